@@ -12,7 +12,7 @@ ALONE  := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 help:
 	@echo "make demo     install, then draw images whose evidence is known and explain them"
 	@echo "make test     install with the test extras, then run all tests"
-	@echo "make test-thorough   also every model of the zoo, more of Ray, and trainings"
+	@echo "make test-thorough   also every model of the zoo, more of Ray, trainings, and all cases of long lists"
 	@echo "make check    format, lint, types, import levels, doctests, documentation code, prose rules"
 	@echo "make docs     build the documentation site into docs/_build/html; warnings are errors"
 	@echo "make dist     wheel and sdist in dist/, tried in a fresh environment with each extra"

@@ -17,14 +17,14 @@ from camscope import Explanation, GradCAM
 from camscope.errors import CamscopeError
 
 SETTINGS: dict[str, dict[str, Any]] = {  # of what would take hours: the words say so
-    "scorecam": {"top": 256},
-    "sscam": {"samples": 4, "top": 64},
-    "iscam": {"top": 64},
+    "scorecam": {"n_channels": 256},
+    "sscam": {"n_samples": 4, "n_channels": 64},
+    "iscam": {"n_channels": 64},
 }
 OF_PHOTOGRAPHS: dict[str, dict[str, Any]] = {
-    "rise": {"samples": 1000},
-    "sobol": {"samples": 16},
-    "extremalperturbation": {"steps": 100},
+    "rise": {"n_samples": 1000},
+    "sobol": {"n_samples": 16},
+    "extremalperturbation": {"n_steps": 100},
 }
 IMAGENET: list[str] = ResNet18_Weights.DEFAULT.meta["categories"]
 COSTS = "forwards", "backwards", "seconds"

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from camscope.metrics.group_sequential import ERROR_RATE, InterimLook, plan_looks
-from camscope.metrics.statistics import Estimate, estimate_mean
+from camscope.metrics.mean_estimates import Estimate, estimate_mean
 
 RESULTS: Final = Path(__file__).with_name("results") / "audit_looks.json"
 SIZES: Final = (22, 24, 48)

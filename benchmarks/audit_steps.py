@@ -20,7 +20,7 @@ from camscope import IntegratedGradients
 from camscope.errors import UndefinedError
 from camscope.metrics import METRICS
 from camscope.metrics.explainer_probe import reuse_passes
-from camscope.metrics.similarity import SIMILARITIES
+from camscope.metrics.map_similarity import SIMILARITIES
 
 RESULTS: Final = Path(__file__).with_name("results") / "audit_steps.json"
 STEPS: Final = (4, 8, 16, 50)

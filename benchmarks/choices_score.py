@@ -9,7 +9,7 @@ from torch import Tensor
 
 from camscope.explainers import ScoreCAM
 from camscope.explainers.cam.layer_features import LayerFeatures
-from camscope.explainers.core.resampling import scale_to_unit_range
+from camscope.explainers.core.resize_and_blur import scale_to_unit_range
 
 
 class Masking(ScoreCAM):

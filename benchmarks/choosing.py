@@ -22,17 +22,17 @@ from benchmarks.trained import BOXES, DATA, listed
 from camscope import GradCAM, load_model
 from camscope.batch import build_manifest
 from camscope.evaluation.ground_truth import load_ground_truth
-from camscope.evaluation.selection import select as choosing
-from camscope.evaluation.selection.candidates import build_candidates, evaluate_candidates
-from camscope.evaluation.selection.load_samples import load_samples
-from camscope.evaluation.selection.racing import (
+from camscope.evaluation.selection import method_selection as choosing
+from camscope.evaluation.selection.candidate_explainers import build_candidates, evaluate_candidates
+from camscope.evaluation.selection.candidate_race import (
     FAITHFULNESS_METRIC,
     LOCALIZATION_METRIC,
     ROBUSTNESS_METRIC,
     CandidateState,
     SelectionSample,
 )
-from camscope.evaluation.selection.select import MethodSelection, select_method
+from camscope.evaluation.selection.load_samples import load_samples
+from camscope.evaluation.selection.method_selection import MethodSelection, select_method
 from camscope.explainers import Explainer
 from camscope.phantom import CATEGORIES, draw_radiograph
 

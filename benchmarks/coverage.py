@@ -33,10 +33,10 @@ from camscope.audit.performance.subgroups import compare_level_means
 from camscope.audit.shortcuts.reliance import estimate_removal_effect, judge_reliance
 from camscope.evaluation.comparison_statements import iter_statements
 from camscope.evaluation.map_agreement import MapAgreement
-from camscope.evaluation.summary import summarize_values
+from camscope.evaluation.method_summaries import summarize_values
 from camscope.metrics import METRICS
+from camscope.metrics.mean_estimates import estimate_difference, estimate_mean
 from camscope.metrics.multiway_clustered_mean import estimate_clustered_mean
-from camscope.metrics.statistics import estimate_difference, estimate_mean
 
 RESULTS: Final = Path(__file__).with_name("results") / "coverage.json"
 BEFORE: Final = RESULTS.with_name("coverage_before.json")

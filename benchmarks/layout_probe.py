@@ -24,16 +24,17 @@ from torch import Tensor, nn
 
 from camscope import GradCAM
 from camscope.errors import CamscopeError
+from camscope.layers.choose_layer import choose_layer
 from camscope.layers.layout import CHANNELS_FIRST, TOKENS, Layout
-from camscope.layers.layout_probe import (
+from camscope.layers.layout_noise_probe import (
     MAX_TOKENS_WITHOUT_BLOCKS,
     OutputLocation,
     _read_layer_outputs,
     probe_layout,
-    probe_outputs,
+    probe_output_layouts,
 )
-from camscope.layers.layout_verification import LayoutVerdict, ProbeResult
-from camscope.layers.selection import SpatialLayer, choose_layer, find_spatial_layers
+from camscope.layers.layout_verdict import LayoutProbeResult, LayoutVerdict
+from camscope.layers.spatial_layers import SpatialLayer, find_spatial_layers
 
 SIZES = (160, 224)
 SMALL = (
@@ -180,7 +181,7 @@ def _count(layout: Layout) -> int:
     return int(torch.tensor(layout.grid).prod())
 
 
-def plant(model: nn.Module, layer: SpatialLayer, x: Tensor, change: Change, outputs: list[Tensor]) -> ProbeResult:
+def plant(model: nn.Module, layer: SpatialLayer, x: Tensor, change: Change, outputs: list[Tensor]) -> LayoutProbeResult:
     """The verdict on a wrong grid at a layer. `outputs`: of the layer in each run, which all plants share; at first empty."""
     changed = Layout(TOKENS, layer.layout.grid, layer.layout.prefix)
     runs = iter(range(len(outputs))) if outputs else None
@@ -201,8 +202,8 @@ def plant(model: nn.Module, layer: SpatialLayer, x: Tensor, change: Change, outp
     probe = torch.zeros(1, changed.prefix + _count(changed), 1)
     wrong = change(probe, changed)[1]
     with torch.no_grad():
-        found = probe_outputs(read, wrong, x, model)
-    return next(iter(found), ProbeResult(LayoutVerdict.UNDECIDED))
+        found = probe_output_layouts(read, wrong, x, model)
+    return next(iter(found), LayoutProbeResult(LayoutVerdict.UNDECIDED))
 
 
 def timed(run: Callable[[], Any]) -> tuple[Any, float]:
@@ -227,7 +228,7 @@ def row(name: str, model: nn.Module, x: Tensor) -> dict[str, Any]:
         "layout": str(layer.layout),
     }
     chosen = next(one for one in layers if one.name == layer.name)
-    finding = ProbeResult(LayoutVerdict.BY_CONSTRUCTION) if chosen.by_construction else None
+    finding = LayoutProbeResult(LayoutVerdict.BY_CONSTRUCTION) if chosen.by_construction else None
     found["verdict"] = (
         finding or probe_layout(model, [OutputLocation(layer.name)], layer.layout, x, model)[0]
     ).verdict.value

@@ -168,7 +168,7 @@ class Board:
         if made.n_processed and len(tools) == 1:
             spent = (time.process_time() - begin) / made.n_processed
             self.note({**self.known, tools[0].name: (spent, f"{spent:.2f}")})
-        table = evaluate(place / "run", place / "measures", BOXES / "annotations.json").table()
+        table = evaluate(place / "run", place / "measures", BOXES / "annotations.json", categories="all").table()
         rows = [numbers[row] for row in table["row"].to_pylist()]
         return table.set_column(table.column_names.index("row"), "row", [rows])
 

@@ -15,9 +15,9 @@ from benchmarks.leaderboard_words import CONCLUSIONS, PREFACE, SLOW
 from benchmarks.machine import machine
 from benchmarks.trained import TITLES
 from camscope.evaluation.interval_plots import draw_summary_figure
-from camscope.evaluation.summary import MethodSummary, summarize_values
+from camscope.evaluation.method_summaries import MethodSummary, summarize_values
 from camscope.explainers import METHODS
-from camscope.metrics.statistics import estimate_difference
+from camscope.metrics.mean_estimates import estimate_difference
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "leaderboard.md"
 FIGURES = PAGE.parent / "leaderboard"

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from camscope.errors import InputError
-from camscope.phantom.network import PhantomNet, to_model_input
+from camscope.phantom.phantom_net import PhantomNet, to_model_input
 from camscope.phantom.radiograph import (
     CATEGORIES,
     DEFAULT_SIDE_PIXELS,

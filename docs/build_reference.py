@@ -1,6 +1,7 @@
 """Write the reference pages that are generated from the package, and the inventories of other projects' names."""
 
 import inspect
+import re
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -159,12 +160,27 @@ def describe_summary() -> str:
 
 
 def _describe_fields(title: str, definition: dict[str, Any]) -> str:
-    rows = [
-        (f"`{name}`", _name_json_type(field), "" if name in definition.get("required", ()) else "optional")
-        for name, field in definition.get("properties", {}).items()
-    ]
-    text = " ".join((definition.get("description") or "").split())
-    return f"### {title}\n\n{text}\n\n{format_table(('field', 'type', ''), rows)}"
+    text, meanings = _split_docstring(definition.get("description") or "")
+    rows = []
+    for name, field in definition.get("properties", {}).items():
+        is_optional = name not in definition.get("required", ())
+        rows.append((f"`{name}`", _name_json_type(field), "optional" if is_optional else "", meanings.get(name, "")))
+    n_columns = 4 if meanings else 3
+    table = format_table(("field", "type", "", "content")[:n_columns], (row[:n_columns] for row in rows))
+    return f"### {title}\n\n{text}\n\n{table}"
+
+
+def _split_docstring(docstring: str) -> tuple[str, dict[str, str]]:
+    """Return the text of a docstring before its sections, and its attributes with their meanings."""
+    text, _, section = inspect.cleandoc(docstring).partition("Attributes:\n")
+    meanings, name = {}, ""
+    for line in section.splitlines():
+        if not line.startswith(" "):  # an empty line, or the next section
+            break
+        if re.match(r"    \w+: ", line):
+            name, _, line = line.strip().partition(": ")
+        meanings[name] = f"{meanings.get(name, '')} {line.strip()}".strip()
+    return " ".join(text.partition(">>>")[0].split()), meanings
 
 
 def _name_json_type(field: dict[str, Any]) -> str:

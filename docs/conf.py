@@ -11,6 +11,7 @@ from docutils.nodes import paragraph as paragraph_node
 from PIL import Image
 from sphinx.application import Sphinx
 from sphinx.config import Config
+from sphinx.ext.napoleon.docstring import GoogleDocstring
 
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS), str(DOCS.parent)]  # tutorials use benchmarks/
@@ -108,6 +109,16 @@ def escape_markup(app: Sphinx, kind: str, name: str, documented: object, options
         if not re.match(r"\s*(>>>|\.\.\.|\*+\w+:)", line):
             parts = re.split(r"(`[^`]*`)", line)
             lines[index] = "".join(part if part.startswith("`") else re.sub(r"([*|])", r"\\\1", part) for part in parts)
+
+
+def parse_as_text(docstring: GoogleDocstring) -> None:
+    """Parse the docstring of a property like that of a function: a colon in its first line ends no type."""
+    if docstring._what == "property":
+        docstring._what = "method"
+    parse_docstring(docstring)
+
+
+parse_docstring, GoogleDocstring._parse = GoogleDocstring._parse, parse_as_text
 
 
 def write_llms_txt(app: Sphinx, error: Exception | None) -> None:

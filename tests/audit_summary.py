@@ -413,7 +413,7 @@ def verdicts(findings):
         add(
             verdict(
                 "ground truth",
-                f"The prediction for {finding} depends on the pixels of {finding}.",
+                f"The prediction for {finding} uses the area that is marked as {finding}.",
                 finding,
                 "supported",
                 "supports",
@@ -520,7 +520,7 @@ def verdicts(findings):
     add(verdict("sanity", f"The maps of {CAM} depend on the trained weights.", findings[0], "supported", "supports",
                 num(0.1718, 0.0513, n=12, groups=12, baseline=0.4418, name="maps of different images",
                     reason="spearman after the last step"), None, "sanity", CAM))  # fmt: skip
-    add(verdict("leakage", "The site can be predicted from the model's features.", findings[0], "supported", "neither",
+    add(verdict("leakage", "The column site can be predicted from the model's features.", findings[0], "supported", "neither",
                 num(0.9317, 0.0241, baseline=0.5, name="chance"), 0.6, "shortcut", "site"))  # fmt: skip
     add(verdict("clusters", f"The maps of {CAM} for {findings[0]} fall into several clusters.", findings[0], "supported",
                 "neither", num(0.9412, n=148, groups=93, baseline=0.6113, name="a single cluster"), None, "clusters",

@@ -1,21 +1,25 @@
 """What any test may rely on. None touches the network: what is not on this machine fails at once, as on a plane."""
 
+import functools
 import gc
 import logging
 import os
 import random
 import resource
 import socket
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 from filelock import FileLock
+
+gc.disable()  # what is collected stays: to look through it while it grows costs seconds
 
 os.environ.setdefault("CAMSCOPE_KEY", "the key of the tests")  # names of scans: none is made in anybody's home
 
@@ -25,15 +29,6 @@ SHARED_SECONDS: list[float] = []  # that the current test took to make what all 
 FILE_BUDGET = 30  # seconds of processor time
 FILE_SHARE = 0.06  # of a whole run, for machines that are slower or busy
 LOCAL = {None, "", "localhost", "127.0.0.1", "::1", "0.0.0.0"}
-
-
-def seed_of_the_cpu(seed: int) -> torch.Generator:
-    """What `torch.manual_seed` does on a machine without a card, where it also notes its stack for cards that may come."""
-    return torch.default_generator.manual_seed(seed)
-
-
-if not torch.accelerator.is_available():
-    torch.manual_seed = torch.random.manual_seed = seed_of_the_cpu  # a millisecond less for each of ten thousand tests
 
 
 def processor_seconds() -> float:
@@ -48,12 +43,39 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-models", action="store_true", help="write docs/evidence/models.md from what is measured")
 
 
+def pytest_collection() -> None:
+    """Start the second worker at the last file: each worker then compiles half of the files, and finds the others compiled."""
+    if os.environ.get("PYTEST_XDIST_WORKER") != "gw1" or sys.dont_write_bytecode:
+        return
+    root = Path(__file__).parents[1]
+    for path in sorted(root.glob("tests/**/test_*.py"), reverse=True):
+        with suppress(Exception, pytest.skip.Exception):  # it is said when the file is collected
+            import_module(".".join(path.relative_to(root).with_suffix("").parts))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out tests that are marked thorough, unless they are asked for."""
-    if not config.getoption("--thorough"):
+    mark_thorough_cases(items)
+    if not config.getoption("--thorough") and not config.getoption("--write-models"):
         left_out = [item for item in items if item.get_closest_marker("thorough")]
         items[:] = [item for item in items if not item.get_closest_marker("thorough")]
         config.hook.pytest_deselected(items=left_out)
+
+
+def mark_thorough_cases(items: list[pytest.Item]) -> None:
+    """Mark as thorough what `one_in` and `by_family` leave out of the cases of a test."""
+    from tests.tools import REPRESENTATIVES
+
+    numbers: Counter[str] = Counter()
+    for item in items:
+        step, by_family = item.get_closest_marker("one_in"), item.get_closest_marker("by_family")
+        if step is not None:
+            name = item.nodeid.partition("[")[0]
+            if numbers[name] % step.args[0]:
+                item.add_marker(pytest.mark.thorough)
+            numbers[name] += 1
+        if by_family is not None and item.callspec.params["method"] not in REPRESENTATIVES:
+            item.add_marker(pytest.mark.thorough)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -103,6 +125,17 @@ def files_over_budget() -> list[tuple[str, float]]:
     return [(file, seconds) for file, seconds in SECONDS.items() if seconds > budget and file.endswith(".py")]
 
 
+def seed_the_cpu_alone() -> None:
+    """Without a card, `torch.manual_seed` need not note its stack for cards that may come: a millisecond less a test."""
+    import torch
+
+    def manual_seed(seed: int) -> torch.Generator:
+        return torch.default_generator.manual_seed(seed)
+
+    if not torch.accelerator.is_available():
+        torch.manual_seed = torch.random.manual_seed = manual_seed
+
+
 def pytest_collection_finish() -> None:
     """What is here by now stays to the end: no garbage collector need look through it again and again.
 
@@ -111,8 +144,10 @@ def pytest_collection_finish() -> None:
     for logger in logging.root.manager.loggerDict.values():
         if isinstance(logger, logging.Logger) and logger.name.startswith("torch"):
             logger.propagate = True
+    seed_the_cpu_alone()
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:
@@ -178,6 +213,34 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callab
     return make
 
 
+@pytest.fixture(scope="session", autouse=True)
+def demo_models_trained_once(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Iterator[None]:
+    """Both workers need the nets of the demo studies: each is trained once, in three seconds."""
+    if find_spec("pydantic") is None:
+        yield
+        return
+    from safetensors.torch import load_file, save_file
+
+    from camscope.audit import demo
+    from camscope.phantom.shortcut_study import ShortcutNet
+
+    train = demo._train_demo_model
+
+    @functools.cache
+    def load(marker_probability: float, seed: int) -> ShortcutNet:
+        def build(folder: Path) -> None:
+            save_file(train(marker_probability, seed).state_dict(), folder / "net.safetensors")
+
+        net = ShortcutNet()
+        folder = made_once(f"net-{marker_probability}-{seed}", build)
+        net.load_state_dict(load_file(folder / "net.safetensors"))
+        return net.eval()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "_train_demo_model", load)
+        yield
+
+
 @pytest.fixture
 def passes_of_maps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the pass of noise that a model, input size and class has once: for tests that count passes."""
@@ -198,6 +261,9 @@ def seeded(seeded_module: None) -> None:
 
 def seed() -> None:
     """The generators that a test may use without naming one."""
+    import numpy as np
+    import torch
+
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
@@ -206,6 +272,8 @@ def seed() -> None:
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """Networks as small as those of most tests are faster on one thread than on several."""
+    import torch
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

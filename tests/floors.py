@@ -1,11 +1,12 @@
 """The floors of the house, read from the imports: `violations` lists what leans on a floor that is not below it."""
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
 FLOORS = {
-    **dict.fromkeys(["errors", "version", "plurals", "tensor_kinds", "names_elsewhere"], 0),
+    **dict.fromkeys(["errors", "version", "plurals", "unusual_tensors", "names_of_other_toolkits"], 0),
     **dict.fromkeys(
         ["pytree", "forward_signature", "safe_files", "model_metadata", "mask_labels", "optional", "registry"], 0.5
     ),  # what several rooms of level 1 need
@@ -64,10 +65,16 @@ def _leaning(name: str, target: str, modules: dict[str, Path]) -> str | None:
     return f"{name} (floor {FLOORS.get(own)}) imports {target} (floor {FLOORS.get(other)})"
 
 
+@functools.cache
+def iter_nodes(path: Path) -> tuple[ast.AST, ...]:
+    """The syntax tree of a file, node by node: several tests read the same files."""
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
 def _imports(path: Path, name: str, modules: dict[str, Path], root: Path) -> Iterator[str]:
     """Modules of the package that a file imports, at its top, in a function, by a relative name or by a string."""
     package = root.name
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in iter_nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == package)
         elif isinstance(node, ast.ImportFrom):

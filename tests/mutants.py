@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from camscope.explainers import METHODS, Augmented, Fused, GradCAM, GradCAMPlusPlus, HiResCAM, ScoreCAM
-from camscope.explainers.cam.base import BaseWeightedChannels
-from camscope.explainers.cam.layer_pass import SharedPass
-from camscope.explainers.core import base_method, noise_tests
-from camscope.explainers.ensemble import explainer_wrappers, fusion
+from camscope.explainers.cam.shared_layer_pass import SharedLayerPass
+from camscope.explainers.cam.weighted_channels import BaseWeightedChannels
+from camscope.explainers.core import attribution_maps, noise_checks
+from camscope.explainers.ensemble import augmented, fusion
 from camscope.explanation import Explanation
-from camscope.hooks import Tap, base, isolation
+from camscope.hooks import Tap, evaluation_mode, restore_buffers_and_rng
 from camscope.layers.layout import Layout
 from camscope.render import colors
 from camscope.targets import Difference, Score
@@ -267,7 +267,7 @@ MUTANTS = [
     ),
     Mutant(
         "constant is ok",
-        base_method,
+        attribution_maps,
         "_determine_status",
         "if constant_score:",
         "if False:",
@@ -275,7 +275,7 @@ MUTANTS = [
     ),
     Mutant(
         "one batch for all",
-        noise_tests,
+        noise_checks,
         "_measure_interaction",
         "tensor.shape != other.shape or _differ_beyond_rounding(tensor, other)",
         "tensor.shape != other.shape",
@@ -283,13 +283,13 @@ MUTANTS = [
     ),
     Mutant(
         "statistics of the model",
-        isolation,
+        restore_buffers_and_rng,
         "buffers_and_rng_restored",
-        ", PrivateBuffers(model)",
+        ", BufferCopyMode(model)",
         "",
         nobodys_statistics_change,
     ),
-    Mutant("modes stay", base, "evaluation_mode", "del flags[key], inside[key]", "pass", modes_come_back),
+    Mutant("modes stay", evaluation_mode, "evaluation_mode", "del flags[key], inside[key]", "pass", modes_come_back),
     Mutant(
         "one class for all",
         Score,
@@ -300,7 +300,7 @@ MUTANTS = [
     ),
     Mutant(
         "graph freed early",
-        SharedPass,
+        SharedLayerPass,
         "_compute_gradients",
         "not is_last_backward or self._needs_curvature",
         "False",
@@ -308,7 +308,7 @@ MUTANTS = [
     ),
     Mutant(
         "scale left in",
-        SharedPass,
+        SharedLayerPass,
         "_compute_gradients",
         "(_require_gradient(tap, name)) / boost",
         "(_require_gradient(tap, name))",
@@ -316,7 +316,7 @@ MUTANTS = [
     ),
     Mutant(
         "flip left in",
-        explainer_wrappers,
+        augmented,
         "_undo_flip",
         "maps.attribution.flip([axis + 1 for axis in axes])",
         "maps.attribution",

@@ -13,7 +13,7 @@ from camscope.images.scans.scan import Scan
 from camscope.images.scans.scan_reader import read_scan
 from camscope.medical import (
     dicom_export,
-    dicom_export_common,
+    dicom_export_headers,
     nifti_export,
     to_nifti,
     to_parametric_map,
@@ -57,7 +57,7 @@ def frames_lie_where_they_say() -> None:
 
 
 def sides_are_the_patients() -> None:
-    assert dicom_export_common.get_patient_orientation(pydicom.dcmread(CT), 0) == ["L", "P"]
+    assert dicom_export_headers.get_patient_orientation(pydicom.dcmread(CT), 0) == ["L", "P"]
 
 
 def research_writes_no_dicom() -> None:
@@ -68,7 +68,7 @@ def research_writes_no_dicom() -> None:
 
 
 def other_weights_are_another_device() -> None:
-    assert dicom_export_common.compute_device_uid("0" * 16) != dicom_export_common.compute_device_uid("1" * 16)
+    assert dicom_export_headers.compute_device_uid("0" * 16) != dicom_export_headers.compute_device_uid("1" * 16)
 
 
 OF_EXPORTS = [
@@ -86,7 +86,7 @@ OF_EXPORTS = [
     Mutant(
         "frames as sorted",
         dicom_export,
-        "_order_frames",
+        "_order_values_and_positions",
         "values[np.argsort(frames)]",
         "values",
         frames_lie_where_they_say,
@@ -94,7 +94,7 @@ OF_EXPORTS = [
     Mutant("frames from 0", dicom_export, "_build_secondary_capture", "frame + 1", "frame", frames_lie_where_they_say),
     Mutant(
         "left for right",
-        dicom_export_common,
+        dicom_export_headers,
         "_get_direction_letter",
         "direction[axis] < 0",
         "direction[axis] > 0",
@@ -102,7 +102,7 @@ OF_EXPORTS = [
     ),
     Mutant(
         "any profile",
-        dicom_export_common,
+        dicom_export_headers,
         "check_clinical_profile",
         'profile != "clinical"',
         "False",
@@ -110,7 +110,7 @@ OF_EXPORTS = [
     ),
     Mutant(
         "one device",
-        dicom_export_common,
+        dicom_export_headers,
         "compute_device_uid",
         "NAMESPACE, digest",
         "NAMESPACE, MANUFACTURER",

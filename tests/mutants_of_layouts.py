@@ -88,7 +88,7 @@ OF_LAYOUTS = [
     Mutant(
         "any order of cells",
         map_extent,
-        "find_ends",
+        "find_channel_extents",
         "if valid else None",
         "if True else None",
         only_planes_in_order_give_maps,
@@ -96,7 +96,7 @@ OF_LAYOUTS = [
     Mutant(
         "any shift",
         map_extent,
-        "is_aligned",
+        "covers_input_evenly",
         "shift * cells > MAX_SHIFT or",
         "False or",
         shifts_that_add_up_give_no_map,
@@ -104,7 +104,7 @@ OF_LAYOUTS = [
     Mutant(
         "padding shifts nothing",
         map_extent,
-        "update_extent",
+        "compute_output_extent",
         "axis.low - step * before, axis.high + step * after",
         "axis.low, axis.high",
         a_padded_plane_is_a_shifted_one,
@@ -112,7 +112,7 @@ OF_LAYOUTS = [
     Mutant(
         "any stretch",
         map_extent,
-        "is_aligned",
+        "covers_input_evenly",
         "margin > MAX_MARGIN and",
         "False and",
         a_large_window_leaves_the_middle,
@@ -120,7 +120,7 @@ OF_LAYOUTS = [
     Mutant(
         "any crop",
         map_extent,
-        "is_aligned",
+        "covers_input_evenly",
         "> MAX_CUT",
         "> 1",
         the_middle_of_a_plane_gives_no_map,
@@ -128,7 +128,7 @@ OF_LAYOUTS = [
     Mutant(
         "any border",
         map_extent,
-        "_use_padding",
+        "_apply_window_margin",
         "share if share > _round_up(cell) else 0.0",
         "0.0",
         a_border_gives_no_map,
@@ -136,7 +136,7 @@ OF_LAYOUTS = [
     Mutant(
         "no window needs its border",
         map_extent,
-        "_use_padding",
+        "_apply_window_margin",
         "max(0.0, pad + min(margin, 0.0))",
         "pad",
         a_border_for_the_window_gives_a_map,
@@ -144,7 +144,7 @@ OF_LAYOUTS = [
     Mutant(
         "windows reach the border",
         map_extent,
-        "update_extent",
+        "compute_output_extent",
         "else after * step / before",
         "else 1.0",
         a_large_window_leaves_the_middle,

@@ -4,22 +4,22 @@ import numpy as np
 import torch
 from torch import nn
 
-from camscope.evaluation import summary
+from camscope.evaluation import method_summaries
 from camscope.explainers import InputXGradient, Saliency
 from camscope.metrics import (
     Estimate,
     average_precision,
     centroid_distance,
-    cluster_variance,
     estimate_mean,
     iou_otsu,
     jaccard,
+    jackknife_variance,
     localization,
+    map_similarity,
+    mean_estimates,
     randomization_result,
     robustness,
-    similarity,
     spearman,
-    statistics,
     weight_randomization,
 )
 from camscope.metrics.explainer_probe import ExplainerProbe
@@ -88,12 +88,15 @@ def shares_of_patients_are_wider() -> None:
 
 def rounding_is_no_difference() -> None:
     values = 1 + np.random.default_rng(0).random(20)
-    assert statistics.estimate_difference(values * (1 + 1e-12), values).p_value == 1
+    assert mean_estimates.estimate_difference(values * (1 + 1e-12), values).p_value == 1
 
 
 def every_pair_of_methods_is_corrected_for() -> None:
-    made = [summary.MethodSummary("enrichment", name, None, False, Estimate(1.0, 0.0, 2.0, 9, 9)) for name in "abcde"]
-    assert summary._correct_multiple_comparisons({"enrichment": made}, ())["enrichment"][0].n_comparisons == 10
+    made = [
+        method_summaries.MethodSummary("enrichment", name, None, False, Estimate(1.0, 0.0, 2.0, 9, 9))
+        for name in "abcde"
+    ]
+    assert method_summaries._correct_multiple_comparisons({"enrichment": made}, ())["enrichment"][0].n_comparisons == 10
 
 
 def a_map_moves_with_its_picture() -> None:
@@ -151,12 +154,12 @@ def the_null_is_as_wide_as_so_many_images_make_it() -> None:
 
 def one_patient_with_a_third_of_the_images_is_uncertain() -> None:
     values, patients = np.r_[np.zeros(66), np.tile([0.9, 1.1], 67)], [*["first"] * 66, *range(134)]
-    found = statistics.estimate_difference(values, np.zeros(200), patients)
+    found = mean_estimates.estimate_difference(values, np.zeros(200), patients)
     assert found.low < 0 < found.high
 
 
 def one_patient_with_most_of_the_images_has_no_interval() -> None:
-    found = statistics.estimate_difference(
+    found = mean_estimates.estimate_difference(
         np.random.default_rng(0).random(100), np.zeros(100), [*["first"] * 80, *range(20)]
     )
     assert found.p_value is None
@@ -165,7 +168,7 @@ def one_patient_with_most_of_the_images_has_no_interval() -> None:
 OF_METRICS = [
     Mutant(
         "what groups differ by, and not without each",
-        cluster_variance,
+        jackknife_variance,
         "compute_jackknife_deviations",
         " / (1 - shares)",
         "",
@@ -173,7 +176,7 @@ OF_METRICS = [
     ),
     Mutant(
         "groups are counted, not weighed",
-        cluster_variance,
+        jackknife_variance,
         "count_effective_groups",
         "counts.sum() ** 2 / (counts**2).sum()",
         "len(counts)",
@@ -203,10 +206,10 @@ OF_METRICS = [
         "abs(np.asarray(attribution))",
         what_is_negative_is_not_counted,
     ),
-    Mutant("first of equals", similarity, "rank_values", "(counts - 1) / 2", "(counts - 1)", tied_ranks_are_means),
+    Mutant("first of equals", map_similarity, "rank_values", "(counts - 1) / 2", "(counts - 1)", tied_ranks_are_means),
     Mutant(
         "every tie a member",
-        similarity,
+        map_similarity,
         "_compute_top_membership",
         "(n_top - above.sum()) / tied.sum()",
         "1.0",
@@ -214,7 +217,7 @@ OF_METRICS = [
     ),
     Mutant(
         "images drawn",
-        statistics,
+        mean_estimates,
         "index_groups",
         "[numbers[all_groups[i]] for i in row_indices.tolist()]",
         "np.arange(len(row_indices))",
@@ -222,7 +225,7 @@ OF_METRICS = [
     ),
     Mutant(
         "plain percentiles",
-        statistics,
+        mean_estimates,
         "compute_bootstrap_interval",
         "NormalDist().cdf(-compute_interval_multiplier(size, confidence_level))",
         "(1 - confidence_level) / 2",
@@ -230,18 +233,23 @@ OF_METRICS = [
     ),
     Mutant(
         "a share of images, not of patients",
-        statistics._GroupedValues,
+        mean_estimates._GroupedValues,
         "_compute_effective_sample_size",
         "max(by_group, by_image)",
         "by_image",
         shares_of_patients_are_wider,
     ),
     Mutant(
-        "rounding is a difference", statistics, "estimate_difference", "] = 0.0", "] += 0.0", rounding_is_no_difference
+        "rounding is a difference",
+        mean_estimates,
+        "estimate_difference",
+        "] = 0.0",
+        "] += 0.0",
+        rounding_is_no_difference,
     ),
     Mutant(
         "only pairs with the first",
-        summary,
+        method_summaries,
         "_correct_multiple_comparisons",
         "comb(len(methods), 2)",
         "(len(methods) - 1)",

@@ -6,8 +6,8 @@ from torch import nn
 from camscope import Occlusion
 from camscope.explainers import RISE, IntegratedGradients, SegmentAblation, SmoothGrad
 from camscope.explainers.core import baselines
-from camscope.explainers.gradient.input_gradients import NoisyGradientExplainer
-from camscope.explainers.path import base
+from camscope.explainers.gradient.smoothgrad import NoisyGradientExplainer
+from camscope.explainers.path import straight_line_integral
 from camscope.explainers.perturbation import occlusion
 from camscope.explainers.perturbation.rise import SampledExplainer
 from camscope.hooks import incremental_forward
@@ -63,7 +63,7 @@ def a_window_is_followed_as_far_as_it_reaches() -> None:
     versions = incremental_forward.WindowTensor(x, torch.zeros(2, 1, 2, 2, dtype=torch.float64), corners)
     full = versions.extract_windows(torch.zeros_like(corners), [12, 12])
     with torch.no_grad():
-        torch.testing.assert_close(incremental_forward.materialize_tensor(model(versions)), model(full))
+        torch.testing.assert_close(incremental_forward.to_full_tensor(model(versions)), model(full))
 
 
 def noise_is_a_share_of_the_span() -> None:
@@ -81,7 +81,7 @@ def each_segment_has_what_it_alone_loses() -> None:
 OF_PIXELS = [
     Mutant(
         "ends, not middles",
-        base,
+        straight_line_integral,
         "compute_step_midpoints",
         "places) + 0.5)",
         "places) + 1.0)",
@@ -131,14 +131,14 @@ OF_PIXELS = [
         "padding forgotten",
         incremental_forward,
         "_run_windowed",
-        "extent_tensor - x.patch_start - pads",
-        "extent_tensor - x.patch_start",
+        "extent_tensor - x.window_start - pads",
+        "extent_tensor - x.window_start",
         a_window_is_followed_as_far_as_it_reaches,
     ),
     Mutant(
         "noise of a level",
         NoisyGradientExplainer,
-        "_compute_moments",
+        "_compute_mean_and_variance",
         "(x.amax() - x.amin())",
         "x.amax()",
         noise_is_a_share_of_the_span,

@@ -15,9 +15,9 @@ from torch import Tensor
 from camscope.batch import Manifest, build_manifest
 from camscope.batch import manifest as runs
 from camscope.errors import ImageError, InputError, PreprocessError
-from camscope.explainers.core import base_method, inputs
-from camscope.images.files import patient_data_removal
-from camscope.images.photo import read_photo
+from camscope.explainers.core import model_input, settings_as_text
+from camscope.images.files import redaction_and_pseudonyms
+from camscope.images.photo_reader import read_photo
 from camscope.images.scans.scan import Scan
 from camscope.images.scans.scan_preprocess import ScanPreprocess
 from tests.mutants import Mutant
@@ -31,8 +31,8 @@ def no_error_quotes_another() -> None:
     for said in ("it is damaged: DOE^JANE", "DOE^JANE, it says"):
         error = ImageError(said)
         error.__cause__ = KeyError("DOE^JANE") if "'" in said else ValueError("DOE^JANE")
-        assert "DOE" not in patient_data_removal.redact_error_message(error)
-        assert "it" in patient_data_removal.redact_error_message(error)
+        assert "DOE" not in redaction_and_pseudonyms.redact_error_message(error)
+        assert "it" in redaction_and_pseudonyms.redact_error_message(error)
 
 
 def a_folder_of_slices_is_a_scan() -> None:
@@ -62,14 +62,14 @@ class Raising(ScanPreprocess):
 
 def of_a_preprocessing_the_kind_of_error_is_told() -> None:
     with pytest.raises(PreprocessError, match="raised KeyError") as caught:
-        inputs.prepare_scan(Scan(np.zeros((2, 2), np.float32), "scan-0"), Raising(), HOME)
+        model_input.prepare_scan(Scan(np.zeros((2, 2), np.float32), "scan-0"), Raising(), HOME)
     assert "DOE" not in str(caught.value)
 
 
 def where_text_may_be_part_of_it_there_is_no_picture() -> None:
     for burned_in in (True, None):
         scan = Scan(np.zeros((2, 2), np.float32), "scan-0", has_burned_in_text=burned_in)
-        item = inputs.prepare_scan(scan, ScanPreprocess(), HOME)
+        item = model_input.prepare_scan(scan, ScanPreprocess(), HOME)
         assert item.image is None
         assert item.model_input_image is None
 
@@ -92,7 +92,7 @@ def a_debugged_decoder_tells_no_tag() -> None:
 
 
 def a_path_is_no_plain_setting() -> None:
-    known = base_method.redact_parameters(
+    known = settings_as_text.redact_parameters(
         {"baseline": "DOE^JANE.png", "n_steps": 3, "each": ["zero", "DOE/JANE.png"], "fill": "mean"}
     )
     assert "DOE" not in str(known)
@@ -101,7 +101,7 @@ def a_path_is_no_plain_setting() -> None:
 
 QUOTED = '.replace(f": {cause}", "").replace(str(cause), "…")'
 OF_PRIVACY = [
-    Mutant("all is told", patient_data_removal, "redact_error_message", QUOTED, "", no_error_quotes_another),
+    Mutant("all is told", redaction_and_pseudonyms, "redact_error_message", QUOTED, "", no_error_quotes_another),
     Mutant(
         "only by names", runs, "contains_scans", "any(_is_scan", "any(False and _is_scan", a_folder_of_slices_is_a_scan
     ),
@@ -115,7 +115,7 @@ OF_PRIVACY = [
     ),
     Mutant(
         "the cause is told",
-        inputs,
+        model_input,
         "_apply_preprocess",
         "type(cause).__name__",
         "cause",
@@ -123,7 +123,7 @@ OF_PRIVACY = [
     ),
     Mutant(
         "only where it says YES",
-        inputs,
+        model_input,
         "prepare_scan",
         "with_images and scan.is_safe_to_display",
         "with_images and not scan.has_burned_in_text",
@@ -131,7 +131,7 @@ OF_PRIVACY = [
     ),
     Mutant(
         "debugged decoders",
-        patient_data_removal,
+        redaction_and_pseudonyms,
         "suppress_library_output",
         "isEnabledFor(logging.DEBUG)",
         "isEnabledFor(-1)",
@@ -139,7 +139,7 @@ OF_PRIVACY = [
     ),
     Mutant(
         "lists of paths",
-        base_method,
+        settings_as_text,
         "is_simple_setting",
         "all(map(is_simple_setting, value))",
         "True",

@@ -13,24 +13,24 @@ import pytest
 from PIL import Image
 
 from camscope.errors import ImageError
-from camscope.images.files import image_damage, jpeg_decoding, patient_data_removal
-from camscope.images.files.jpeg_decoding import find_jpeg_damage
+from camscope.images.files import image_damage, redaction_and_pseudonyms, strict_jpeg_decoding
+from camscope.images.files.strict_jpeg_decoding import find_jpeg_damage
 from camscope.images.scans import (
-    dicom_geometry,
     dicom_header_values,
     dicom_modality_lut,
     dicom_pixels,
-    dicom_series,
-    nifti,
+    dicom_series_reader,
+    dicom_slice_positions,
+    nifti_reader,
 )
-from camscope.images.scans.dicom import read_dicom
-from camscope.images.scans.dicom_geometry import SlicePlane
+from camscope.images.scans.dicom_file_reader import read_dicom
 from camscope.images.scans.dicom_modality_lut import ModalityLUT
-from camscope.images.scans.dicom_series import read_series
-from camscope.images.scans.nifti import read_nifti
-from camscope.images.scans.raster import read_raster
+from camscope.images.scans.dicom_series_reader import read_series
+from camscope.images.scans.dicom_slice_positions import SlicePlane
+from camscope.images.scans.nifti_reader import read_nifti
+from camscope.images.scans.png_tiff_reader import read_raster
 from camscope.images.scans.scan import Window
-from tests.images.files.test_jpeg_decoding import cut_scan, encoded_jpeg
+from tests.images.files.test_strict_jpeg_decoding import cut_scan, encoded_jpeg
 from tests.mutants import Mutant
 from tests.scan_files import AXIAL, PACKAGED, dicom, enhanced, folder, slices, written
 
@@ -152,13 +152,13 @@ def a_window_of_one_half_below_its_center() -> None:
 
 
 def an_error_says_nothing_of_its_cause() -> None:
-    with pytest.raises(ImageError) as caught, patient_data_removal.redact_errors("scan-0"):
+    with pytest.raises(ImageError) as caught, redaction_and_pseudonyms.redact_errors("scan-0"):
         raise ValueError("Canary")
     assert "Canary" not in str(caught.value)
 
 
 def text_that_is_not_known_is_not_taken() -> None:
-    with patient_data_removal.suppress_library_output():
+    with redaction_and_pseudonyms.suppress_library_output():
         made = written(dicom(STORED, Modality="CANARY"))
     assert read_dicom(made).modality == ""
 
@@ -168,7 +168,7 @@ def a_name_needs_the_key() -> None:
         names = set()
         for key in ("one", "two"):
             patch.setenv("CAMSCOPE_KEY", key)
-            names.add(patient_data_removal.pseudonymize_source("a.dcm"))
+            names.add(redaction_and_pseudonyms.pseudonymize_source("a.dcm"))
     assert len(names) == 2
 
 
@@ -195,7 +195,7 @@ OF_SCANS = [
     ),
     Mutant(
         "the other way",
-        dicom_series,
+        dicom_series_reader,
         "_read_volume",
         "for index in stack.order]",
         "for index in stack.order[::-1]]",
@@ -204,7 +204,7 @@ OF_SCANS = [
     Mutant("left for right", SlicePlane, "build_affine", "LPS_TO_RAS @ matrix", "matrix", a_slice_lies_where_it_says),
     Mutant(
         "as they come",
-        dicom_geometry,
+        dicom_slice_positions,
         "stack_planes",
         'np.argsort(along, kind="stable")',
         "np.arange(len(along))",
@@ -212,7 +212,7 @@ OF_SCANS = [
     ),
     Mutant(
         "the mean is usual",
-        dicom_geometry,
+        dicom_slice_positions,
         "stack_planes",
         "np.median(steps)",
         "np.mean(steps)",
@@ -220,7 +220,7 @@ OF_SCANS = [
     ),
     Mutant(
         "in place from the first",
-        dicom_geometry,
+        dicom_slice_positions,
         "_find_longest_run",
         "max(zip",
         "min(zip",
@@ -236,7 +236,7 @@ OF_SCANS = [
     ),
     Mutant(
         "a copy by its number",
-        dicom_series,
+        dicom_series_reader,
         "_drop_duplicates",
         "_hash_file(header.path)",
         "header.instance_uid",
@@ -260,7 +260,7 @@ OF_SCANS = [
     ),
     Mutant(
         "warnings of the decoder are dropped",
-        jpeg_decoding,
+        strict_jpeg_decoding,
         "_decode_strictly",
         "strict=True",
         "strict=False",
@@ -268,7 +268,7 @@ OF_SCANS = [
     ),
     Mutant(
         "any padding is fine",
-        jpeg_decoding,
+        strict_jpeg_decoding,
         "_decode_strictly",
         "<= MAX_PADDING_BYTES",
         ">= 0",
@@ -284,7 +284,7 @@ OF_SCANS = [
     ),
     Mutant(
         "C for Fortran",
-        nifti,
+        nifti_reader,
         "_read_nifti_scan",
         'order="F"',
         'order="C"',
@@ -292,7 +292,7 @@ OF_SCANS = [
     ),
     Mutant(
         "always the first volume",
-        nifti,
+        nifti_reader,
         "_read_nifti_scan",
         "(volume_index or 0) * count",
         "0 * count",
@@ -316,7 +316,7 @@ OF_SCANS = [
     ),
     Mutant(
         "the cause is told",
-        patient_data_removal,
+        redaction_and_pseudonyms,
         "_build_damage_error",
         "type(error).__name__",
         "error",
@@ -332,7 +332,7 @@ OF_SCANS = [
     ),
     Mutant(
         "a hash without a key",
-        patient_data_removal,
+        redaction_and_pseudonyms,
         "pseudonymize_source",
         "load_pseudonym_key()",
         'b"key"',

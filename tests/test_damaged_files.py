@@ -61,6 +61,7 @@ app(sys.argv[1:])
         ("explain", 13_000, 300, "out of memory"),
     ],
 )
+@pytest.mark.thorough  # test_an_error_for_which_no_memory_is_left_is_one_line stays; test_photo_reader has the pixel limit
 def test_a_picture_that_claims_to_be_huge_is_one_error_where_memory_is_short(tmp_path, command, side, free, words):
     header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
     data = b"\x89PNG\r\n\x1a\n"

@@ -42,6 +42,8 @@ CLASSES_WITH_METHODS = {  # what a user calls; of the other classes, which a met
     "camscope.medical.SliceExplanations",
 }
 EXEMPT: dict[str, str] = {}  # name: the reason
+SEVERAL = re.compile(r"    \w+(?:, \w+)+: \S")  # errors of one reason
+DOCUMENTED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 ENTRY = re.compile(r"    \*{0,2}(\w+)(?: \([^)]*\))?: \S")
 
 
@@ -273,3 +275,27 @@ def test_the_check_sees_what_is_missing(old, new, expected, monkeypatch):
     assert old in complete.__doc__
     monkeypatch.setattr(complete, "__doc__", complete.__doc__.replace(old, new))
     assert problems("complete", complete) == [f"complete: {expected}"]
+
+
+def find_torn_entries(doc):
+    """Lines of a section that begin like an entry and name nothing: the end of an entry that was indented too little."""
+    is_section, torn = False, []
+    for line in doc.splitlines():
+        if line and not line.startswith(" "):
+            is_section = line in ("Args:", "Attributes:", "Raises:")
+        elif is_section and re.match(r"    \S", line) and not (ENTRY.match(line) or SEVERAL.match(line)):
+            torn.append(line.strip())
+    return torn
+
+
+def test_no_entry_of_a_docstring_is_torn():
+    torn = {}
+    for path in sorted((ROOT / "src" / "camscope").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, DOCUMENTED):
+                torn[path.name, node.name] = find_torn_entries(ast.get_docstring(node) or "")
+    assert {name: lines for name, lines in torn.items() if lines} == {}
+
+
+def test_a_torn_entry_is_seen():
+    assert find_torn_entries("Box.\n\nArgs:\n    x: Left\n        edge.\n    of it.\n\n    y: Top.\n") == ["of it."]

@@ -77,6 +77,7 @@ def test_two_nets_of_the_same_accuracy_are_told_apart_by_their_audits(tmp_path, 
 
 
 @pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
+@pytest.mark.thorough  # `make docs` runs it
 def test_a_volume_is_trained_for_explained_exported_and_opened_again(tmp_path, capsys, run_script):
     pytest.importorskip("nibabel")
     run_script("mri_volume", tmp_path, 4)
@@ -118,6 +119,7 @@ def test_ray_is_started_works_and_is_ended_without_a_word_of_its_own(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="it is a script for bash")
+@pytest.mark.thorough  # test_shards_make_the_rows_of_one_run asks for the shards
 def test_a_task_of_the_slurm_job_does_its_share(tmp_path):
     pytest.importorskip("pyarrow")
     script = str(EXAMPLES / "slurm.sh")
@@ -143,6 +145,7 @@ def test_a_task_of_the_slurm_job_does_its_share(tmp_path):
     assert "usage: sbatch slurm.sh IMAGES FOLDER" in forgotten.stderr
 
 
+@pytest.mark.thorough  # a training
 def test_the_shortcut_is_measured_by_distance_and_enrichment(tmp_path, capsys):
     example = runpy.run_path(str(EXAMPLES / "shortcut.py"))
     token = np.zeros((8, 8), bool)
@@ -174,6 +177,7 @@ def test_a_method_of_ones_own_is_registered_and_explains(registry_restored, caps
 
 @pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 @pytest.mark.parametrize("name", ["detection", "segmentation"])
+@pytest.mark.thorough  # `make docs` runs the segmentation
 def test_a_net_is_trained_and_asked_for_places(name, tmp_path, capsys, monkeypatch, run_script):
     drawn = []
 

@@ -19,7 +19,7 @@ from camscope import (
     compare,
 )
 from camscope.errors import CamscopeError
-from camscope.names_elsewhere import NAMES_ELSEWHERE
+from camscope.names_of_other_toolkits import NAMES_ELSEWHERE
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 

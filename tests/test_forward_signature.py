@@ -78,6 +78,7 @@ KINDS = [
 
 @pytest.mark.parametrize(("kind", "key"), KINDS)
 @pytest.mark.parametrize("method", [GradCAM, ScoreCAM, IntegratedGradients])
+@pytest.mark.one_in(4)
 def test_the_map_is_that_of_the_model_that_takes_its_image_first(kind, key, method):
     model, plain, x = like(kind)
     scale = torch.tensor([[2.0], [0.5]]).double()
@@ -168,6 +169,7 @@ class Reading(Plain):
 @pytest.mark.filterwarnings("ignore:.*could not be verified")  # of a copied image
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("method", [GradCAM, ScoreCAM])
+@pytest.mark.one_in(3)
 def test_a_model_may_use_its_dict_like_any_dict(reader, method):
     model, plain, x = like(lambda: Reading(reader))
     torch.testing.assert_close(
@@ -193,6 +195,7 @@ def test_a_dict_of_a_model_is_iterated_counted_and_mapped_like_any_dict():
 
 @pytest.mark.parametrize("reader", [reader for reader in READERS if reader != "pickle"])
 @pytest.mark.parametrize("layer", ["conv", None])
+@pytest.mark.one_in(3)
 def test_any_model_of_a_dict_without_a_key_is_an_error_that_names_the_key(reader, layer):
     model, _, x = like(lambda: Reading(reader))
     with pytest.raises(InputError, match=r"Reading takes a dict, but received a tensor\..* input_key='picture'"):

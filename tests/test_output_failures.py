@@ -66,6 +66,7 @@ def place(request, tmp_path):
         ["demo", "-o", "{}"],
     ],
 )
+@pytest.mark.one_in(2)
 def test_a_command_that_cannot_write_is_one_error_with_the_path(study, place, monkeypatch, arguments):
     monkeypatch.chdir(study)
     result = CliRunner().invoke(app, [argument.format(place) for argument in arguments])
@@ -101,6 +102,7 @@ WRITERS = {
 
 @pytest.mark.parametrize("place", PLACES, indirect=True)
 @pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.one_in(2)
 def test_a_function_that_cannot_write_is_one_error_with_the_path(study, config, place, name):
     with pytest.raises(OutputError) as raised:
         WRITERS[name](study, config, place)

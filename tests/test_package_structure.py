@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import camscope
-from tests.floors import FLOORS, violations
+from tests.floors import FLOORS, iter_nodes, violations
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "camscope"
@@ -44,17 +44,22 @@ FACTORIES = FLOATS | {"Generator", "arange", "as_tensor", "full", "randint", "ra
 
 
 def without_device_or_type(text):
-    """The calls that make a tensor of the user's default device or type, which may be any."""
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Call) and re.match(r"torch\.\w+$", name := ast.unparse(node.func)):
-            kind, given = name.removeprefix("torch."), {keyword.arg for keyword in node.keywords}
+    """Of a text or of nodes: the calls that make a tensor of the user's default device or type, which may be any."""
+    for node in text if isinstance(text, tuple) else ast.walk(ast.parse(text)):
+        function = node.func if isinstance(node, ast.Call) else None
+        if (
+            isinstance(function, ast.Attribute)
+            and isinstance(function.value, ast.Name)
+            and function.value.id == "torch"
+        ):
+            kind, given, name = function.attr, {keyword.arg for keyword in node.keywords}, f"torch.{function.attr}"
             missing = {"device"} - given if kind in FACTORIES else set()
             missing |= {"dtype"} - given if kind in FLOATS else set()
             yield from (f"line {node.lineno}: {name} without {word}" for word in sorted(missing))
 
 
 def test_every_tensor_is_made_on_a_device_that_is_named():
-    found = {str(path): [*without_device_or_type(path.read_text(encoding="utf-8"))] for path in PACKAGE.rglob("*.py")}
+    found = {str(path): [*without_device_or_type(iter_nodes(path))] for path in PACKAGE.rglob("*.py")}
     assert not {path: lines for path, lines in found.items() if lines}
     planted = "torch.zeros(3)\ntorch.arange(2)\ntorch.tensor(1, device=x.device)\nx.new_zeros(2)"
     assert [*without_device_or_type(planted)] == [
@@ -184,6 +189,8 @@ import sys, time, torch
 start = time.process_time()
 import camscope
 print(time.process_time() - start)
+camscope.GradCAM
+assert "torch._dynamo" not in sys.modules
 for name in camscope.__all__:
     getattr(camscope, name)
 print(*[heavy for heavy in {HEAVY} if heavy in sys.modules])
@@ -209,13 +216,14 @@ for name in {sorted(names)}:
 
 
 ON_ARRAYS = {
-    "cam/feature_factorization.py",
+    "cam/deep_feature_factorization.py",
     "comparison/compare.py",
-    "core/base.py",
+    "comparison/equal_maps.py",
     "core/base_method.py",
     "core/baselines.py",
-    "core/inputs.py",
-    "core/segmentation.py",
+    "core/explainer.py",
+    "core/input_segments.py",
+    "core/model_input.py",
     "ensemble/fusion.py",
     "path/xrai.py",
 }  # what makes or reads finished explanations, or what another package makes of a picture

@@ -27,7 +27,7 @@ BY_HAND = re.compile(r"""\{'s' if|\{'' if .{1,40}== 1 else|"1 [a-z]+" if""")
 NO_COUNTS = {  # but several numbers at once, or none
     ("audit/verdicts/maps.py", "SIDES[wanted]"),
     ("images/scans/scan.py", "size"),
-    ("images/photo.py", "getattr(image, 'n_frames', 'its')"),
+    ("images/photo_reader.py", "getattr(image, 'n_frames', 'its')"),
     ("metrics/randomization_result.py", "relation"),
     ("render/image_grid.py", "sorted(heights)"),
 }

@@ -121,7 +121,7 @@ def test_a_manifest_and_coco_annotations_have_limits(tmp_path, monkeypatch):
     (tmp_path / "m.csv").write_text("path\n" + "".join(f"{n}.png\n" for n in range(100)))
     (tmp_path / "c.json").write_text(json.dumps({"images": [], "annotations": []}) + " " * 600)
     assert len(build_manifest(tmp_path / "m.csv")) == 100
-    monkeypatch.setattr("camscope.batch.sources.MAX_MANIFEST_BYTES", 500)
+    monkeypatch.setattr("camscope.batch.image_sources.MAX_MANIFEST_BYTES", 500)
     with pytest.raises(InputError, match=r"the manifest: .*it has 695 bytes; the limit is 500"):
         build_manifest(tmp_path / "m.csv")
     monkeypatch.setattr("camscope.evaluation.ground_truth.MAX_COCO_BYTES", 500)

@@ -14,7 +14,7 @@ from camscope import render
 from camscope.cli import app
 from camscope.errors import CamscopeError, InputError
 from camscope.explainers import METHODS
-from camscope.explainers.core.evaluation_context import (
+from camscope.explainers.core.setting_checks import (
     MAX_COUNT_SETTING,
     check_number,
     check_positive_integer,
@@ -126,7 +126,7 @@ def test_threads_are_as_many_as_a_process_can_have(images, tmp_path):
     run_batch(GradCAM(load_model("phantom")), images, tmp_path / "run")
     with pytest.raises(InputError, match="num_threads="):
         evaluate(tmp_path / "run", tmp_path / "values", num_threads=10**9)
-    with pytest.raises(InputError, match="limit="):
-        Query(limit=10**40)
+    with pytest.raises(InputError, match="max_rows="):
+        Query(max_rows=10**40)
     with pytest.raises(CamscopeError, match=r"image_height=1000000000; expected 32 to 2,048 pixels"):
         build_contact_sheet(BatchRun(tmp_path / "run"), Query(), image_height=10**9)

@@ -25,13 +25,14 @@ from camscope import GradCAM, load_model
 from camscope.cli import app
 from camscope.errors import CamscopeError, ImageError, InputError, OutputError
 from camscope.safe_files import build_output_path, check_regular_files, open_regular_file, write_bytes
+from tests.floors import iter_nodes
 
 pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("duckdb")
 
-from camscope.batch import BatchRun, OverlayOptions, build_manifest, inspect_images, map_collection, run_batch  # noqa: E402 - it needs pyarrow
-from camscope.batch.export import CellEscaper  # noqa: E402
+from camscope.batch import BatchRun, OverlayOptions, build_manifest, inspect_images, run_batch, run_reader  # noqa: E402 - it needs pyarrow
+from camscope.batch.csv_export import CellEscaper  # noqa: E402
 from camscope.batch.inspection import DatasetInspection  # noqa: E402
 from camscope.batch.path_resolver import REMOTE_SCHEMES, PathResolver, is_network_share, is_remote_store_url  # noqa: E402
 from camscope.batch.run_store import RunStore  # noqa: E402
@@ -115,6 +116,7 @@ def in_time():
 
 
 @pytest.mark.parametrize("word", HOSTILE)
+@pytest.mark.one_in(3)
 def test_a_run_names_no_file_outside_the_folder_of_its_export(run, word, tmp_path):
     def several(facts):  # so that the settings and the target are part of the names
         facts["run_config"]["methods"] = {f"{word} aaaa": {}, f"{word} bbbb": {}}
@@ -181,7 +183,7 @@ def test_no_link_leads_an_output_out_of_its_folder(run, images, tmp_path):
 
 WRITERS = {  # beside safe_files.py: the log of an audit, the key of names of scans, a cache, a device
     "audit/provenance/provenance.py": 1,
-    "images/files/patient_data_removal.py": 1,
+    "images/files/redaction_and_pseudonyms.py": 1,
 }
 
 
@@ -189,7 +191,7 @@ def test_files_are_opened_for_writing_in_one_place():
     """By the syntax tree: a new place that writes has to come here, and to say how it stays in its folder."""
     found: dict[str, int] = {}
     for path in SOURCES.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in iter_nodes(path):
             if isinstance(node, ast.Call) and _writes(node):
                 name = path.relative_to(SOURCES).as_posix()
                 found[name] = found.get(name, 0) + 1
@@ -223,7 +225,7 @@ def test_names_that_are_put_together_become_paths_in_one_place():
     """Nowhere is a formatted text joined to a folder, but to read what is there."""
     found = set()
     for path in SOURCES.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in iter_nodes(path):
             joined = node.right if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) else None
             if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) in (
                 "Path",
@@ -306,7 +308,7 @@ def test_a_run_names_neither_a_dataset_to_download_nor_the_folder_for_it(run, tm
         facts["run_config"]["manifest"]["dataset"] = "torchvision:FakeData"
 
     made, asked = received(run, tmp_path / "run", change), []
-    monkeypatch.setattr(map_collection, "build_manifest", lambda *words: asked.append(words) or build_manifest(*words))
+    monkeypatch.setattr(run_reader, "build_manifest", lambda *words: asked.append(words) or build_manifest(*words))
     page = BatchRun(made).save_html(tmp_path / "page.html").read_text()
     assert "not downloaded by default; pass --fetch" in page
     with pytest.raises(ImageError, match="the dataset 'torchvision:FakeData', which is not downloaded by default"):
@@ -331,6 +333,7 @@ def test_a_run_is_read_with_what_it_was_made_of_wherever_it_says_that_is(run, im
 
 @pytest.mark.parametrize("ending", [".png", ".dcm", ".nii.gz", ".mhd", "", ".dcm#1"])
 @pytest.mark.parametrize("kind", ["pipe", "device", "socket"])
+@pytest.mark.one_in(5)
 def test_what_never_ends_is_neither_waited_for_nor_read(run, ending, kind, tmp_path, in_time, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a socket's name is short
     name = f"never{ending.partition('#')[0]}"
@@ -694,6 +697,7 @@ TYPES = (
 
 
 @pytest.mark.parametrize("kind", [*TYPES, "no column", "two columns"])
+@pytest.mark.one_in(5)
 def test_a_column_of_another_type_is_one_error(run, kind, tmp_path):
     names = BatchRun(run).dataset.schema.names
     kinds = {name: str(BatchRun(run).dataset.schema.field(name).type) for name in names}
@@ -771,6 +775,7 @@ NAMED = [
 
 
 @pytest.mark.parametrize("words", NAMED, ids=" ".join)
+@pytest.mark.one_in(5)
 def test_a_pipe_is_named_as_what_it_is_and_is_not_waited_for(words, images, pipes, in_time):
     told = CliRunner().invoke(app, [word.format(images) for word in words])
     assert told.exit_code in (1, 2)

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from camscope.explainers import METHODS
 from camscope.explainers.core.evaluation_context import inspect_model
-from camscope.explainers.core.noise_tests import find_constant_rows, samples_interact
+from camscope.explainers.core.noise_checks import find_constant_rows, samples_interact
 from camscope.targets import Score
 
 REPRESENTATIVES = (
@@ -118,7 +118,7 @@ class Counting(nn.Module):
 def seen_before(model, x):
     """The model, after what is seen of it once for each shape of input, so that a test counts the passes of a call alone."""
     samples_interact(model, x)
-    weights = hash(frozenset(inspect_model(model).weight_versions().items()))
+    weights = hash(frozenset(inspect_model(model).read_weight_versions().items()))
     with torch.no_grad(), suppress(Exception):  # a test's model may fail, or have other scores
         for target in (lambda output: output.flatten(1)[:, 0], *range(model(x).shape[1])):
             score = Score(model, target)

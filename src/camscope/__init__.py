@@ -1,4 +1,4 @@
-"""Grad-CAM and saliency maps for PyTorch, with the numbers that say whether to trust them.
+"""Grad-CAM and saliency maps for PyTorch, with metrics that test whether the maps can be trusted.
 
     from camscope import GradCAM
 
@@ -12,7 +12,7 @@ Every name is loaded on first use, so `import camscope` is cheap. Targets other 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from camscope.names_elsewhere import describe_name_elsewhere
+from camscope.names_of_other_toolkits import describe_name_elsewhere
 from camscope.version import __version__ as __version__
 
 if TYPE_CHECKING:

@@ -12,11 +12,12 @@ from typing import Any
 
 
 class Remedy(StrEnum):
-    """What would fix an error. A front end words it in its own terms: an argument, an option, a field of a form."""
+    """The fix of an error, for programs. The command line, for example, words it as an option."""
 
     ALLOW_OVERWRITE = "allow_overwrite"
     EXPLAIN_SLICES = "explain_slices"  # a volume for a model of images: explain its slices
     INSTALL_EXTRA = "install_extra"
+    KEEP_CHUNK_SIZE = "keep_chunk_size"  # that of the run that is resumed
     LOAD_PLUGIN = "load_plugin"  # the code that registers a method
     SET_CLASS_INDEX = "set_class_index"  # the class by index, where its name does not decide
     SET_CLASS_NAMES = "set_class_names"
@@ -53,7 +54,7 @@ class CamscopeError(Exception):
 
 
 class ModelError(CamscopeError, TypeError):
-    """A model that cannot be explained in its current form."""
+    """A model that camscope cannot explain in its current form."""
 
 
 class LayerError(CamscopeError, ValueError):
@@ -65,7 +66,11 @@ class TargetError(CamscopeError, ValueError):
 
 
 class InputError(CamscopeError, ValueError):
-    """An input that the model cannot be given."""
+    """An input that does not suit the model or the function that receives it."""
+
+
+class ConfigError(InputError):
+    """Settings of a config that cannot be used. The message lists all of them."""
 
 
 class ImageError(InputError):
@@ -73,15 +78,15 @@ class ImageError(InputError):
 
 
 class CategoryError(InputError):
-    """Masks or annotations of several categories without a choice, or a choice that they do not have."""
+    """Masks or annotations with several categories of which none was chosen, or a chosen category that they do not have."""
 
 
 class PreprocessError(InputError):
-    """An image without a known preprocessing."""
+    """A preprocessing that is unknown, invalid, or unsuitable for the image."""
 
 
 class GeometryError(CamscopeError, ValueError):
-    """A map without a known place on the image."""
+    """A map whose position on the image is unknown."""
 
 
 class NonFiniteError(CamscopeError, FloatingPointError):
@@ -89,7 +94,7 @@ class NonFiniteError(CamscopeError, FloatingPointError):
 
 
 class WeightsError(CamscopeError, ValueError):
-    """A checkpoint that cannot be read, or not safely."""
+    """A checkpoint that cannot be read, or cannot be read safely."""
 
 
 class OutputError(CamscopeError, OSError):
@@ -97,11 +102,11 @@ class OutputError(CamscopeError, OSError):
 
 
 class UndefinedError(CamscopeError, ArithmeticError):
-    """A metric without a value for a map, such as the share of a sum of zero. The message has the reason."""
+    """A metric that is undefined for a map, such as a share of a map whose sum is zero. The message has the reason."""
 
 
 class RunError(CamscopeError, RuntimeError):
-    """A run that stopped early. Finished parts are kept."""
+    """A run that stopped early. Its finished part files stay valid."""
 
 
 class MissingExtraError(CamscopeError, ImportError):
@@ -119,7 +124,7 @@ class MissingExtraError(CamscopeError, ImportError):
 
 
 class CamscopeWarning(UserWarning):
-    """A result that is flagged, but not wrong."""
+    """A warning about a result that is valid but needs attention."""
 
 
 # errors of a path that another attempt does not change
@@ -140,9 +145,9 @@ REQUESTED_SIZE_PATTERN = re.compile(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error of Python, NumPy, Arrow, PyTorch, CUDA or OpenCV means that memory ran out.
+    """Return whether an error means that memory ran out. Errors of Python, NumPy, Arrow, PyTorch, CUDA and OpenCV are known.
 
-    A group of errors does if all errors in it do.
+    An ExceptionGroup counts if all its errors mean that memory ran out.
     """
     if isinstance(error, BaseExceptionGroup):
         return all(map(is_out_of_memory, error.exceptions))
@@ -154,7 +159,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _is_native_error(error: BaseException) -> bool:
-    """Whether the message of an error may be that of a C or C++ library, which has no types or numbers of errors."""
+    """Return whether an error may come from a C or C++ library, whose errors have a message alone."""
     is_native = isinstance(error, RuntimeError) or type(error).__module__.partition(".")[0] == "cv2"
     return is_native and not isinstance(error, CamscopeError)
 
@@ -166,10 +171,10 @@ def describe_out_of_memory(error: BaseException) -> str:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether a retry may succeed: a file was missing or unreachable, or memory, threads or open files ran out.
+    """Return whether a retry may succeed, as for a missing file, a broken connection, or too little memory.
 
-    A file that is not an image is a permanent failure. The causes of an error are checked too. A group of errors is
-    transient if all errors in it are.
+    A file that is not an image is a permanent failure. The causes of an error are checked too. An ExceptionGroup is
+    transient if all its errors are.
     """
     return _is_any_cause_transient(error, set())
 
@@ -194,7 +199,7 @@ def _is_transient_itself(error: BaseException, visited: set[int]) -> bool:
 
 
 def _iter_causes(error: BaseException | None, visited: set[int]) -> Iterator[BaseException]:
-    """Yield an error and all its causes, including causes that `from None` hides. Visited errors are left out."""
+    """Yield an error and all its causes, also those that `from None` hides. Skip errors whose ids are in `visited`."""
     while error is not None and id(error) not in visited:
         visited.add(id(error))
         yield error

@@ -1,4 +1,4 @@
-"""`Explanation`: the attribution map of one image with its target, score and position, and functions to draw it."""
+"""`Explanation`: the attribution map of one image. It draws, saves and loads itself."""
 
 import html
 import os
@@ -31,7 +31,7 @@ STATUS_MEANINGS = {
     "constant_score": "the score changes only by rounding with what the map shows: the map holds no information",
     "flat": "the map has one value everywhere",
     "nonfinite": "the map holds NaN or infinity, shown as zero",
-    "no_spatial_resolution": "the layer has a single cell: the map cannot say where",
+    "no_spatial_resolution": "the layer has a single cell, so the map shows no position",
     "layout_unverified": "whether the layer's cells lie over the parts of the image that they react to could not be verified",
 }
 
@@ -48,10 +48,10 @@ class ClassScore:
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """The map of one target on one image, with everything that is needed to display and to check it.
+    """The attribution map of one target on one image, with all that is needed to draw the map and to check it.
 
     Attributes:
-        attribution: (h,w) raw map at the layer's resolution, in score units, signed where the method is.
+        attribution: (h,w) raw map at the layer's resolution, in units of the score. A signed method gives negative values too.
         method: Name of the method.
         target: Class index, or None for a target that is not a single class.
         label: The target as text.
@@ -63,16 +63,16 @@ class Explanation:
         input_size: Size of the model's input.
         placement: Where the model's input lies on the original image, or None if unknown.
         status: "ok", or a key of `STATUS_MEANINGS`.
-        notes: Remarks of the method, such as which layer was chosen.
+        notes: Remarks of the method, such as the name of the layer that it chose.
         name: Name of the image.
-        diagnostics: Numbers that the method computed about its own map, such as `completeness_gap`.
+        diagnostics: Numbers by which the method checks its map, such as `completeness_gap`.
         parameters: Settings of the method.
         versions: Versions of the libraries.
-        model: Where the model comes from.
+        model: Where the model was loaded from.
         standard_error: (h,w) standard error of each cell, for a map that is a mean over random samples; else None.
         image: (H,W,3) pixels of the original image; for a scan it may be a volume (D,H,W).
         model_input_image: (H,W,3) the image as the model received it.
-        affine: (4,4) for a scan: from the index of a voxel (d,row,column) to millimeters in RAS+.
+        affine: For a scan: the matrix (4,4) from voxel index (d,row,column) to millimeters in RAS+.
         scan_steps: For a scan: what was done to its stored values, in order.
 
     >>> explanation = Explanation(np.array([[0.0, 1.0]]), "gradcam", 3, "tabby", 7.5, input_size=(8, 16))
@@ -119,9 +119,27 @@ class Explanation:
     def peak(self) -> tuple[int, ...]:
         """The pixel of the original image, or the voxel of the volume, with the largest value.
 
-        The cross hairs of a signed map in `planes` are at the largest absolute value instead.
+        For a signed map, `planes` draws its cross hairs at the largest absolute value instead.
         """
-        values, covered = self._project_map("image")
+        return self.peak_at("image")
+
+    def peak_at(self, size: MapSize) -> tuple[int, ...]:
+        """Return the pixel or voxel with the largest value, as row and column, on one of the grids of `heatmap`.
+
+        Args:
+            size: "image", "input" or "grid".
+
+        Returns:
+            One index for each axis of the map.
+
+        Raises:
+            GeometryError: The place of the model's input on the image is unknown.
+
+        >>> Explanation(np.array([[1.0, 4.0]]), "gradcam", 3, "tabby", 7.5, input_size=(8, 16)).peak_at("grid")
+        (0, 1)
+
+        """
+        values, covered = self._project_map(size)
         return tuple(int(i) for i in np.unravel_index(np.where(covered, values, -np.inf).argmax(), values.shape))
 
     @property
@@ -173,21 +191,21 @@ class Explanation:
 
     @property
     def colormap(self) -> str:
-        """The default colormap: a diverging colormap if the map has negative values, otherwise "inferno"."""
+        """The default colormap: "diverging" if the map has negative values, otherwise "inferno"."""
         return render.DIVERGING if bool((self.attribution < 0).any()) else "inferno"
 
     def _resolve_scale(self, scale: ScaleOption) -> render.Scale | None:
-        """Replace the scale "auto" by "robust" for a map at input resolution, otherwise by "max"."""
+        """Return a scale in which "auto" is replaced: by "robust" for a map at input resolution, otherwise by "max"."""
         if scale != "auto":
             return scale
         return "robust" if self.grid == self.input_size else "max"
 
     def heatmap(self, size: MapSize = "image", scale: ScaleOption = "max") -> FloatArray:
-        """Return the map, resized to the original image or the model's input, or at the layer's resolution.
+        """Return the map at the size of the original image, of the model's input, or of the layer's grid.
 
         Args:
             size: "image", "input" or "grid".
-            scale: "max" divides by the maximum and clips to 0..1, so zero stays zero and a flat positive map is 1 everywhere.
+            scale: "max" divides by the maximum and clips to 0..1. So zero stays zero, and a flat positive map is 1 everywhere.
                 "robust" divides by the 99.5th percentile of the absolute values. "auto" is "robust" for a map of single pixels,
                 otherwise "max". (lo, hi) maps that range to 0..1, for several images on one scale. "symmetric" divides by the
                 largest absolute value, -1..1. None keeps score units.
@@ -229,8 +247,9 @@ class Explanation:
             alpha: Opacity of the strongest value.
             colormap: A name in `render.COLORMAPS`, or "auto" for the one that suits the map's signs.
             contour: Draw outlines at these levels (0..1) instead of colors.
-            box_threshold: Draw boxes around what reaches this level instead of colors.
-            mask: (H,W), or several by name such as `{"lungs": lungs, "opacity": opacity}`, drawn as outlines with a legend.
+            box_threshold: Draw boxes around the regions that reach this level (0..1) instead of colors.
+            mask: (H,W), or several masks by name, such as `{"lungs": lungs, "opacity": opacity}`. Masks are drawn as outlines
+                with a legend.
             colorbar: Add a color bar with the raw range.
             height: Rows of the result; by default those of the image.
 
@@ -287,7 +306,7 @@ class Explanation:
 
     @property
     def _is_volume(self) -> bool:
-        """Whether a map with three axes belongs to a volume instead of a video."""
+        """Whether the map has three axes and belongs to a volume. A map of a video has three axes too."""
         if self.attribution.ndim != 3 or self.affine is not None:
             return self.attribution.ndim == 3
         return (
@@ -306,7 +325,7 @@ class Explanation:
         mask: render.Masks | None = None,
         window: tuple[float, float] | None = None,
     ) -> render.Volume:
-        """Return the map with three axes and its volume, for the functions of `camscope.render`.
+        """Return the map on its volume as a `render.Volume`, which the functions of `camscope.render` draw.
 
         The background is the original volume where it is available, otherwise the model's input.
 
@@ -316,10 +335,10 @@ class Explanation:
             alpha: As for `overlay`.
             colormap: As for `overlay`.
             mask: (D,H,W), or several by name.
-            window: The values of the original that are drawn black and white.
+            window: (low, high), the values of the original image that are drawn black and white.
 
         Returns:
-            The volume with map, masks and affine.
+            One object that holds the volume, the map, the masks and the affine.
 
         Raises:
             InputError: The map does not have three axes.
@@ -420,7 +439,7 @@ class Explanation:
         mask: render.Masks | None = None,
         scale: ScaleOption = AUTO,
     ) -> PixelArray:
-        """Draw a projection along an axis that shows the strongest value of each line of voxels.
+        """Draw the projection of the map along an axis: the strongest value on each line of voxels.
 
         Args:
             axis: Index or name of the axis, as for `render.draw_projection`; by default every axis.
@@ -490,7 +509,7 @@ class Explanation:
         return write_bytes(path, data, overwrite=overwrite)
 
     def _affine_at_size(self, size: MapSize) -> npt.NDArray[np.float64] | None:
-        """Return the affine (4,4) from voxels at the given size to millimeters, or None if it is unknown."""
+        """Return the affine (4,4) from voxels at the given size to millimeters. Return None if it is unknown."""
         if size == "image" or self.affine is None:
             return self.affine
         if self.placement is None:
@@ -558,13 +577,13 @@ class Explanation:
         Image.fromarray(self.overlay(colorbar=True)).show(title=self.caption)
 
     def save(self, path: str | os.PathLike[str], *, caption: bool = False, overwrite: bool = True) -> Path:
-        """Write the overlay as an image file, or the explanation as a `.npz` or `.json` file.
+        """Save the overlay as an image file, or the explanation as a `.npz` or `.json` file.
 
         An overlay has the size of the original image, with a warning strip if the status is not "ok".
 
         Args:
-            path: `.png`, `.jpg` or `.webp` for the overlay, `.npz` for the explanation, `.json` for the explanation without
-                pixels; for a map with three axes `.gif` and `.webp` for an animation.
+            path: `.png`, `.jpg` or `.webp` for the overlay. `.npz` for the explanation, `.json` for the explanation without
+                pixels. For a map with three axes, `.gif` or `.webp` for an animation.
             caption: Whether an overlay names the class, its score and the method below the image. Flagged maps always do.
             overwrite: Whether an existing file is replaced.
 
@@ -603,7 +622,7 @@ class Explanation:
 
         Args:
             path: The file.
-            max_bytes: Limit for the arrays of a `.npz` file, or for a `.json` file, checked before anything is read.
+            max_bytes: The largest size of a `.json` file, or of the arrays in a `.npz` file, checked before the file is read.
 
         Returns:
             The explanation.
@@ -628,8 +647,8 @@ class Explanation:
         """Draw the overlay (H,W,3) with a height of `height` pixels, and a warning if the status is not "ok".
 
         Args:
-            height: Rows of the overlay. None: those of the image.
-            caption: Whether a line below names the class, its score and the method. A map with a warning always has it.
+            height: Rows of the overlay. Default: as many as the image has.
+            caption: Whether a line below names the class, its score and the method. A map with a warning always has this line.
 
         Returns:
             (H,W,3) uint8, for a volume its three planes.
@@ -697,7 +716,7 @@ def figure(
     colorbar: bool = True,
     height: int | None = None,
 ) -> PixelArray:
-    """Draw several explanations side by side with captions. A mark shows that a status is not "ok".
+    """Draw several explanations side by side with captions. A map whose status is not "ok" is marked.
 
     Args:
         explanations: The explanations.
@@ -706,7 +725,7 @@ def figure(
         alpha: As for `Explanation.overlay`.
         colormap: As for `Explanation.overlay`.
         colorbar: As for `Explanation.overlay`.
-        height: Rows of each image; by default 320, and 480 if a map has three axes.
+        height: Rows of each image; by default 320, or 480 if a map has three axes.
 
     Returns:
         (H,W,3) uint8.
@@ -723,11 +742,23 @@ def figure(
     ]
     captions = [explanation.caption for explanation in explanations]
     flags = [explanation.warning_text for explanation in explanations]
-    return render.draw_image_grid(images, captions, columns=columns, height=height, flags=flags)
+    bar_widths = None
+    if colorbar:
+        pairs = zip(explanations, images, strict=True)
+        bar_widths = [measure_color_bar(explanation, image, height) for explanation, image in pairs]
+    return render.draw_image_grid(images, captions, columns=columns, height=height, flags=flags, bar_widths=bar_widths)
+
+
+def measure_color_bar(explanation: Explanation, overlay: PixelArray, height: int) -> int:
+    """Return the columns of the color bar at the right of an overlay that was drawn with this height."""
+    if explanation.attribution.ndim != 2:
+        return 0
+    background = explanation._background_image(explanation._best_size())
+    return int(overlay.shape[1] - render.resize_to_fit(background, height, 2 * height).shape[1])
 
 
 def shared_scales(explanations: Sequence[Explanation], colormap: str = AUTO) -> list[ScaleOption]:
-    """Return a scale per explanation. Maps of one method and layer share a scale, so that they can be compared."""
+    """Return the color scale of each explanation. Maps of one method and layer share a scale, so that they can be compared."""
     colormaps = [explanation.colormap for explanation in explanations] if colormap == AUTO else [colormap]
     is_signed = render.DIVERGING in colormaps
     largest: dict[object, float] = {}

@@ -29,13 +29,13 @@ MAX_BYTES_BY_ARRAY = {
 
 
 def encode_json(explanation: Any) -> bytes:
-    """Encode an `Explanation` as JSON, with its attribution map and without images."""
+    """Encode an `Explanation` as JSON: its fields and its attribution map, but no images."""
     arrays = {name: array.tolist() for name in JSON_ARRAY_FIELDS if (array := getattr(explanation, name)) is not None}
     return json.dumps({**_to_metadata(explanation), **arrays}, indent=1).encode()
 
 
 def encode_npz(explanation: Any) -> bytes:
-    """Encode an `Explanation` as a compressed NumPy archive (.npz), with its attribution map and images."""
+    """Encode an `Explanation` as a compressed NumPy archive (.npz): its fields, its attribution map and its images."""
     buffer = io.BytesIO()
     arrays = {name: array for name in ARRAY_FIELDS if (array := getattr(explanation, name)) is not None}
     np.savez_compressed(buffer, facts=np.array(json.dumps(_to_metadata(explanation))), **arrays)
@@ -43,7 +43,7 @@ def encode_npz(explanation: Any) -> bytes:
 
 
 def _to_metadata(explanation: Any) -> dict[str, Any]:
-    """Return the fields of an `Explanation` without its maps and images, as values that JSON can hold."""
+    """Return the fields of an `Explanation` as JSON values. Its maps and images are left out."""
     names = [field.name for field in fields(explanation) if field.name not in ARRAY_FIELDS]
     return {
         **{name: getattr(explanation, name) for name in names},
@@ -58,7 +58,7 @@ def _to_metadata(explanation: Any) -> dict[str, Any]:
 
 
 def read_fields(path: str | os.PathLike[str], max_bytes: int) -> dict[str, Any]:
-    """Read the fields of an `Explanation` from a `.json` or `.npz` file. They must be checked afterwards."""
+    """Read the fields of an `Explanation` from a `.json` or `.npz` file. `check_fields` must check them afterwards."""
     if Path(path).suffix.lower() == ".json":
         metadata = read_json(path, max_bytes=min(max_bytes, MAX_JSON_EXPLANATION_BYTES))
         dtype = np.dtype(metadata["dtype"])

@@ -1,4 +1,4 @@
-"""The signature of a model's forward: its keyword arguments, and the argument that is the image."""
+"""Read the signature of a model's forward, and find the argument or dict key that takes the image."""
 
 import copy
 import re
@@ -18,27 +18,27 @@ PIXEL_VALUES = "pixel_values"  # Hugging Face's keyword for the image, which is 
 
 
 class InputDict(dict[str, Any]):
-    """The dict of a model that takes a dict. Its keys are attributes, too: `batch.image` is `batch["image"]`.
+    """The input of a model that takes a dict. Its keys are attributes too: `batch.image` is `batch["image"]`.
 
-    It records the keys that the model looks up, also in its copies: those that it has and those that are missing.
+    It records each key that the model looks up, present or missing. Copies of the dict share the records.
     """
 
     _read_keys: dict[str, None]
     _missing_keys: dict[str, None]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Create the dict with empty records, also when it is unpickled."""
+        """Create the dict with empty records. Unpickling does this too."""
         self = super().__new__(cls)
         vars(self).update(_read_keys={}, _missing_keys={})
         return self
 
     @property
     def missing_keys(self) -> list[str]:
-        """The missing keys that the model looked up, in the order of the first lookup."""
+        """The keys that the model looked up but the dict lacks, in the order of lookup."""
         return list(self._missing_keys)
 
     def is_read(self, key: str) -> bool:
-        """Whether the model read the value of this key."""
+        """Return whether the model read the value of this key."""
         return key in self._read_keys
 
     def _record(self, key: object) -> None:
@@ -81,22 +81,22 @@ class InputDict(dict[str, Any]):
         return super().pop(key, *default)
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        """Return the value of a key, which becomes the default if the key is missing."""
+        """Return the value of a key. If the key is missing, set it to the default first."""
         super().setdefault(key, default)
         return self[key]
 
     def items(self) -> Any:
-        """Return the items. All keys count as read."""
+        """Return the items, and record all keys as read."""
         self._read_keys.update(dict.fromkeys(super().keys()))
         return super().items()
 
     def values(self) -> Any:
-        """Return the values. All keys count as read."""
+        """Return the values, and record all keys as read."""
         self._read_keys.update(dict.fromkeys(super().keys()))
         return super().values()
 
     def copy(self) -> "InputDict":
-        """Return a copy with the same records."""
+        """Return a copy that shares the records."""
         copied = type(self)()
         dict.update(copied, super().items())
         vars(copied).update(vars(self))
@@ -109,7 +109,7 @@ class InputDict(dict[str, Any]):
 
 
 class _ProbeDict(InputDict):
-    """An empty dict that returns the same value for every key, to find the keys that a model looks up."""
+    """An empty dict that returns one value for every key, to record the keys that a model looks up."""
 
     value: Any = None
     is_unpacked = False
@@ -156,15 +156,15 @@ _pytree.register_pytree_node(  # PyTorch does not look into subclasses of dict o
 
 @dataclass(frozen=True)
 class InputKey:
-    """The name by which a model takes its image: a keyword of its forward, or a key of the dict that is its first argument."""
+    """The name under which a model takes its image: a keyword of its forward, or a key of its input dict."""
 
     name: str
     in_dict: bool = False
 
     def call_with_input(self, model: nn.Module, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the model with the image x under this key. For a model that takes a dict, kwargs go into the dict, too.
+        """Call the model with the image x under this key.
 
-        Raises InputError if the model reads other keys.
+        A model that takes a dict gets kwargs as further keys of the dict. Raises InputError if the model reads other keys.
         """
         inputs = InputDict({self.name: x, **kwargs})
         received = list(inputs)
@@ -179,7 +179,7 @@ class InputKey:
         return output
 
     def _check_keys(self, model: nn.Module, inputs: InputDict, received: Sequence[str], error: Exception) -> None:
-        """Raise InputError if the model did not read this key, or if its error is about a missing key."""
+        """Raise InputError if the model did not read this key, or if it failed because of a missing key."""
         if self.name in list_forward_keywords(model):
             return
         if self.in_dict and inputs.is_read(self.name) and STRING_INDEX_PATTERN.search(str(error)):
@@ -212,7 +212,7 @@ class InputKey:
 
 
 def _find_missing_names(error: Exception | None) -> list[str]:
-    """Return the key of a KeyError, the attribute that a dict lacked, or the names of the arguments that a call lacked."""
+    """Return the names that an error reports as missing: a dict key, an attribute, or arguments of a call."""
     if isinstance(error, AttributeError) and isinstance(error.obj, InputDict):
         return [str(error.name)]
     if isinstance(error, KeyError):
@@ -223,12 +223,12 @@ def _find_missing_names(error: Exception | None) -> list[str]:
 
 
 def _find_unexpected_names(error: Exception) -> list[str]:
-    """Return the names of arguments that a function does not have."""
+    """Return the names that an error reports as unexpected arguments of a function."""
     return re.findall(r"unexpected keyword argument '(\w+)'", str(error)) if isinstance(error, TypeError) else []
 
 
 def _choose_image_key(keys: Sequence[str]) -> str:
-    """Return the key that is most likely the image: one with a name such as `image`, or else the first."""
+    """Return the key that most likely takes the image: a name such as `image`, otherwise the first key."""
     return next((key for key in keys if re.search("im(age|g)|pic|pixel|photo|scan", key, re.IGNORECASE)), keys[0])
 
 
@@ -241,9 +241,9 @@ def call_model(
     *,
     frames_first: bool = False,
 ) -> Any:
-    """Call the model with the image x, passed as the argument `key`.
+    """Call the model with the image x, which is passed as the argument `key`.
 
-    With `frames_first`, (N,C,T,H,W) is passed as (N,T,C,H,W).
+    With `frames_first`, a video x (N,C,T,H,W) is passed as (N,T,C,H,W).
     """
     x = x.transpose(1, 2) if frames_first else x
     if key is not None:
@@ -259,7 +259,7 @@ def call_model(
 def _check_takes_tensor(
     model: nn.Module, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
 ) -> None:
-    """Raise InputError if a model that failed on a tensor reads the keys of a dict."""
+    """Raise InputError if a model failed on a tensor because it takes a dict."""
     if keys := _probe_keys(model, x, args, kwargs, error):
         listing = f"It reads the keys {', '.join(map(repr, keys))}. " if len(keys) > 1 else ""
         raise InputError(
@@ -271,9 +271,9 @@ def _check_takes_tensor(
 def _probe_keys(
     model: nn.Module, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception | None = None
 ) -> list[str]:
-    """Run a model with a dict that has the value x for every key, and return the keys that it looks up.
+    """Run a model with a dict that returns x for every key. Return the keys that the model looks up.
 
-    Returns an empty list if the dict leads to the same `error` as before, which is then not about the dict.
+    If the model raises the same `error` as before, the dict is not the cause, and the list is empty.
     """
     probe, probe_error = _ProbeDict(), None
     probe.value = x
@@ -288,7 +288,7 @@ def _probe_keys(
 
 
 def _read_parameters(model: nn.Module) -> list[Parameter]:
-    """Return the parameters of a model's forward, also through decorators. If they cannot be read, return *args and **kwargs."""
+    """Return the parameters of a model's forward behind its decorators. If they cannot be read, return *args and **kwargs."""
     try:
         return list(signature(model.forward).parameters.values())
     except (TypeError, ValueError):  # a builtin, for example
@@ -310,11 +310,11 @@ def list_forward_keywords(model: nn.Module) -> frozenset[str]:
 
 
 def find_input_key(model: nn.Module, name: str | None = None) -> InputKey | None:
-    """Find the argument of the model's forward that takes the image. None: the first argument.
+    """Find the argument of the model's forward that takes the image. Return None for the first argument.
 
-    `name` is a keyword of its forward, or a key of the dict that its forward takes. Without a name it is `pixel_values` where
-    forward has that keyword, or the only keyword of a forward without positional parameters. InputError where several keywords
-    are possible.
+    `name` is a keyword of forward, or a key of the dict that forward takes. Without a name, choose the keyword `pixel_values`
+    if forward has it. Otherwise choose the only keyword of a forward without positional parameters, and raise an InputError
+    if there are several.
     """
     parameters = _read_parameters(model)
     positional = [parameter.name for parameter in parameters if parameter.kind is Parameter.POSITIONAL_OR_KEYWORD]

@@ -1,13 +1,13 @@
-"""The placement of a map: transform coordinates and maps between the model's input and the original image.
+"""`Placement`: transform coordinates and maps between the model's input and the original image.
 
-Coordinates are continuous and in array order, (row, column) or (depth, row, column). Pixel i covers [i, i + 1], so its
-center is i + 0.5, and a plane of n pixels reaches from 0 to n.
+Coordinates are continuous and in array order: (row, column), or (depth, row, column). Pixel i covers [i, i + 1], so its
+center is i + 0.5.
 """
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,12 +19,22 @@ FloatArray = NDArray[np.floating[Any]]
 PIXELS_PER_BLOCK = 1 << 20  # pixels that a general affine projection processes at once
 
 
+class ProjectedMap(NamedTuple):
+    """A map on the original image: values (H,W), and a mask (H,W) of the pixels that the model's input covers.
+
+    Values outside of the input are 0.
+    """
+
+    values: FloatArray
+    covered: NDArray[np.bool_]
+
+
 @dataclass(frozen=True, eq=False)
 class Placement:
     """An affine transform from the model's input to the original image.
 
     Args:
-        matrix: (n,n+1) linear part and offset that map input coordinates to image coordinates.
+        matrix: (n,n+1), the linear part and the offset of the transform from input to image coordinates.
         input_size: Size of the model's input in pixels along each of the n axes.
         image_size: Size of the original image.
 
@@ -68,7 +78,7 @@ class Placement:
 
     @classmethod
     def identity(cls, size: Sequence[int]) -> Self:
-        """Return the placement of an input that is the image itself."""
+        """Return the placement of an input that equals the image."""
         return cls(np.eye(len(size), len(size) + 1), tuple(size), tuple(size))
 
     @classmethod
@@ -82,12 +92,12 @@ class Placement:
             ) from error
 
     def to_dict(self) -> dict[str, list[Any]]:
-        """Return the placement as a dict of plain numbers for JSON."""
+        """Return the placement as a dict of lists of numbers, for JSON."""
         sizes = {"input_size": list(self.input_size), "image_size": list(self.image_size)}
         return {"matrix": self.matrix.tolist(), **sizes}
 
     def on_resized_image(self, size: Sequence[int]) -> Self:
-        """Return the placement on a resized version of the image."""
+        """Return the placement of the same input on a resized image."""
         if tuple(size) == self.image_size:
             return self
         size = _check_plane_size(size, self._n_axes)
@@ -104,7 +114,7 @@ class Placement:
     def cropped(self, start: Sequence[int], size: Sequence[int]) -> Self:
         """Return the placement after the input is cropped to `size` pixels from `start`.
 
-        Outside the input the crop is padded.
+        A crop that reaches beyond the input counts as padded there.
         """
         return self._precompose(np.eye(self._n_axes), _check_whole_numbers(start, self._n_axes, "start"), size)
 
@@ -129,8 +139,10 @@ class Placement:
         )
 
     def composed(self, inner: Self) -> Self:
-        """Return the placement of `inner`'s input on the image of this placement. The input of this placement is the
-        image of `inner`.
+        """Join two placements: return that of the input of `inner` on the image of this placement.
+
+        The image of `inner` must be the input of this placement.
+
         """
         if inner.image_size != self.input_size:
             raise GeometryError(
@@ -155,11 +167,11 @@ class Placement:
         inverse = _invert_affine(self.matrix)
         return _check_points(points, self._n_axes) @ inverse[:, :-1].T + inverse[:, -1]
 
-    def project(self, attribution: ArrayLike) -> tuple[FloatArray, NDArray[np.bool_]]:
-        """Resample a map (h,w) on the original image. Return the values (H,W), and a mask (H,W) of the covered pixels.
+    def project(self, attribution: ArrayLike) -> ProjectedMap:
+        """Resample a map (h,w) at the pixels of the original image.
 
-        Values are interpolated linearly between the centers of cells; the outermost cells reach to the border of the input.
-        Pixels outside of the input are 0, and False in `covered`. float64 stays float64, everything else becomes float32.
+        Values are interpolated linearly between the centers of cells. The outermost cells reach to the border of the input.
+        The values are float64 for a float64 map, otherwise float32.
         """
         attribution = np.asarray(attribution)
         attribution = attribution if attribution.dtype == np.float64 else attribution.astype(np.float32)
@@ -181,7 +193,7 @@ class Placement:
         return (self.matrix.tobytes(), self.input_size, self.image_size)
 
     def _precompose(self, linear: FloatArray, offset: ArrayLike, size: Sequence[int]) -> Self:
-        """Return the placement for a new input. `linear` and `offset` map coordinates of the new input to the old input."""
+        """Return the placement of a new input. `linear` and `offset` transform its coordinates to those of the present input."""
         matrix = np.column_stack([self.matrix[:, :-1] @ linear, self.to_image(np.asarray(offset)[None])[0]])
         return type(self)(matrix, _check_plane_size(size, self._n_axes), self.image_size)
 
@@ -229,15 +241,15 @@ def _invert_affine(matrix: FloatArray) -> NDArray[np.float64]:
 
 def _project_separable(
     attribution: FloatArray, inverse: FloatArray, size: Sequence[int], axes: Sequence[int]
-) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """Resample a map along one axis after the other. This is exact and fast."""
+) -> ProjectedMap:
+    """Resample a map along one axis after the other, which is exact and fast."""
     values = attribution.transpose(axes)
     covered = np.ones((), np.bool_)
     for axis, length in enumerate(size):
         row = inverse[axes[axis]]
         cell = (np.arange(length) + 0.5) * row[axis] + row[-1]
         inside = (cell >= 0) & (cell <= attribution.shape[axes[axis]])
-        low, share = _split_coordinate(cell, attribution.shape[axes[axis]])
+        low, share = _split_into_index_and_fraction(cell, attribution.shape[axes[axis]])
         weight = _reshape_along_axis(share.astype(attribution.dtype), axis, len(size))
         first = values.take(low, axis)
         step = values.take(np.minimum(low + 1, attribution.shape[axes[axis]] - 1), axis)
@@ -247,12 +259,10 @@ def _project_separable(
         values, covered = step, covered & _reshape_along_axis(inside, axis, len(size))
     covered = np.ascontiguousarray(np.broadcast_to(covered, values.shape))
     values[~covered] = 0
-    return values, covered
+    return ProjectedMap(values, covered)
 
 
-def _project_affine(
-    attribution: FloatArray, inverse: FloatArray, size: Sequence[int]
-) -> tuple[FloatArray, NDArray[np.bool_]]:
+def _project_affine(attribution: FloatArray, inverse: FloatArray, size: Sequence[int]) -> ProjectedMap:
     """Resample a map by any affine transform, with linear interpolation."""
     values, covered = np.zeros(size, attribution.dtype), np.zeros(size, np.bool_)
     step = max(1, PIXELS_PER_BLOCK // max(1, int(np.prod(size[1:]))))
@@ -265,12 +275,14 @@ def _project_affine(
         inside = ((cell >= 0) & (cell <= limit)).all(0)
         covered[rows] = inside
         values[rows][inside] = _interpolate(attribution, cell[:, inside])
-    return values, covered
+    return ProjectedMap(values, covered)
 
 
 def _interpolate(attribution: FloatArray, cells: FloatArray) -> FloatArray:
-    """Interpolate a map at cell coordinates (n,M) linearly. Return the values (M,)."""
-    pairs = [_split_coordinate(cell, length) for cell, length in zip(cells, attribution.shape, strict=True)]
+    """Return the values (M,) of a map at M points, by linear interpolation. `cells` (n,M) holds their cell coordinates."""
+    pairs = [
+        _split_into_index_and_fraction(cell, length) for cell, length in zip(cells, attribution.shape, strict=True)
+    ]
     total = np.zeros(cells.shape[1], np.float64)
     for corner in itertools.product((0, 1), repeat=attribution.ndim):
         index = tuple(
@@ -281,8 +293,8 @@ def _interpolate(attribution: FloatArray, cells: FloatArray) -> FloatArray:
     return total
 
 
-def _split_coordinate(cell: FloatArray, length: int) -> tuple[NDArray[np.int64], FloatArray]:
-    """Split cell coordinates into the index of the cell below and the fraction to the next cell."""
+def _split_into_index_and_fraction(cell: FloatArray, length: int) -> tuple[NDArray[np.int64], FloatArray]:
+    """Split each cell coordinate into the index of the cell below it, and the fraction of the way to the next cell."""
     position = np.clip(cell - 0.5, 0, length - 1)
     low = np.floor(position).astype(np.int64)
     return low, position - low

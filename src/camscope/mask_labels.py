@@ -1,5 +1,6 @@
-"""Labels of masks: the values in a mask, and the choice of the labels that belong to the region."""
+"""Labels of masks: find the values in a mask, and choose the labels that belong to the region."""
 
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -12,21 +13,24 @@ from camscope.errors import CategoryError
 ALL_LABELS: Final = "all"  # every category, together
 MAX_LISTED_NAMES: Final = 12  # categories that a message lists
 CHOICE_HINT: Final = (
-    'choose: {{ file = …, category = "{name}" }} in the config of an audit, --category {name} on the command line, '
+    'choose: {{ file = …, category = "{name}" }} in the config of an audit, --category {option} on the command line, '
     'categories=["{name}"] in Python; "all" merges them'
 )
 
 
 @dataclass(frozen=True)
 class LabelImage:
-    """Labels (*S) of pixels or voxels, 0 outside. With `is_color` the labels are colors, 0xRRGGBB, and black is outside."""
+    """The label (*S) of each pixel or voxel of a mask. 0 is outside the region.
+
+    With `is_color`, a label is a color 0xRRGGBB, and black is outside.
+    """
 
     values: NDArray[Any]
     is_color: bool = False
 
     @classmethod
     def from_colors(cls, pixels: NDArray[Any]) -> "LabelImage":
-        """Create labels from an RGB image (*S,3) uint8. For a gray image, the labels are its gray levels."""
+        """Create labels from an RGB image (*S,3). The labels of a gray image are its gray levels."""
         first = pixels[..., 0]
         if all(np.array_equal(first, pixels[..., channel]) for channel in (1, 2)):
             return cls(first)
@@ -37,13 +41,13 @@ class LabelImage:
         """A mask (*S) of the pixels with a label."""
         return np.asarray((self.values != 0) & (self.values == self.values))
 
-    def label_names(self, most: int | None = None) -> tuple[str, ...]:
-        """Return the names of the labels in order, such as `1`, `255` or `#ff0000`. `most`: maximum number of names."""
+    def label_names(self, max_names: int | None = None) -> tuple[str, ...]:
+        """Return the sorted names of the labels, such as `1`, `255` or `#ff0000`: at most `max_names` of them."""
         inside = self.values[self.foreground]
         if not inside.size:
             return ()
         low = inside.min()
-        return tuple(map(self._format_label, [low] if low == inside.max() else np.unique(inside)[:most]))
+        return tuple(map(self._format_label, [low] if low == inside.max() else np.unique(inside)[:max_names]))
 
     def mask_of_labels(self, labels: Iterable[str]) -> NDArray[np.bool_]:
         """Return a mask (*S) of the pixels that have one of these labels."""
@@ -57,16 +61,17 @@ class LabelImage:
 
 @dataclass(frozen=True)
 class LabelChoice:
-    """The labels of masks that count: `categories` by name, `("all",)` for all, none where masks have one label each.
+    """The labels that belong to the region: `categories` by name, or `("all",)` for all labels.
 
-    `first_label` is the label of the masks without a choice so far: masks with different labels are not merged either.
+    Without categories, each mask must have one label. `first_label` records that label, because all masks must have the
+    same one.
     """
 
     categories: tuple[str, ...] = ()
     first_label: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def select_mask(self, label_image: LabelImage) -> NDArray[np.bool_]:
-        """Return a mask (*S) of the pixels with the chosen labels. Raise CategoryError for several labels without a choice."""
+        """Return a mask (*S) of the pixels with the chosen labels. Raise CategoryError if a choice is missing."""
         if self.categories == (ALL_LABELS,):
             return label_image.foreground
         if self.categories:
@@ -83,7 +88,7 @@ class LabelChoice:
 
 
 def _parse_pixel_label(name: str) -> str:
-    """Return a label in its standard spelling. Raise CategoryError for an invalid label."""
+    """Return the name of a label in its standard spelling. Raise CategoryError for an invalid label."""
     try:
         return name.lower() if name.startswith("#") and int(name[1:], 16) >= 0 else f"{float(name):.9g}"
     except ValueError:
@@ -103,7 +108,8 @@ def choose_categories(
 ) -> tuple[str, ...]:
     """Return the annotated categories that the user chose. `declared` holds further valid names.
 
-    CategoryError for several without a choice, for an unknown name, and where no annotation has a chosen one.
+    Raises CategoryError if several categories have no choice, if a name is unknown, or if no annotation has a chosen
+    category.
     """
     names = tuple(dict.fromkeys(annotated))
     if not chosen and len(names) > 1:
@@ -127,16 +133,18 @@ def format_name_list(names: Sequence[str], noun: str = "labels") -> str:
 
 
 def format_names(names: Sequence[str]) -> str:
-    """Join the first names by commas. A name that has a comma stands in double quotes, as options expect it."""
+    """Join the first few names by commas. A name with a comma is put in double quotes, as options of commands expect it."""
     return ", ".join(f'"{name}"' if "," in name else name for name in names[:MAX_LISTED_NAMES])
 
 
 def format_choice_hint(names: Sequence[str]) -> str:
-    """Return a hint for an error message: how to choose a category."""
-    return CHOICE_HINT.format(name=names[0])
+    """Return the part of an error message that says how to choose a category."""
+    name = names[0]
+    option = f"'\"{name}\"'" if "," in name else shlex.quote(name)
+    return CHOICE_HINT.format(name=name, option=option)
 
 
 def find_multiple_labels(values: NDArray[Any]) -> tuple[str, ...]:
-    """Return the labels of a mask that has more than one. For a mask of one region, return an empty tuple."""
+    """Return the names of the labels of a mask. Return an empty tuple if the mask has a single label."""
     names = () if values.dtype == np.bool_ else LabelImage(values).label_names()
     return names if len(names) > 1 else ()

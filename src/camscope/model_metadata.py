@@ -1,4 +1,4 @@
-"""Model cards: the source, preprocessing, classes and digest of a loaded `nn.Module`."""
+"""`ModelCard`: the source, preprocessing and class names of a loaded model. Also computes the digest of its weights."""
 
 import hashlib
 from collections.abc import Callable
@@ -9,12 +9,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from camscope.tensor_kinds import find_unusual_kind, to_ordinary_tensor
+from camscope.unusual_tensors import describe_unusual_tensor, to_ordinary_tensor
 
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What is known of a loaded model; `source` is the string that loads it again."""
+    """The source, preprocessing and class names of a loaded model. `source` is the text that loads the model again."""
 
     source: str
     preprocess: Callable[..., Any] | None = None
@@ -28,7 +28,7 @@ _digests: WeakKeyDictionary[nn.Module, tuple[object, str]] = WeakKeyDictionary()
 
 
 def attach_card(model: nn.Module, card: ModelCard) -> None:
-    """Store the card of a model outside the model, for as long as the model exists."""
+    """Store the card of a model, outside the model, until the model is deleted."""
     _cards[model] = card
 
 
@@ -40,26 +40,26 @@ def get_card(model: nn.Module) -> ModelCard | None:
 def compute_model_digest(model: nn.Module) -> str:
     """Return a digest of 16 hex digits of the model's weights and buffers. The digest is cached.
 
-    Detected are other tensors, changes in place, and changes through `.data` that affect one of eight values spread over a
-    tensor.
+    A new digest is computed if a tensor was replaced or changed in place. A change through `.data` is noticed only if it
+    affects one of eight sampled values of a tensor.
     """
     state = [(name, value.detach()) for name, value in model.state_dict().items() if isinstance(value, Tensor)]
-    fingerprint = tuple((name, *_read_memory_version(value), _sample_values(value)) for name, value in state)
+    fingerprint = tuple((name, *_read_address_and_version(value), _sample_values(value)) for name, value in state)
     cached = _digests.get(model)
     if cached is None or cached[0] != fingerprint:
         cached = _digests[model] = (fingerprint, _hash_state(state))
     return cached[1]
 
 
-def _read_memory_version(value: Tensor) -> tuple[int, int]:
-    """Return the address of a tensor's memory, or 0 if it has none, and its version counter."""
-    kind = find_unusual_kind(value)
+def _read_address_and_version(value: Tensor) -> tuple[int, int]:
+    """Return the memory address of a tensor and its version counter. The address is 0 for a tensor without memory."""
+    kind = describe_unusual_tensor(value)
     has_memory = kind is None or kind.is_castable
     return value.data_ptr() if has_memory else 0, 0 if value.is_inference() else value._version
 
 
 def _sample_values(value: Tensor) -> tuple[float, ...]:
-    """Return eight values spread over a tensor, to detect changes through `.data`."""
+    """Return eight evenly spaced values of a tensor, which reveal changes through `.data`."""
     flat = to_ordinary_tensor(value).reshape(-1)
     return tuple(flat[:: max(1, flat.numel() // 8)].double().tolist()) if flat.numel() else ()
 

@@ -1,4 +1,4 @@
-"""Import optional packages at the place of use, with an error that names the extra to install."""
+"""Import optional packages when they are used. If one is missing, the error names the extra to install."""
 
 from importlib import import_module
 from typing import Any

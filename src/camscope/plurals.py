@@ -1,4 +1,6 @@
-"""Format counts with a noun in the singular or plural."""
+"""Format counts with a noun in the singular or plural, and long lists of names."""
+
+from collections.abc import Sequence
 
 
 def plural(count: int, noun: str, plural_noun: str = "", *, spec: str = "") -> str:
@@ -6,8 +8,8 @@ def plural(count: int, noun: str, plural_noun: str = "", *, spec: str = "") -> s
 
     Args:
         count: The count.
-        noun: The noun in the singular, with every word that changes with the number: `"image has"`.
-        plural_noun: The same in the plural, `"images have"`. Default: the English plural of `noun`.
+        noun: The noun in the singular. It may include a verb that changes with the count: `"image has"`.
+        plural_noun: The noun, with its verb, in the plural: `"images have"`. Default: the English plural of `noun`.
         spec: The format of the count, such as `","` for `12,480`.
 
     """
@@ -17,6 +19,17 @@ def plural(count: int, noun: str, plural_noun: str = "", *, spec: str = "") -> s
 def inflect(count: int, noun: str, plural_noun: str = "") -> str:
     """Return the noun in the singular or plural for a count: `image`, `images`."""
     return noun if count == 1 else plural_noun or _english_plural(noun)
+
+
+def join_first(names: Sequence[str], limit: int = 5) -> str:
+    """Join the first names by commas, and count the others: `cat, dog and 92 more`.
+
+    >>> join_first(["cat", "dog", "horse"], limit=2), join_first(["cat", "dog"])
+    ('cat, dog and 1 more', 'cat, dog')
+
+    """
+    n_more = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {n_more} more" if n_more > 0 else "")
 
 
 def _english_plural(noun: str) -> str:

@@ -3,14 +3,14 @@
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from camscope.errors import InputError, LayerError, Remedy
 from camscope.plurals import plural
-from camscope.tensor_kinds import find_unusual_kind
+from camscope.unusual_tensors import describe_unusual_tensor
 
 LeafPath = tuple[Any, ...]
 ATTENTION_SUM_TOLERANCE = 1e-2  # deviation of a sum of attention weights from 1, in half precision
@@ -50,7 +50,7 @@ def map_leaves(value: Any, function: Callable[[Tensor], Tensor | None]) -> Any:
 
 
 def concatenate_structures(values: Sequence[Any]) -> Any:
-    """Concatenate the tensors of several structures along the first axis. Other values come from the first structure."""
+    """Join several structures: concatenate their tensors along the first axis. Other values are those of the first structure."""
     if all(isinstance(value, list) and len(value) == 1 and not isinstance(value[0], Tensor) for value in values):
         return [part for value in values for part in value]  # one structure per sample, as detectors return
     result, leaves_by_path = values[0], [dict(iter_leaves(value)) for value in values]
@@ -69,15 +69,15 @@ def iter_argument_leaves(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iter
 def select_argument_rows(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], index: Tensor, n_samples: int
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return a model's additional arguments for the samples `index` (R,). Tensors with `n_samples` rows are indexed.
+    """Return a model's additional arguments for the samples `index` (R,): rows of each tensor with `n_samples` rows.
 
-    Raises InputError for a tensor whose rows PyTorch cannot index, such as a sparse one.
+    Raises InputError for a tensor whose rows PyTorch cannot select, such as a sparse one.
     """
     selected: dict[int | str, Any] = dict((*enumerate(args), *kwargs.items()))
     for path, value in iter_argument_leaves(args, kwargs):
         if value.ndim == 0 or value.size(0) != n_samples:
             continue
-        if (kind := find_unusual_kind(value, "value")) is not None and not kind.is_castable:
+        if (kind := describe_unusual_tensor(value, "value")) is not None and not kind.is_castable:
             raise InputError(
                 f"the additional argument {format_argument(path)} is {kind.description}, which cannot be split into "
                 f"{plural(n_samples, 'sample')}: pass {kind.replacement}, or explain one image at a time"
@@ -86,10 +86,17 @@ def select_argument_rows(
     return tuple(selected[i] for i in range(len(args))), {name: selected[name] for name in kwargs}
 
 
-def find_main_tensor(name: str, output: object, output_index: str | int | None = None) -> tuple[LeafPath, Tensor]:
-    """Return the path and the tensor of highest rank among the floating-point tensors in a layer's output.
+class TensorAtPath(NamedTuple):
+    """A tensor in a nested structure, and the path that leads to it."""
 
-    For the output (context, weights) of an attention, this is the context.
+    path: LeafPath
+    tensor: Tensor
+
+
+def find_main_tensor(name: str, output: object, output_index: str | int | None = None) -> TensorAtPath:
+    """Find the tensor of a layer's output to explain: the floating-point tensor with the most axes.
+
+    In the output (context, weights) of an attention layer, this is the context.
     """
     leaves = [(path, leaf) for path, leaf in iter_leaves(output) if leaf.is_floating_point()]
     if output_index is not None:
@@ -101,13 +108,13 @@ def find_main_tensor(name: str, output: object, output_index: str | int | None =
     rank = max((leaf.ndim for _, leaf in leaves), default=0)
     best = [(path, leaf) for path, leaf in leaves if leaf.ndim == rank]
     if len(best) == 1:
-        if (kind := find_unusual_kind(best[0][1])) is not None:
+        if (kind := describe_unusual_tensor(best[0][1])) is not None:
             raise LayerError(
                 f"layer {name!r} returns {kind.description}, for which there is no map",
                 fix="choose a layer that returns an ordinary (dense) tensor",
                 remedy=Remedy.SET_LAYER,
             )
-        return best[0]
+        return TensorAtPath(*best[0])
     listing = ", ".join(f"{format_path(path)} {tuple(leaf.shape)}" for path, leaf in best)
     if not best:
         dtypes = ", ".join(f"{format_path(path)} {leaf.dtype}" for path, leaf in iter_leaves(output))
@@ -122,7 +129,7 @@ def find_main_tensor(name: str, output: object, output_index: str | int | None =
 
 
 def _is_attention_weights(leaf: Tensor, other_leaves: Sequence[Tensor]) -> bool:
-    """Whether a tensor (N,heads,T,S) or (N,T,S) holds the attention weights of another output (N,T,K)."""
+    """Return whether a tensor (N,heads,T,S) or (N,T,S) is the attention weights that belong to another tensor (N,T,K)."""
     if leaf.ndim == 3:
         contexts = [other for other in other_leaves if other is not leaf and other.shape[:2] == leaf.shape[:2]]
         return bool(contexts) and has_attention_rows(leaf) and not any(map(has_attention_rows, contexts))
@@ -132,7 +139,7 @@ def _is_attention_weights(leaf: Tensor, other_leaves: Sequence[Tensor]) -> bool:
 
 
 def has_attention_rows(tensor: Tensor) -> bool:
-    """Whether all values are 0 or more, and each row along the last axis sums to 1."""
+    """Return whether all values are 0 or more, and each row along the last axis sums to 1."""
     if tensor.ndim < 3 or tensor.shape[-1] < 2 or not tensor.is_floating_point():
         return False
     first = tensor.detach()[:1].float()

@@ -16,7 +16,7 @@ NAME_SEPARATORS = re.compile(r"( \+ |, | (?=\w+=))")  # in labels such as "gradc
 
 
 class RegistryEntry(Protocol):
-    """An object or a class with a name to look it up by and a title to display."""
+    """A class or object that can be registered: it has a name for lookup and a title for display."""
 
     @property
     def name(self) -> str:
@@ -31,7 +31,7 @@ Entry = TypeVar("Entry", bound=RegistryEntry)
 
 
 def normalize_name(name: str) -> str:
-    """Return a name without case, hyphens, underscores and spaces. `++` becomes a word.
+    """Return a name in lower case without hyphens, underscores and spaces. `++` becomes `plusplus`.
 
     >>> normalize_name("Grad-CAM++") == normalize_name("gradcam_plusplus")
     True
@@ -44,9 +44,9 @@ class Registry(MutableMapping[str, Entry]):
 
     Args:
         kind: What an entry is, for error messages: "method" or "metric".
-        package: The package whose modules register the entries; it is imported when the first name is looked up.
-        entry_point_group: The group of entry points by which installed packages register further entries. They are imported
-            after `package`. One that fails gives a warning that names its package, and registers nothing.
+        package: The package whose modules register the entries. It is imported at the first lookup of a name.
+        entry_point_group: The group of entry points by which other installed packages register entries. They are
+            imported after `package`. If an entry point fails, a warning names its package.
 
     >>> from camscope.explainers import METHODS
     >>> METHODS["Grad-CAM++"] is METHODS["gradcam_plusplus"]
@@ -71,7 +71,7 @@ class Registry(MutableMapping[str, Entry]):
             self._entries[entry.name] = entry
 
     def add_unavailable(self, name: str, title: str, package: str, extra: str) -> None:
-        """Reserve the name of an entry whose package is not installed. `find` then raises an error that names the extra."""
+        """Reserve the name of an entry whose package is not installed. `find` raises an error that names the extra to install."""
         self._reserve_spellings(name, title)
         self._missing_packages[name] = package, extra
 
@@ -145,7 +145,7 @@ class Registry(MutableMapping[str, Entry]):
         return f"Registry({self.kind!r}, {list(self._entries)})"
 
     def load(self) -> None:
-        """Import the modules that register entries: those of camscope, and once those of installed packages."""
+        """Import the modules that register entries: those of `package`, then the entry points of installed packages."""
         if self.package is not None:
             import_module(self.package)
         with self._load_lock:
@@ -155,10 +155,10 @@ class Registry(MutableMapping[str, Entry]):
                     self._load_entry_point(entry_point)
 
     def _load_entry_point(self, entry_point: EntryPoint) -> None:
-        """Import the code of an entry point. If that fails, warn, since one package must not break the others."""
+        """Import the code of an entry point. If that fails, issue a warning, so that other packages still work."""
         package = entry_point.dist.name if entry_point.dist is not None else entry_point.value
         try:
-            with self.undo_if_failed():
+            with self.entries_removed_on_error():
                 loaded = entry_point.load()
                 if isinstance(loaded, type) and id(loaded) not in map(id, self._entries.values()):
                     raise TypeError(f"{loaded.__name__} is not registered; decorate it with @register")
@@ -169,8 +169,8 @@ class Registry(MutableMapping[str, Entry]):
             )
 
     @contextmanager
-    def undo_if_failed(self) -> Iterator[None]:
-        """Remove the entries that the block has added if it raises an error."""
+    def entries_removed_on_error(self) -> Iterator[None]:
+        """If the `with` block raises an error, remove the entries that it added."""
         saved = [(content, dict(content)) for content in self._contents]
         try:
             yield

@@ -1,4 +1,4 @@
-"""Write files and folders atomically under safe names, lock folders, and read only regular files."""
+"""Write files and folders atomically, under safe names. Lock folders, and read only regular files."""
 
 import contextlib
 import errno
@@ -40,8 +40,8 @@ def write_bytes(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = 
     return Path(path)
 
 
-def write_generated(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = False) -> Path:
-    """Write a file unless it exists with the same bytes. Raise an OutputError if it exists with other bytes."""
+def write_unless_identical(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = False) -> Path:
+    """Write a file. Do nothing if it exists with the same bytes, and raise an OutputError if it has other bytes."""
     path = Path(path)
     if not overwrite and path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data:
         return path
@@ -54,10 +54,11 @@ def open_atomic(
 ) -> Iterator[BinaryIO]:
     """Open a file that is written completely or not at all: a temporary file is renamed at the end.
 
-    `n_bytes` is the size, if it is known in advance. A failure is an OutputError with the path and the reason.
+    `n_bytes` is the number of bytes to write, if it is known in advance. A failure raises an OutputError with the path
+    and the reason.
     """
     path = _parse_output_path(path)
-    check_free(path, overwrite)
+    check_not_existing(path, overwrite)
     check_replaceable(path)
     make_folder(path.parent)
     sibling = path.with_name(f".{secrets.token_hex(8)}.part")
@@ -84,14 +85,14 @@ def open_atomic(
         raise
 
 
-def check_free(path: str | os.PathLike[str], overwrite: bool) -> None:
+def check_not_existing(path: str | os.PathLike[str], overwrite: bool) -> None:
     """Raise an OutputError if a path exists and `overwrite` is False."""
     if not overwrite and os.path.lexists(path):
         raise OutputError(f"{path} exists; allow overwriting, or choose another name")
 
 
 def _parse_output_path(path: str | os.PathLike[str]) -> Path:
-    """Return a path, or raise an OutputError where it has characters that no path can have."""
+    """Convert text to a path. Raise an OutputError if it has characters that no path can have."""
     with contextlib.suppress(UnicodeEncodeError):  # half a surrogate pair
         if b"\0" not in os.fsencode(path):
             return Path(path)
@@ -99,7 +100,7 @@ def _parse_output_path(path: str | os.PathLike[str]) -> Path:
 
 
 def check_replaceable(path: Path) -> None:
-    """Raise an OutputError if a path leads to a folder, a pipe, a socket or a device."""
+    """Raise an OutputError if a path leads to a folder, pipe, socket or device, which no file may replace."""
     try:
         mode = path.stat().st_mode
     except OSError:  # nothing exists, or a dangling link
@@ -110,14 +111,14 @@ def check_replaceable(path: Path) -> None:
 
 
 class _TemporaryFile(io.FileIO):
-    """A temporary file whose write errors name the final file."""
+    """A temporary file whose errors name the file that it will become."""
 
     def __init__(self, temporary_path: Path, path: Path, n_bytes: int | None) -> None:
         super().__init__(temporary_path, "xb")
         self._path, self._n_bytes = path, n_bytes
 
     def write(self, data: Any, /) -> int:
-        """Write bytes. Raise an OutputError with the name of the final file if writing fails."""
+        """Write bytes. If writing fails, raise an OutputError with the name of the final file."""
         try:
             return super().write(data)
         except OSError as error:
@@ -139,7 +140,7 @@ def _write_errors_converted(path: Path) -> Iterator[None]:
 def make_write_error(
     path: Path, error: OSError, n_bytes: int | None = None, *, is_lower_bound: bool = False
 ) -> OutputError:
-    """Convert an OSError to an OutputError. If the disk is full, the message has the needed and free bytes."""
+    """Convert an OSError to an OutputError. If the disk is full, the message says how many bytes are needed and free."""
     reason = (error.strerror or str(error)).rstrip(".")
     advice = "choose another place"
     if error.errno in NO_SPACE_ERRNOS:
@@ -162,7 +163,7 @@ def make_write_error(
 def create_folder_atomically(
     path: str | os.PathLike[str], is_replaceable: Callable[[Path], bool] | None = None
 ) -> Iterator[Path]:
-    """Create a folder with all its files, or not at all. Replace a folder that is empty or has only replaceable files."""
+    """Create a folder with all its files, or not at all. An existing folder is replaced if all its files are replaceable."""
     path = _parse_output_path(path)
     existing = list(path.iterdir()) if path.is_dir() else []
     if not all(is_replaceable and is_replaceable(file) for file in existing) or (
@@ -209,11 +210,11 @@ class FolderLock:
             self.release = weakref.finalize(self, os.close, self._handle)
 
     def acquire_exclusive(self) -> bool:
-        """Try to acquire the lock alone. Return False if another process or thread holds the lock."""
+        """Try to acquire the lock for this process alone. Return False if another process or thread holds the lock."""
         return self._try_lock("LOCK_EX")
 
     def acquire_shared(self) -> bool:
-        """Try to acquire the lock together with other processes. Return False if it stays locked for ten seconds."""
+        """Try to acquire the lock, which other processes may share. Return False if it cannot be shared for ten seconds."""
         end = time.monotonic() + LOCK_WAIT_SECONDS
         while not (granted := self._try_lock("LOCK_SH")) and time.monotonic() < end:
             time.sleep(0.05)
@@ -233,7 +234,7 @@ class FolderLock:
 
 @contextlib.contextmanager
 def folder_locked(folder: Path) -> Iterator[None]:
-    """Lock a folder for a `with` block. A folder that is created here is removed at the end if it is empty."""
+    """Lock a folder inside the `with`, and create it if needed. A folder that was created and stays empty is removed."""
     new = not folder.exists()
     make_folder(folder)
     lock = FolderLock(folder)
@@ -253,7 +254,7 @@ def _move_without_overwrite(temporary_path: Path, path: Path) -> None:
     try:
         path.hardlink_to(temporary_path)
     except OSError:  # it exists, or this is a file system without hard links
-        check_free(path, overwrite=False)
+        check_not_existing(path, overwrite=False)
         temporary_path.replace(path)
     temporary_path.unlink(missing_ok=True)
 
@@ -284,7 +285,7 @@ def check_inside_folder(path: Path, folder: str | os.PathLike[str]) -> None:
 
 
 def describe_file_problem(path: str | os.PathLike[str]) -> str:
-    """Return the reason why a path is not a regular file."""
+    """Return the reason why a path is not a regular file, such as `there is no such file`."""
     path = Path(path)
     if path.is_dir():
         return "it is a folder"
@@ -314,7 +315,7 @@ def open_regular_file(path: str | os.PathLike[str], max_bytes: int | None = None
 
 
 def check_regular_file(path: str | os.PathLike[str], max_bytes: int | None = None) -> None:
-    """Raise an OSError unless a path is a regular file with at most `max_bytes` bytes. The file is not opened."""
+    """Raise an OSError unless a path is a regular file of at most `max_bytes` bytes. The file is not opened."""
     _check_file_status(os.stat(path), max_bytes)  # noqa: PTH116 - a Path costs more than a small file takes to read
 
 

@@ -1,4 +1,4 @@
-"""Read JSON, TOML, NumPy, zip and Parquet files from untrusted sources: check sizes first, and raise clear errors."""
+"""Read JSON, TOML, NumPy, zip and Parquet files from untrusted sources. Sizes are checked before values are read."""
 
 import atexit
 import json
@@ -36,10 +36,10 @@ def read_errors_converted(
     quote_original: bool = True,
     wrap_camscope_errors: bool = False,
 ) -> Iterator[None]:
-    """Convert any exception inside a `with` block to one error whose text begins with `message`.
+    """Convert any exception inside the `with` to one error whose text begins with `message`.
 
-    `quote_original` includes the text of a foreign error, which may name a patient. Errors of camscope name the file
-    themselves, and are converted only with `wrap_camscope_errors`.
+    `quote_original` includes the text of another library's error, which may name a patient. Errors of camscope already
+    name the file, and are converted only with `wrap_camscope_errors`.
     """
     try:
         yield
@@ -82,9 +82,9 @@ def parse_toml(text: str, message: str) -> dict[str, Any]:
 def read_npz(
     path: str | os.PathLike[str], max_bytes_by_name: Mapping[str, int], max_bytes: int = MAX_ARRAY_BYTES
 ) -> dict[str, NDArray[Any]]:
-    """Read the named arrays from a .npz file without unpickling. Names that the file does not have are left out.
+    """Read the named arrays of a .npz file without unpickling. Names that are missing in the file are left out.
 
-    Each array has its own limit, and `max_bytes` limits all arrays together.
+    `max_bytes_by_name` limits the size of each array, and `max_bytes` that of all arrays together.
     """
     with open_regular_file(path) as file, zipfile.ZipFile(file) as archive:
         members = {name: f"{name}.npy" for name in max_bytes_by_name if f"{name}.npy" in archive.namelist()}
@@ -105,7 +105,7 @@ def read_npz(
 
 
 def _read_declared_bytes(archive: zipfile.ZipFile, member: str) -> int:
-    """Return the size of an array in bytes. Raise an InputError if header and zip directory do not agree."""
+    """Return the number of bytes of an array in a .npz file. Raise an InputError if the zip archive stores another number."""
     size = archive.getinfo(member).file_size
     readers: dict[Any, Any] = {
         (1, 0): np.lib.format.read_array_header_1_0,
@@ -125,9 +125,9 @@ def _read_declared_bytes(archive: zipfile.ZipFile, member: str) -> int:
 
 
 def check_zip(path: str | os.PathLike[str]) -> None:
-    """Raise an InputError if a zip archive would unpack to more bytes than the file has, or if a checksum is wrong.
+    """Raise an InputError if a zip archive unpacks to more bytes than the file has, or if a checksum is wrong.
 
-    A writer may leave out the checksums, as `torch.save` can. Then they are all 0, and are not compared.
+    An archive without checksums, which `torch.save` can write, has zeros in their place. They are not compared.
     """
     size = Path(path).stat().st_size
     with zipfile.ZipFile(path) as archive:
@@ -142,7 +142,7 @@ def check_zip(path: str | os.PathLike[str]) -> None:
 
 
 def read_parquet(path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> Any:
-    """Read a Parquet file as a PyArrow table. Raise an InputError, which quotes no cell, if it cannot be read."""
+    """Read a Parquet file as a PyArrow table. If it cannot be read, raise an InputError that quotes no cell."""
     parquet: Any = import_module("pyarrow.parquet")
     with read_errors_converted(f"{path}: this is no Parquet table", quote_original=False):
         check_parquet([path])
@@ -161,7 +161,7 @@ atexit.register(_open_footer_database.cache_clear)  # DuckDB reports a connectio
 
 
 def check_parquet(paths: Sequence[str | os.PathLike[str]]) -> None:
-    """Raise an InputError if a Parquet file is damaged or declares more values than its bytes can hold."""
+    """Raise an InputError if a Parquet file is damaged, or declares more values than its bytes can hold."""
     duckdb = require("duckdb", extra="batch")  # it reads only the footers; PyArrow 26 crashes on a damaged one
     database = _open_footer_database(os.getpid())
     names = [re.sub(r"([*?[])", r"[\1]", os.fspath(path)) for path in paths]  # these characters would be a pattern

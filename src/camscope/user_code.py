@@ -23,7 +23,7 @@ PLUGIN_MODULE_PREFIX = "_camscope_plugin_"
 
 @dataclass(frozen=True)
 class Plugin:
-    """A Python file that registered methods. `source` is its code, from which another process loads the same plugin."""
+    """A Python file that registers methods. `source` is its code, which other processes execute to load the same plugin."""
 
     file: str
     source: bytes = field(repr=False)
@@ -41,7 +41,7 @@ class Plugin:
 
     @property
     def module_name(self) -> str:
-        """The name of the module. It is the same in every process, so that its classes can be pickled."""
+        """The module name of the plugin. It is the same in every process, so that its classes can be pickled."""
         return f"{PLUGIN_MODULE_PREFIX}{self.digest}"
 
 
@@ -64,13 +64,13 @@ def load_plugin_file(path: str | Path) -> Plugin:
 
 
 def load_plugin(plugin: Plugin) -> Plugin:
-    """Execute the code of a plugin, and return the plugin with the names of its methods."""
+    """Execute the code of a plugin. Return the plugin with the names of the methods that it registered."""
     loaded = _plugins.get(plugin.module_name)
     if loaded is not None and all(name in METHODS for name in loaded.method_names):
         return loaded
     METHODS.load()  # a plugin may not take the name of an existing method
     known_names = set(METHODS)
-    with METHODS.undo_if_failed():
+    with METHODS.entries_removed_on_error():
         execute_python_source(plugin.source, Path(plugin.file), plugin.module_name, InputError)
         names = tuple(name for name in METHODS if name not in known_names)
         if not names:
@@ -87,9 +87,9 @@ def find_plugins(classes: Iterable[type]) -> list[Plugin]:
 
 
 def execute_python_source(source: bytes, file: Path, module_name: str, error_cls: type[CamscopeError]) -> ModuleType:
-    """Execute Python code as a module of this name, without writing bytecode next to its file.
+    """Execute Python code as a module named `module_name`. No bytecode is written next to the file.
 
-    The module is in `sys.modules` afterwards, unless the code raises an error.
+    Afterwards the module is in `sys.modules`, unless the code raised an error.
     """
     spec = importlib.util.spec_from_file_location(module_name, file)
     if spec is None:
@@ -105,7 +105,7 @@ def execute_python_source(source: bytes, file: Path, module_name: str, error_cls
 
 
 def run_user_code(action: Callable[[], Result], location: str, error_cls: type[CamscopeError]) -> Result:
-    """Call code of the user. Convert any error or exit to an error of camscope with the location of the code."""
+    """Call code of the user. Convert an error or an exit of the code to an `error_cls` that names `location`."""
     try:
         return action()
     except (Exception, SystemExit) as error:

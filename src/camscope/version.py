@@ -1,3 +1,3 @@
-"""The one place that says which version this is."""
+"""The version of camscope. It is defined only here."""
 
 __version__ = "0.2.0"

@@ -13,6 +13,7 @@ IMAGES = 72
 SLOW = ("faithfulness", "robustness", "sanity")
 FAST = {
     "explain": {"findings": ("lesion",), "settings": {"integratedgradients": {"n_steps": 2}}},
+    "n_resamples": 500,
     "sample_sizes": SMALL,
     "margins": {"reliance_prevalence": 0.25},  # of thirteen patients with the token some would have shown that
 }

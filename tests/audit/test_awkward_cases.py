@@ -22,7 +22,7 @@ from camscope.batch import build_manifest
 from camscope.errors import InputError, LayerError, PreprocessError, TargetError
 from camscope.evaluation.ground_truth import AnnotationColumn, MaskFolder
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "without_figures")
 SLOW = ("faithfulness", "sanity", "robustness")
 CODE = """
 import torch
@@ -118,7 +118,8 @@ def test_ages_by_the_year_give_no_target_away(study):
 
 
 def test_clinical_audits_find_their_masks_too(study, tmp_path):
-    made = audit.run_audit({**study, "report": {"profile": "clinical"}}, tmp_path / "audit")
+    config = {**study, "report": {"profile": "clinical"}, "skip": [*SLOW, "shortcut"]}
+    made = audit.run_audit(config, tmp_path / "audit")
     assert made.summary.localization.n_images > 0
     assert made.maps.table(["path"])["path"][0].as_py().endswith(".png")
 
@@ -161,11 +162,12 @@ def test_of_some_of_the_rows_each_has_its_own_mask_and_one_that_is_not_there_is_
     assert found.is_intact, [one for one in found.checks if not one.is_intact]
 
 
-def test_masks_of_other_images_leave_localization_untested_and_say_why(study, tmp_path):
+def test_masks_that_are_not_there_stop_the_audit_before_its_first_stage(study, tmp_path):
     data = {**study["data"], "manifest": table_of(study, lambda n, row: row | {"mask": f"gone/{n}.png"}, "gone.csv")}
-    made = audit.run_audit({**study, "data": data, "skip": [*SLOW, "shortcut"]}, tmp_path / "audit")
-    assert not made.summary.localization.tested
-    assert made.summary.localization.reason.startswith("no map has a value: its mask cannot be read")
+    words = r"0 of \d+ annotations of the column 'mask' can be read.*'gone/\d+.png' in row .*Accepted are the path of a mask"
+    with pytest.raises(InputError, match=words):
+        audit.run_audit({**study, "data": data, "skip": [*SLOW, "shortcut"]}, tmp_path / "audit")
+    assert not (tmp_path / "audit").exists()
 
 
 def test_a_dataset_of_hugging_face_is_audited_without_its_name(study, tmp_path):
@@ -275,9 +277,7 @@ def test_a_model_that_does_not_say_how_images_enter_it_is_refused_with_what_to_w
     nameless = changed_net(study, "return out", tmp_path)
     (tmp_path / "net.py").write_text((tmp_path / "net.py").read_text().partition("PREPROCESSING = ")[0])
     nameless["explain"] = {"findings": ["1"], "methods": ["gradcam"], "layer": "net.layer3"}
-    with pytest.raises(
-        PreprocessError, match=r'write preprocess = "imagenet" in \[model\], or PREPROCESSING in the file'
-    ):
+    with pytest.raises(InputError, match=r'write preprocess = "imagenet" in \[model\], or PREPROCESSING in the file'):
         audit.run_audit(nameless, tmp_path / "audit")
 
 

@@ -16,8 +16,9 @@ from scipy.stats import spearmanr
 from camscope.audit import comparison
 from camscope.audit.core.stage_result_schema import MetricsResult
 from camscope.audit.verdicts import derive_verdicts
-from camscope.batch.query import table_to_dicts
-from camscope.metrics.statistics import N_RESAMPLES, Estimate, iter_bootstrap_indices
+from camscope.batch.sql_query import table_to_dicts
+from camscope.metrics.intervals_and_p_values import iter_bootstrap_indices
+from camscope.metrics.mean_estimates import N_RESAMPLES, Estimate
 from tests.audit_summary import FINDINGS, full, num, verdict
 
 

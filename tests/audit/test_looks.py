@@ -20,7 +20,7 @@ from camscope.audit.verdicts import derive_verdicts
 from camscope.audit.verdicts.interim import judge_faithfulness_at_look, judge_robustness_at_look
 from camscope.audit.verdicts.limitations_and_warnings import list_limitations
 from camscope.audit.verification import verify_audit
-from camscope.metrics.statistics import estimate_mean
+from camscope.metrics.mean_estimates import estimate_mean
 from tests.audit.audits import changed
 from tests.audit_summary import full
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from camscope.errors import TargetError
 from camscope.explainers import METHODS
-from camscope.explainers.core.pixel_base import PixelExplainer
+from camscope.explainers.core.pixel_explainers import PixelExplainer
 from tests.nets import CASES
 from tests.refusals import ATTENTION, answers, residual_or_plainer
 from tests.tools import REPRESENTATIVES, explainer, looks_at_layers

@@ -125,6 +125,7 @@ def default(request):
 
 
 @EVERY_METHOD
+@pytest.mark.by_family
 def test_the_users_default_device_and_type_change_nothing(method, default):
     case = residual_or_plainer(method)
     model, x = case.make()
@@ -251,6 +252,7 @@ def test_numbers_of_numpy_are_numbers(method):
 
 
 @EVERY_METHOD
+@pytest.mark.by_family
 def test_several_classes_are_several_calls_at_the_price_of_one_forward(method):
     case = residual_or_plainer(method)
     cls, (model, x) = METHODS[method], case.make()

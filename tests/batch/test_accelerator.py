@@ -12,7 +12,7 @@ pytest.importorskip("pyarrow")
 
 from camscope.batch import BatchOptions, BatchRun, run_batch
 
-IMAGES, CHUNK = 24 if DEVICE.type == "cpu" else 240, 8
+IMAGES, CHUNK = (12, 4) if DEVICE.type == "cpu" else (240, 8)
 OPTIONS = BatchOptions(chunk_size=CHUNK)
 COLUMNS = ["row", "id", "status", "target", "method", "layer"]
 

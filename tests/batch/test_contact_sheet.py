@@ -20,7 +20,7 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("duckdb")
 pytest.importorskip("jinja2")
 
-from camscope.batch import BatchRun, Query, map_collection, run_batch
+from camscope.batch import BatchRun, Query, run_batch, run_reader
 from camscope.batch.contact_sheet import build_contact_sheet
 
 EVIL = "<script>alert(1)</script>"
@@ -134,10 +134,10 @@ def test_a_large_photograph_is_made_small_before_it_is_drawn_on(run):
     row = run.query("id = 'case 2' and method = 'gradcam'").to_pylist()[0]
     photo = run.read_image(row)
     one = run.explanation(row, photo)
-    quick, whole = map_collection.render_thumbnail(one, photo, 60), one.overlay(height=60)
+    quick, whole = run_reader.render_thumbnail(one, photo, 60), one.overlay(height=60)
     assert quick.shape == whole.shape == (60, 90, 3)
     assert np.abs(quick.astype(int) - whole).mean() < 2
-    assert map_collection.render_thumbnail(one, None, 60).shape == (60, 90, 3)
+    assert run_reader.render_thumbnail(one, None, 60).shape == (60, 90, 3)
     page = read(run, "id = 'case 2'", image_height=60)
     assert {picture(one["src"]).shape for one in page.all("img")} == {(60, 90, 3)}
 
@@ -166,7 +166,7 @@ def test_what_is_code_elsewhere_is_text_here(run):
 
 
 def test_the_policy_allows_the_pages_own_style_and_pictures_alone(run):
-    html = build_contact_sheet(run, Query(limit=1)).html
+    html = build_contact_sheet(run, Query(max_rows=1)).html
     (policy,) = (own["content"] for own in Reader(html).all("meta") if own.get("http-equiv"))
     style = re.search(r"<style>(.*?)</style>", html, re.DOTALL)[1]
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
@@ -183,7 +183,7 @@ def test_a_condition_of_code_is_text_too(run):
 
 
 def test_a_run_writes_its_page(run, tmp_path):
-    file = run.save_html(tmp_path / "page.html", "status = 'ok'", limit=2, image_height=32)
+    file = run.save_html(tmp_path / "page.html", "status = 'ok'", max_rows=2, image_height=32)
     assert "the first 2 are shown" in file.read_text(encoding="utf-8")
     with pytest.raises(OutputError, match=r"page\.html exists"):
         run.save_html(tmp_path / "page.html")

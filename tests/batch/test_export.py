@@ -9,7 +9,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from camscope import Explanation, GradCAM, LayerCAM, load_model
-from camscope.batch.export import CellEscaper, build_coco_annotations, open_coco_writer
+from camscope.batch.coco_export import build_coco_annotations, open_coco_writer
+from camscope.batch.csv_export import CellEscaper
 from camscope.cli import app
 from camscope.errors import GeometryError, InputError, OutputError
 from camscope.geometry import Placement
@@ -286,7 +287,7 @@ def test_what_ends_half_way_leaves_nothing(run, tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("camscope.batch.export.CocoWriter.add_annotations", interrupted)
+    monkeypatch.setattr("camscope.batch.coco_export.CocoWriter.add_annotations", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run.export(tmp_path, "coco")
     monkeypatch.setattr(CellEscaper, "escape", interrupted)

@@ -34,7 +34,7 @@ from camscope.safe_files import (  # noqa: E402
     folder_locked,
     open_atomic,
     write_bytes,
-    write_generated,
+    write_unless_identical,
 )
 
 FACTS = {"run_config": {"methods": {"gradcam 0": {}}, "targets": [0]}}
@@ -243,11 +243,11 @@ def test_a_foreign_file_under_a_name_of_an_audit_is_an_error_and_stays(name, tmp
 
 
 def test_a_generated_file_replaces_no_other(tmp_path):
-    path = write_generated(tmp_path / "list.csv", b"path\n")
-    assert write_generated(path, b"path\n") == path
+    path = write_unless_identical(tmp_path / "list.csv", b"path\n")
+    assert write_unless_identical(path, b"path\n") == path
     with pytest.raises(OutputError, match="exists"):
-        write_generated(path, b"other\n")
-    assert write_generated(path, b"other\n", overwrite=True).read_bytes() == b"other\n"
+        write_unless_identical(path, b"other\n")
+    assert write_unless_identical(path, b"other\n", overwrite=True).read_bytes() == b"other\n"
 
 
 # --- two processes
@@ -518,7 +518,7 @@ def test_a_budget_admits_what_fits_and_what_is_too_large_alone():
 
 @pytest.mark.parametrize("is_limited", [True, False])
 def test_large_images_are_decoded_and_drawn_one_after_the_other(model, tmp_path, monkeypatch, is_limited):
-    from camscope.images import photo
+    from camscope.images import photo_reader
 
     (tmp_path / "images").mkdir()
     for n in range(12):
@@ -526,7 +526,7 @@ def test_large_images_are_decoded_and_drawn_one_after_the_other(model, tmp_path,
     n_bytes = 500 * 400 * (batch_memory.DECODING_BYTES_PER_PIXEL + batch_memory.DRAWING_BYTES_PER_PIXEL)
     monkeypatch.setattr(batch_memory, "MAX_BUDGET_BYTES", int(1.9 * 500 * 400 * batch_memory.DECODING_BYTES_PER_PIXEL))
     monkeypatch.setattr(batch_memory, "MAX_WAITING_BYTES", n_bytes)
-    decode, lock, active, peaks = photo._decode_pixels, threading.Lock(), [0], []
+    decode, lock, active, peaks = photo_reader._decode_pixels, threading.Lock(), [0], []
 
     def counted(*args):
         with lock:
@@ -539,7 +539,7 @@ def test_large_images_are_decoded_and_drawn_one_after_the_other(model, tmp_path,
             with lock:
                 active[0] -= 1
 
-    monkeypatch.setattr(photo, "_decode_pixels", counted)
+    monkeypatch.setattr(photo_reader, "_decode_pixels", counted)
     if not is_limited:  # without the limit the images are decoded at once, and this test would notice
         monkeypatch.setattr(MemoryBudget, "reserve", lambda self, n_bytes: nullcontext())
     outcome = run_batch(GradCAM(model), tmp_path / "images", tmp_path / "out", overlays="jpg", num_threads=6)

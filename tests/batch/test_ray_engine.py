@@ -373,6 +373,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.thorough  # test_killed_at_any_instant (test_runner) kills a local run
 def test_a_driver_that_is_killed_is_followed_by_the_local_engine(folder, model, tmp_path):
     for n in range(16, 100):
         shutil.copy(folder / "00.png", folder / f"{n}.png")

@@ -4,11 +4,13 @@ import json
 import multiprocessing
 import os
 import random
+import runpy
 import subprocess
 import sys
 import time
 import weakref
 import zlib
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -164,6 +166,34 @@ def test_a_path_may_not_leave_the_root_unless_it_is_allowed_to(folder, model, tm
         f"../images/0.png: the path leads out of {tmp_path}; move the file there, or pass --anywhere"
     ]
     assert build_manifest(tmp_path / "lists" / "list.csv", root="").root is None
+    anywhere = build_manifest(tmp_path / "lists" / "list.csv", anywhere=True)
+    assert Path(anywhere.path_resolver.resolve("../images/0.png")).resolve() == folder / "0.png", "from the manifest on"
+    assert build_manifest(tmp_path / "lists" / "list.csv").find_paths_outside_root() == ["../images/0.png"]
+    assert anywhere.find_paths_outside_root() == []
+
+
+def test_the_label_of_an_audit_is_the_class_of_a_row(tmp_path):
+    (tmp_path / "list.csv").write_text("path,label\na.png,cat\n")
+    assert build_manifest(tmp_path / "list.csv").table["class"].to_pylist() == ["cat"]
+    assert build_manifest(tmp_path / "list.csv", strict=False).table["label"].to_pylist() == ["cat"]
+    (tmp_path / "list.csv").write_text("path,label,class\na.png,cat,dog\n")
+    with pytest.raises(InputError, match="label are reserved for results"):
+        build_manifest(tmp_path / "list.csv")
+
+
+@pytest.mark.parametrize(
+    ("paths", "common"),
+    [
+        (("/a/b/1.png", "/a/c/2.png"), "/a"),
+        (("/a/1.png", "/a/2.png"), "/a"),
+        (("/a/1.png", "/b/2.png"), None),
+        (("/a/1.png", "2.png"), None),
+        (("/a/1.png", "s3://bucket/2.png"), None),
+        ((), None),
+    ],
+)
+def test_the_folder_that_absolute_paths_share(paths, common):
+    assert path_resolver.find_common_folder(paths) == common
 
 
 @pytest.mark.parametrize(
@@ -433,7 +463,7 @@ def test_where_no_run_can_be_written_is_said(folder, model, tmp_path):
             run_batch(GradCAM(model), folder, output)
 
 
-def test_what_is_ones_own_is_known_again_by_another_process(tmp_path):
+def test_what_is_ones_own_is_known_again_by_another_process(tmp_path, capsys):
     script = tmp_path / "mine.py"
     script.write_text(
         "import numpy as np, torch\n"
@@ -446,11 +476,13 @@ def test_what_is_ones_own_is_known_again_by_another_process(tmp_path):
         "tool = GradCAM(load_model('phantom'), preprocess=prepared)\n"
         f"print(run_batch(tool, Mine(), r'{tmp_path / 'out'}', [lambda logits: logits[:, 1]]).n_done_before)\n"
     )
-    said = []
-    for padding in (0, 100_000):  # so that things lie elsewhere in memory
-        script.write_text(f"kept = [object() for _ in range({padding})]\n" + script.read_text())
-        said.append(subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout.strip())
-    assert said == ["0", "2"]
+    runpy.run_path(str(script), run_name="__main__")
+    assert capsys.readouterr().out == "0\n"
+    script.write_text(
+        "kept = [object() for _ in range(100_000)]\n" + script.read_text()
+    )  # things lie elsewhere in memory
+    again = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert again.stdout == "2\n"
     facts = BatchRun(tmp_path / "out").run_info["run_config"]
     assert "0x" not in json.dumps(facts)
     assert "prepared" in facts["preprocess"]
@@ -694,7 +726,7 @@ def test_the_seconds_of_a_row_are_those_of_its_method(folder, model, tmp_path):
 def test_small_images_share_a_pass_with_more_of_their_kind(shape, many):
     from camscope.batch.batch_worker import BatchWorker
     from camscope.batch.image_loading import LoadedImage
-    from camscope.explainers.core.inputs import ModelInput
+    from camscope.explainers.core.model_input import ModelInput
 
     tool = GradCAM(load_model("phantom"))
     manifest = SimpleNamespace(images=None)

@@ -18,7 +18,7 @@ import nibabel
 import pydicom
 
 from camscope import GradCAM
-from camscope.batch import BatchOptions, BatchRun, OverlayOptions, PrivacyOptions, run_batch
+from camscope.batch import BatchOptions, BatchRun, OverlayOptions, PrivacyOptions, build_manifest, run_batch
 from camscope.errors import ImageError, InputError
 from camscope.images.scans.scan import convert_scan_to_display_pixels
 from camscope.images.scans.scan_preprocess import ScanPreprocess
@@ -227,3 +227,36 @@ def test_some_of_the_scans_are_those_that_were_drawn(scans, tmp_path):
     for row in rows:
         file = scans / names[row["row"]]
         assert row["sha256"] == (hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else None)
+
+
+def test_export_and_show_find_the_scans_of_a_run_from_a_root(tmp_path):
+    from PIL import Image
+    from typer.testing import CliRunner
+
+    from camscope.cli import app
+
+    (tmp_path / "scans").mkdir()
+    (tmp_path / "lists").mkdir()
+    shutil.copy(CT, tmp_path / "scans" / "1.dcm")
+    (tmp_path / "lists" / "list.csv").write_text("path,label\n../scans/1.dcm,lesion\n")
+    manifest, run = tmp_path / "lists" / "list.csv", str(tmp_path / "run")
+    tool = GradCAM(flat(), "1", preprocess=ScanPreprocess(window=(40, 400), resize=64))
+    run_batch(tool, build_manifest(manifest, anywhere=True), run, privacy=PrivacyOptions(keep_columns=["class"]))
+    assert BatchRun(run).table(["class"])["class"].to_pylist() == ["lesion"]
+
+    def asked(*words):
+        return CliRunner(env={"COLUMNS": "300"}).invoke(app, [str(word) for word in words])
+
+    refused = asked("export", run, "--format", "png", "-o", tmp_path / "none")
+    assert refused.exit_code == 2
+    assert "pass --scans with the files or the manifest" in refused.stderr
+    noted = asked("show", run, "-o", tmp_path / "page.html")
+    assert (noted.exit_code, "shown without their images" in noted.stderr) == (0, True)
+    assert asked("export", run, "--scans", manifest, "-o", tmp_path / "outside").exit_code == 1, "out of its folder"
+    told = asked("export", run, "--scans", manifest, "--anywhere", "--size", 96, "-o", tmp_path / "pictures")
+    assert told.exit_code == 0, told.output
+    with Image.open(next((tmp_path / "pictures").iterdir())) as picture:
+        assert picture.width == 96, "a square, with a warning below"
+    assert asked("show", run, "--scans", manifest, "--anywhere", "-o", tmp_path / "with.html").exit_code == 0
+    assert len((tmp_path / "with.html").read_bytes()) > len((tmp_path / "page.html").read_bytes())
+    assert "it belongs to --scans" in asked("show", run, "--anywhere", "-o", tmp_path / "more.html").stderr

@@ -183,6 +183,7 @@ print(memory.above_inference("holding", tiny()), memory.above_inference(report.O
 
 
 @pytest.mark.skipif(not memory.CLEAR.exists(), reason="the peak of the resident set cannot be reset here")
+@pytest.mark.thorough  # test_semantics_numbers has a peak in a child
 def test_the_peak_counts_what_is_held_for_a_moment():
     """In a child, as the table's figures are: here other tests' memory would be freed meanwhile."""
     child = [sys.executable, "-c", HOLDING]

@@ -104,6 +104,7 @@ def test_rows_compare_with_the_cpu_in_float64_and_name_what_is_refused(monkeypat
     assert problems == {"not finite"}
 
 
+@pytest.mark.thorough  # the measurement of `make bench`
 def test_large_images_are_explained_and_their_peak_is_measured(tmp_path):
     memory.written(tmp_path / "images", 1, 90)
     done = memory.measured(tmp_path, [])

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import time
+from collections import defaultdict
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -59,6 +60,10 @@ def test_it_says_how_long_it_takes_what_it_found_and_where_the_report_is(made):
     assert "The prediction for lesion relies on the region marker." in told.output
     assert "● supported" in told.output
     assert "localization was not tested" in told.output
+    assert re.search(r"AUROC +lesion: [01]\.\d+ \[.*\], \d+ images of \d+ patients\. ", told.output)
+    assert re.search(
+        r"concern The prediction for lesion relies on .*: .* receivers, \d+ donors; the whole interval", told.output
+    )
     assert str(folder / "report.html") in told.output.replace("\n", "")
 
 
@@ -113,6 +118,7 @@ class PeakCAM(BaseCAM):
 """
 
 
+@pytest.mark.thorough  # test_plugins asks the other commands
 def test_a_method_of_a_plugin_is_audited_and_verified(study, tmp_path):
     plugin, config, folder = tmp_path / "peak.py", study / "plugin.toml", str(tmp_path / "audit")
     plugin.write_text(PEAK)
@@ -173,6 +179,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", OUTPUTS)
+@pytest.mark.one_in(5)
 def test_a_damaged_output_is_a_failed_check_or_one_error(made, tmp_path, name, damage):
     shutil.copytree(made[1], tmp_path / "audit")
     DAMAGES[damage](tmp_path / "audit" / name)
@@ -204,6 +211,29 @@ def limited(room):
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def test_its_summary_goes_to_one_page_and_to_a_model_card(made, tmp_path):
+    pytest.importorskip("huggingface_hub")
+    _, folder = made
+    page, text, card = (tmp_path / name for name in ("one.html", "one.md", "README.md"))
+    card.write_text("---\nlicense: mit\n---\n# My model\n", encoding="utf-8")
+    told = asked("export", str(folder), "-o", str(text), "--model-card", str(card), "--json")
+    assert told.exit_code == 0, told.output
+    assert json.loads(told.stdout)["model_card"] == str(card)
+    assert "relies on the region marker" in text.read_text(encoding="utf-8")
+    assert "# My model" in card.read_text(encoding="utf-8")
+    assert "roc_auc" in card.read_text(encoding="utf-8")
+    assert asked("export", str(folder), "-o", str(page)).exit_code == 0
+    assert "Biggest concern" in page.read_text(encoding="utf-8")
+    for args, code, said in (
+        ((), 2, "no file to write"),
+        (("-o", str(tmp_path / "one.txt")), 2, "ends in .md or .html"),
+        (("-o", str(text)), 1, "exists"),
+    ):
+        refused = asked("export", str(folder), *args)
+        assert refused.exit_code == code, refused.output
+        assert said in refused.output
 
 
 def test_two_are_compared(made, tmp_path):
@@ -261,6 +291,8 @@ def test_the_demonstration_audits_two_nets_and_goes_on(tmp_path, monkeypatch):
         return made.model_copy(update={"skip": ("localization", "faithfulness", "sanity", "robustness", "shortcut")})
 
     monkeypatch.setattr(demo, "write_demo_study", small)
+    # test_page draws the charts
+    monkeypatch.setattr("camscope.audit.report.page.draw_figures", lambda summary: defaultdict(list))
     monkeypatch.setattr(
         demo, "_train_demo_model", lambda p, seed: train_shortcut_model(draw_study(64, 1, p), n_epochs=1)
     )

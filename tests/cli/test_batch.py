@@ -1,6 +1,7 @@
 """`camscope batch`: what is said of a run, and how it ends."""
 
 import io
+import json
 import re
 import shlex
 from types import SimpleNamespace
@@ -12,8 +13,9 @@ from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
 
+from camscope.batch import BatchRun
 from camscope.cli import app, progress
-from camscope.images.photo import read_photo
+from camscope.images.photo_reader import read_photo
 
 pytest.importorskip("pyarrow")
 
@@ -34,9 +36,12 @@ def batch(*words):
 
 def test_a_folder_and_the_same_command_again(images):
     first = batch("images", "--methods", "gradcam,layercam", "-o", "out")
-    assert (first.exit_code, first.stdout) == (0, "maps    3 images: out\n")
+    assert (first.exit_code, first.stdout) == (0, "maps    3 images: out\nflags   0 maps flagged\n")
     again = batch("images", "--methods", "gradcam,layercam", "-o", "out")
-    assert (again.exit_code, again.stdout) == (0, "maps    3 images (3 processed before): out\n")
+    assert (again.exit_code, again.stdout) == (
+        0,
+        "maps    3 images (3 processed before): out\nflags   0 maps flagged\n",
+    )
     other = batch("images", "-o", "out")
     assert other.exit_code == 1
     said = "out holds another run (methods: gradcam, layercam there, gradcam here); pass --overwrite, or another folder"
@@ -48,16 +53,54 @@ def test_failures_are_counted_by_reason_and_the_exit_code_tells(images):
     (images / "1.png").write_bytes(b"")
     result = batch("images", "-o", "out")
     assert result.exit_code == 1
-    assert result.stdout == "maps    2 of 3 images: out\n"
+    assert result.stdout == "maps    2 of 3 images: out\nflags   0 maps flagged\n"
     assert "the file is empty" in result.stderr
     (told,) = [line.partition(": ")[2] for line in result.stderr.splitlines() if line.startswith("note: to list them")]
     assert told == "to list them: camscope show out --where \"status = 'failed'\"", "as a terminal takes it"
     assert CliRunner().invoke(app, shlex.split(told.partition("camscope ")[2])).exit_code == 0
     assert "images/1.png" in (images.parent / "page.html").read_text()
     again = batch("images", "-o", "out")
-    assert (again.exit_code, again.stdout) == (1, "maps    2 of 3 images (3 processed before): out\n")
+    assert (again.exit_code, again.stdout) == (
+        1,
+        "maps    2 of 3 images (3 processed before): out\nflags   0 maps flagged\n",
+    )
     assert "the file is empty" in again.stderr
     assert batch("images", "-o", "other", "--max-failures", "0").exit_code == 1
+
+
+def test_flagged_maps_are_counted_also_those_of_an_earlier_start(images):
+    Image.new("L", (32, 32)).save(images / "black.png")
+    command = ["images", "--targets", "0,1,2,3", "-o", "out"]
+    for _ in range(2):
+        result = batch(*command)
+        (line,) = [line for line in result.stdout.splitlines() if line.startswith("flags")]
+        table = BatchRun("out").query("status <> 'ok'")["status"].to_pylist()
+        assert table
+        assert line == f"flags   {len(table)} maps flagged: {len(table)} {table[0]}"
+        printed = json.loads(batch(*command, "--json").stdout)
+        assert (printed["n_flagged"], printed["flags"]) == (len(table), {table[0]: len(table)})
+    (note,) = [line.partition(": camscope ")[2] for line in result.stderr.splitlines() if "flagged maps" in line]
+    assert CliRunner().invoke(app, shlex.split(note)).exit_code == 0
+
+
+def test_one_image_is_a_source(images):
+    result = batch("images/1.png", "-o", "out")
+    assert (result.exit_code, result.stdout.splitlines()[0]) == (0, "maps    1 image: out")
+    assert BatchRun("out").query()["path"].to_pylist() == ["images/1.png"]
+
+
+def test_a_run_is_resumed_with_its_own_chunks(images):
+    batch("images", "-o", "out", "--chunk", "2")
+    (images.parent / "out" / "parts" / "part-00000001.parquet").unlink()
+    other = batch("images", "-o", "out", "--chunk", "3")
+    assert other.exit_code == 1
+    said = "out holds this run with 2 images per part file, not 3; to resume it omit --chunk; to replace it pass --overwrite"
+    assert said in other.stderr
+    again = batch("images", "-o", "out")
+    assert again.stdout.startswith("maps    3 images (2 processed before): out\n")
+    assert len(list((images.parent / "out" / "parts").iterdir())) == 2
+    batch("images", "-o", "out", "--overwrite")
+    assert len(list((images.parent / "out" / "parts").iterdir())) == 1, "a new run has the default"
 
 
 class Totals(NamedTuple):
@@ -71,7 +114,9 @@ class Totals(NamedTuple):
 
 def printed_totals(result):
     """Read all counts of images from the lines, the progress and the table of one run, and compare them."""
-    line = re.fullmatch(r"maps +(\d+)(?: of (\d+))? images?(?: \((\d+) processed before\))?: \S+\n", result.stdout)
+    line = re.fullmatch(
+        r"maps +(\d+)(?: of (\d+))? images?(?: \((\d+) processed before\))?: \S+\nflags .*\n", result.stdout
+    )
     assert line, result.output
     maps, images, before = int(line[1]), int(line[2] or line[1]), int(line[3] or 0)
     steps = re.findall(r"^(\d+) of (\d+) images?, \S+ images/s, (\d+) failed", result.stderr, re.MULTILINE)

@@ -501,6 +501,7 @@ def test_names_from_outside_are_shown_as_they_are_and_steer_nothing(here):
 @pytest.mark.parametrize(
     "words", [["methods"], ["layers", "phantom"], ["--help"], ["explain", "nodule ✓….png"]], ids=" ".join
 )
+@pytest.mark.one_in(5)
 def test_every_encoding_of_the_terminal_can_be_printed_to(here, words, charset):
     Path("nodule ✓….png").write_bytes(Path("nodule.png").read_bytes())
     result = CliRunner(charset=charset).invoke(app, words)

@@ -1,5 +1,6 @@
 """`--json`: every command prints one object with documented fields, and errors are objects too."""
 
+import dataclasses
 import json
 import math
 import re
@@ -357,3 +358,33 @@ def test_values_that_json_does_not_have():
     values = {"a": math.nan, "b": -math.inf, "c": Path("x"), "d": (np.float32(1.5), np.int64(2)), 3: {True}, "e": None}
     assert to_json_value(values) == {"a": None, "b": None, "c": "x", "d": [1.5, 2], "3": [True], "e": None}
     assert to_json_value(np.float64("nan")) is None
+
+
+def test_the_peak_is_on_the_input_and_on_the_image(here):
+    Image.open("images/0.png").resize((300, 200)).save("wide.png")  # the model receives 128 x 128 pixels
+    (one,) = ask("explain", "wide.png", "--target", "nodule", "-o", "wide-map.png")["images"][0]["explanations"]
+    explanation = GradCAM(load_model("phantom")).explain("wide.png", "nodule")
+    values = explanation.heatmap("input", scale=None)
+    row, column = one["peak"]["input"]
+    assert (row, column) == np.unravel_index(values.argmax(), values.shape)
+    assert one["peak"]["image"] == list(explanation.peak)
+    np.testing.assert_allclose(one["peak"]["image"], [(row + 0.5) * 200 / 128, (column + 0.5) * 300 / 128], atol=2)
+    assert one["peak"]["value"] == one["value_range"][1] == pytest.approx(explanation.attribution.max())
+
+
+def test_a_map_of_equal_values_has_no_peak():
+    explanation = GradCAM(load_model("phantom")).explain(np.zeros((64, 64, 3), np.uint8), 1)
+    flat = dataclasses.replace(explanation, attribution=np.zeros_like(explanation.attribution))
+    assert json_output.describe_explanation(flat)["peak"] is None
+    lost = dataclasses.replace(explanation, placement=None)
+    assert json_output.describe_explanation(lost)["peak"]["image"] is None
+
+
+def test_no_matching_row_is_an_answer_of_show(here):
+    ask("batch", "list.csv", "-o", "matched")
+    shown = ask("show", "matched", "--where", "score > 1e9", "-o", "none.html")
+    assert_documented(shown)
+    assert (shown["file"], shown["n_matching"], shown["n_rows"]) == (None, 0, 8)
+    assert not Path("none.html").exists()
+    printed = CliRunner().invoke(app, ["show", "matched", "--where", "score > 1e9", "-o", "none.html"])
+    assert (printed.exit_code, printed.stdout) == (0, "page    no map of 8 matches score > 1e9; no page is written\n")

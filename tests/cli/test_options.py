@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 import typer
+from PIL import Image
 from typer.testing import CliRunner
 
+from camscope.batch import BatchRun
 from camscope.cli import app, base, shared_options
 from camscope.errors import PreprocessError, Remedy
 from camscope.explainers import METHODS
+from camscope.phantom import draw_radiograph
 
 RUNNER = CliRunner()
 
@@ -124,3 +127,49 @@ def test_an_item_with_a_comma_stands_in_quotes():
     assert split_list(" a ,b,, c") == ["a", "b", "c"]
     assert split_list("") == []
     assert split_list("a\nb,c") == ["a\nb", "c"]
+
+
+CLASS_NAMES = ["healthy", "lesion, solid", "fluid", "air"]
+
+
+@pytest.fixture
+def radiograph(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(draw_radiograph(3, "nodule").image).save("scan.png")
+
+
+@pytest.mark.parametrize("given", ['healthy,"lesion, solid",fluid,air', "names.txt"])
+def test_class_names_replace_those_of_the_model(radiograph, given):
+    Path("names.txt").write_text("\n".join(CLASS_NAMES) + "\n", encoding="utf-8")
+    words = ["--class-names", given, "--target", "lesion, solid"]
+    explained = RUNNER.invoke(app, ["explain", "scan.png", *words, "--json"])
+    (one,) = json.loads(explained.stdout)["images"][0]["explanations"]
+    assert (one["target"], one["label"]) == (1, "lesion, solid")
+    for command in (["batch", "scan.png"], ["evaluate", "scan.png", "--metrics", "sparseness"]):
+        result = RUNNER.invoke(app, [*command, *words, "-o", command[0]])
+        assert result.exit_code == 0, result.output
+    assert BatchRun("batch").query()["label"].to_pylist() == ["lesion, solid"]
+    compared = RUNNER.invoke(app, ["compare", "scan.png", *words[:2], "--targets", "fluid", "-o", "c.png", "--json"])
+    assert {row["label"] for row in json.loads(compared.stdout)["maps"]} == {"fluid"}
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("missing.txt", "missing.txt: No such file or directory"),
+        ("gap.txt", "gap.txt: line 2 is empty; expected a name in each line"),
+        ("binary.txt", "binary.txt is not a text file in UTF-8"),
+        (",", "',' names no class; expected names such as cat,dog, or a text file"),
+    ],
+)
+def test_wrong_class_names_are_an_error(radiograph, value, reason):
+    Path("gap.txt").write_text("a\n\nb\n", encoding="utf-8")
+    Path("binary.txt").write_bytes(b"\xff\xfe\x00")
+    refused = RUNNER.invoke(app, ["explain", "scan.png", "--class-names", value, "--json"])
+    assert refused.exit_code == 2
+    assert reason in json.loads(refused.stdout)["error"]["message"]
+
+
+def test_a_wrong_number_of_class_names_is_an_error(radiograph):
+    refused = RUNNER.invoke(app, ["explain", "scan.png", "--class-names", "a,b", "--target", "a", "--json"])
+    assert "2 class names for a model with 4 classes" in json.loads(refused.stdout)["error"]["message"]

@@ -100,6 +100,7 @@ PLUGIN = ("--plugin", "peak.py", "--methods")
     ids=lambda words: "-".join(words[:2]).replace("/", "-"),
 )
 @pytest.mark.filterwarnings("default::camscope.errors.CamscopeWarning")
+@pytest.mark.one_in(3)
 def test_every_command_knows_a_method_of_a_plugin(here, words):
     result = run(*words)
     assert "PeakCAM" in result.output or words[0] == "batch"
@@ -259,10 +260,14 @@ def install(folder, name, code, value, monkeypatch):
 
 
 @pytest.mark.parametrize("value", ["peakpackage", "peakpackage:PeakCAM"])
-def test_a_method_of_an_installed_package_is_known_in_python_and_to_every_command(here, monkeypatch, value):
+def test_a_method_of_an_installed_package_is_known_in_python_and_listed(here, monkeypatch, value):
     install(here / "site", "peakpackage", PEAK, value, monkeypatch)
     assert METHODS.find("Peak-CAM").name == "peakcam"
     assert "peakcam" in run("methods").stdout
+
+
+def test_a_method_of_an_installed_package_is_known_to_every_command(here, monkeypatch):
+    install(here / "site", "peakpackage", PEAK, "peakpackage", monkeypatch)
     run("explain", "images/0.png", "--methods", "peakcam", "-o", "why.png")
     run("batch", "images", "-o", "run", "--methods", "peakcam")
     run("compare", "images/0.png", "--methods", "gradcam,peakcam", "-o", "c.png")
@@ -271,6 +276,7 @@ def test_a_method_of_an_installed_package_is_known_in_python_and_to_every_comman
     assert "plugins" not in json.loads(Path("run/run.json").read_text())["run_config"]
 
 
+@pytest.mark.thorough  # asked above in this process
 def test_a_new_process_knows_the_method_of_an_installed_package(here, monkeypatch):
     install(here / "site", "peakpackage", PEAK, "peakpackage", monkeypatch)
     source = Path(camscope.__file__).parents[1]

@@ -45,12 +45,12 @@ def on_a_terminal(*words: str, stdout: int | None = None) -> tuple[str, int]:
 
 
 def test_methods_of_many_passes_show_their_bars_on_a_terminal_one_at_a_time(here):
-    words = "nodule.png", "--methods", "gradcam,rise,hsic,saliency", "--set", "n_samples=96", "--set", "batch_size=8"
+    words = "nodule.png", "--methods", "gradcam,rise,hsic,saliency", "--set", "n_samples=48", "--set", "batch_size=8"
     told, code = on_a_terminal("compare", *words)
     assert code == 0, told
     assert "rise, image 1 of 1" in told
     assert "hsic, image 1 of 1" in told
-    assert "96 masks" in told
+    assert "48 masks" in told
     depth = deepest = 0
     for mark in told.split("\x1b")[1:]:
         depth += mark.startswith(HIDDEN[1:])
@@ -59,6 +59,7 @@ def test_methods_of_many_passes_show_their_bars_on_a_terminal_one_at_a_time(here
     assert (depth, deepest) == (0, 1)  # never two on the screen, and none in the end
 
 
+@pytest.mark.thorough  # bars on a terminal are asked above
 def test_with_results_in_a_pipe_the_bars_are_on_standard_error_alone(here):
     with Path("told.txt").open("wb") as file:
         words = "nodule.png", "--methods", "rise", "--set", "n_samples=96", "--set", "batch_size=8"

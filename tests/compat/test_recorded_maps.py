@@ -1,6 +1,7 @@
 """The drop-in against maps that `python -m benchmarks.drop_in --record` took from pytorch-grad-cam 1.5.7."""
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -30,17 +31,29 @@ def difference(combination):
     )
 
 
+def flip_layers(monkeypatch, signs, n_images):
+    """Multiply the projections of each layer by its sign: LAPACK chooses one for each layer and image."""
+    project, calls = svd_on_activations._project_on_first_component, itertools.count()
+    monkeypatch.setattr(
+        svd_on_activations,
+        "_project_on_first_component",
+        lambda cells: signs[next(calls) // n_images % len(signs)] * project(cells),
+    )
+
+
 def test_every_combination_is_recorded():
     assert {" ".join(map(str, combination)) for combination in drop_in.recorded_combinations()} <= RECORDED.keys()
 
 
 @pytest.mark.parametrize("combination", drop_in.recorded_combinations(), ids=lambda c: " ".join(map(str, c)))
+@pytest.mark.one_in(5)
 def test_maps_equal_those_of_pytorch_grad_cam(combination, monkeypatch):
     differences = difference(combination)
     if (differences > drop_in.TOLERANCE).any() and (combination[0] in SIGN_OF_THE_SOLVER or combination[3] == "eigen"):
-        project = svd_on_activations._project_on_first_component
-        monkeypatch.setattr(svd_on_activations, "_project_on_first_component", lambda cells: -project(cells))
-        differences = np.minimum(differences, difference(combination))
+        for signs in itertools.product((1, -1), repeat=combination[2]):
+            flip_layers(monkeypatch, signs, n_images=len(differences))
+            differences = np.minimum(differences, difference(combination))
+            monkeypatch.undo()
     assert (differences < drop_in.TOLERANCE + ROUNDING).all()
 
 

@@ -24,6 +24,7 @@ from camscope.model_metadata import ModelCard, attach_card, get_card
 from camscope.phantom import draw_radiograph
 
 pytest.importorskip("pyarrow")
+nibabel = pytest.importorskip("nibabel")
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in page.parts]
@@ -183,6 +184,8 @@ def files(tmp_path, monkeypatch):
     Path("annotations.json").write_text(json.dumps(facts))
     Path("list.csv").write_text("\n".join(rows))
     Path("photos.csv").write_text("\n".join(["path,patient", *(f"photos/{n}.png,{n}" for n in range(N_IMAGES))]))
+    voxels = np.random.default_rng(0).random((24, 24, 16), np.float32)
+    nibabel.save(nibabel.Nifti1Image(voxels, np.diag([2, 2, 3, 1])), "scan.nii.gz")
     for name in ("models.py", "mine.py"):
         Path(name).write_text(FACTORY)
     for name in ("checkpoint.safetensors", "net.safetensors"):
@@ -204,9 +207,14 @@ def write_files_of_page(page):
 
 
 EXECUTED_PAGES = [page for page in PAGES if list(commands_of_page(page))]
+SLOW_PAGES = ("choose", "evaluate")  # test_select and test_json_output run these commands
 
 
-@pytest.mark.parametrize("page", EXECUTED_PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.thorough if page.stem in SLOW_PAGES else ()) for page in EXECUTED_PAGES],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
 @pytest.mark.filterwarnings("default::camscope.errors.CamscopeWarning")
 def test_the_commands_of_a_page_run_one_after_the_other(page, files, stand_in_model):
     write_files_of_page(page)

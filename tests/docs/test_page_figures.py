@@ -5,6 +5,7 @@ leaderboard and of the metrics have tests of their own in tests/benchmarks.
 """
 
 import json
+import re
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -30,6 +31,13 @@ def measured(name, section, work, tool="camscope"):
     return value
 
 
+def forward_passes_on_gpu(tool):
+    """Grad-CAM of eight images on the GPU, in forward passes: the smallest and the largest of five networks."""
+    rows = [row for row in results("cuda")["figures"] if (row["section"], row["tool"]) == ("gradcam", tool)]
+    values = [row["value"] for row in rows if row["value"] is not None]
+    return min(values), max(values)
+
+
 def ratio_to_fastest(method):
     """The time of camscope divided by that of the fastest other toolkit."""
     return measured("cpu", "family", method, "camscope / the fastest")
@@ -45,6 +53,35 @@ def coverage(section, words, key=None):
     return [
         value if key is None else value[key] for name, value in results("coverage")[section].items() if words in name
     ]
+
+
+def coverage_before(n_patients):
+    """The percentage of intervals that contain the true value, before few patients gave none."""
+    rows = results("coverage_before")["coverage"]
+    return 100 * rows[f"enrichment, normal, {n_patients} patients of 1 to 8"]["coverage"]
+
+
+def absences(n_patients, name="coverage"):
+    """The percentages of samples in which a rare reliance is called "not supported"."""
+    rows = results(name)["absences"]
+    rare = [
+        f"{n} patients, {share} of them" for n in n_patients for share in ("3 SD in 5 %", "5 SD in 3 %", "2 SD in 10 %")
+    ]
+    return [100 * row["not supported"] for key, row in rows.items() if key.startswith(tuple(rare))]
+
+
+def contrast(name):
+    row = results("audit_acceptance")["subgroups"][name]
+    return [row["value"], row["low"], row["high"]]
+
+
+def strategies():
+    """How many times as much attribution one of two clusters has on the markers, and how often two were detected."""
+    found = results("audit_acceptance")["strategies"]
+    gradients, cams = (found[f"two ways, {method}"] for method in ("integratedgradients", "gradcam"))
+    detected = [*gradients["claimed"], *cams["claimed"]]
+    times = "mass_at_tokens_times"
+    return detected.count(2), len(detected), min(gradients[times]), max(gradients[times]), min(cams[times])
 
 
 def grids(verdict):
@@ -112,6 +149,12 @@ FIGURES = [
     ),
     (
         COSTS,
+        "Grad-CAM takes {:.1f} to {:.1f} forward passes. grad-cam takes {:.1f} to {:.1f}, captum {:.1f} to {:.1f} and torchcam "
+        "{:.1f} to {:.1f}",
+        lambda: [end for tool in ("camscope", "grad-cam", "captum", "torchcam") for end in forward_passes_on_gpu(tool)],
+    ),
+    (
+        COSTS,
         "Score-CAM takes {:.2f} times its plain",
         lambda: [measured("cuda", "score", "ResNet-18 `layer4`, 510 passes in batches of 32, float32")],
     ),
@@ -167,6 +210,41 @@ FIGURES = [
         acceptance,
     ),
     (
+        AUDIT,
+        "| patients | 2 | 3 | 5 | 6 | 10 | |---|---|---|---|---|---| | interval contains the true value | {:.0f} % | {:.0f} % | "
+        "{:.0f} % | {:.0f} % | {:.0f} % |",
+        lambda: map(coverage_before, (2, 3, 5, 6, 10)),
+    ),
+    (AUDIT, "({} simulated samples of patients with 1 to 8 images)", lambda: [results("coverage_before")["sims"]]),
+    (
+        AUDIT,
+        "simulations with 10 to 40 patients gave *not supported* in {:.0f} %. With 100 patients it was {:.0f} to {:.0f} %. "
+        "Before this rule it was up to {:.0f} %",
+        lambda: [
+            max(absences((10, 20, 40))),
+            min(absences((100,))),
+            max(absences((100,))),
+            max(absences((10, 20, 40, 100), "coverage_before")),
+        ],
+    ),
+    (
+        AUDIT,
+        "*different*: {:.2f} SD [{:.2f}, {:.2f}] at A against B, 100 images of 100 patients; with the marker at both sites "
+        "*undecided*: {:.2f} [{:.2f}, {:.2f}]",
+        lambda: [*contrast("at site B only"), *contrast("at both sites")],
+    ),
+    (
+        AUDIT,
+        "two clusters detected {} of {} times, adjusted Rand index 1.0; one cluster has {:.0f} to {:.0f} (IG), {:.0f} and more "
+        "(Grad-CAM) times",
+        strategies,
+    ),
+    (
+        AUDIT,
+        "ends in the same {} files as an uninterrupted audit",
+        lambda: [results("audit_acceptance")["killed"]["files"]],
+    ),
+    (
         COSTS,
         "(rank correlation {:.3f}, the maximum for three values of p)",
         lambda: set(results("audit_power")["dose"].values()),
@@ -208,6 +286,59 @@ FIGURES = [
 ]
 
 
+MEASURED = re.compile(
+    r"(?<![\w.])\d[\d.,]*(?: (?:to|and|or|instead of) \d[\d.,]*)? (?:ms|s|min|MB|GB)\b"
+)  # times and sizes; a percentage is often a level or a setting
+GUIDES = [
+    path.relative_to(ROOT).as_posix()
+    for folder in ("get-started", "how-to", "recipes", "explanation", "help")
+    for path in sorted((ROOT / "docs" / folder).rglob("*.md"))
+]
+BATCHES, BY_HAND = "docs/how-to/batch.md", "measured once on two cores, without a file of results"
+FROM_BY_HAND = "computed from figures that were measured once"
+AUDITS, BUSY = "docs/how-to/audit.md", "measured once by hand on two busy cores, as the page says"
+UNTIED = {  # (page, figure): why no file of results has it
+    (BATCHES, "659 MB"): BY_HAND,
+    (BATCHES, "540 MB"): BY_HAND,
+    (BATCHES, "737 to 742 MB"): BY_HAND,
+    (BATCHES, "46 and 99 ms"): BY_HAND,
+    (BATCHES, "249 and 840 ms"): BY_HAND,
+    (BATCHES, "108 and 47 ms"): BY_HAND,
+    (BATCHES, "35 instead of 186 ms"): BY_HAND,
+    (BATCHES, "162 MB"): BY_HAND,
+    (BATCHES, "2.7 s"): BY_HAND,
+    (BATCHES, "0.1 s"): BY_HAND,
+    (BATCHES, "520 GB"): FROM_BY_HAND,
+    (BATCHES, "5.2 GB"): FROM_BY_HAND,
+    (BATCHES, "4 s"): FROM_BY_HAND,
+    (BATCHES, "2 MB"): FROM_BY_HAND,
+    (BATCHES, "160 GB"): FROM_BY_HAND,
+    (BATCHES, "1.6 GB"): FROM_BY_HAND,
+    (BATCHES, "45 min"): FROM_BY_HAND,
+    (BATCHES, "3 min"): FROM_BY_HAND,
+    (BATCHES, "27 s"): FROM_BY_HAND,
+    (BATCHES, "2 s"): FROM_BY_HAND,
+    (AUDIT, "2 s"): BY_HAND,
+    ("docs/explanation/metrics/faithfulness.md", "20 to 60 ms"): BY_HAND,
+    ("docs/explanation/metrics/faithfulness.md", "20 to 340 ms"): BY_HAND,
+    ("docs/explanation/targets.md", "12 s"): BY_HAND,
+    **dict.fromkeys([(AUDITS, figure) for figure in ("22 s", "26 s", "3 min", "16 min", "0.8 s")], BUSY),
+}
+
+
+def find_untied_figures():
+    """The times and sizes of the guides that stand in no sentence of `FIGURES`."""
+    untied = set()
+    for page in GUIDES:
+        text = sentences(page)
+        for name, sentence, find in FIGURES:
+            if name == page:
+                text = text.replace(sentence.format(*find()), "")
+        prose = re.sub(r"```.*?```|`[^`]*`", "", text)
+        untied |= {(page, figure[0]) for figure in MEASURED.finditer(prose)}
+    return untied
+
+
 def sentences(page):
     return " ".join((ROOT / page).read_text("utf-8").split())
 
@@ -217,6 +348,17 @@ def sentences(page):
 )
 def test_a_figure_in_a_sentence_is_the_measured_one(page, sentence, find):
     assert sentence.format(*find()) in sentences(page)
+
+
+def test_a_time_or_a_size_in_a_guide_is_tied_or_has_a_reason():
+    untied = find_untied_figures()
+    assert untied - UNTIED.keys() == set(), "tie it in FIGURES, or give the reason in UNTIED"
+    assert UNTIED.keys() - untied == set(), "these are tied or gone"
+
+
+def test_a_new_figure_is_noticed(monkeypatch):
+    monkeypatch.setitem(globals(), "sentences", lambda page: "A run takes 35.5 s, `a 3 s setting` and 2 to 4 GB.")
+    assert {figure for _, figure in find_untied_figures()} == {"35.5 s", "2 to 4 GB"}
 
 
 def test_every_model_without_a_shortcut_is_cleared():

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.filterwarnings("default::camscope.errors.CamscopeWarnin
 
 
 @pytest.mark.parametrize("page", RECIPES, ids=lambda page: page.stem)
+@pytest.mark.one_in(3)
 def test_the_layer_that_a_recipe_names_is_chosen(page, files, random_weights):
     text = page.read_text("utf-8")
     names = run_page(page, text)

@@ -2,6 +2,9 @@
 
 import csv
 import json
+import re
+import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +19,13 @@ from typer.testing import CliRunner
 
 from camscope.audit.core.config import Config
 from camscope.cli import app
+from camscope.cli.base import split_list
 from camscope.cli.scan_options import read_named_masks
 from camscope.errors import CategoryError, ImageError, InputError, TargetError
 from camscope.evaluation import load_ground_truth
 from camscope.evaluation.map_generation import check_ground_truth
-from camscope.images.mask_files import read_label_image
-from camscope.mask_labels import LabelImage
+from camscope.images.mask_file_reader import read_label_image
+from camscope.mask_labels import LabelImage, format_choice_hint
 from camscope.render import prepare_outlines
 from camscope.targets import Region
 
@@ -346,3 +350,17 @@ def test_a_segmentation_object_is_no_mask_and_the_way_out_is_named(segmentations
     assert done.exit_code == 1, done.output
     assert "segmentation object" in " ".join(done.output.split())
     assert "Traceback" not in done.output
+
+
+def test_many_categories_are_named_by_the_first_and_a_count(tmp_path):
+    names = tuple(f"animal {n}" for n in range(94))
+    some = replace(load_ground_truth(coco(tmp_path), [], tmp_path, "all"), categories=names)
+    assert str(some) == "animal 0, animal 1, animal 2, animal 3, animal 4 and 89 more of a COCO file"
+
+
+def test_the_hint_quotes_a_name_with_a_comma():
+    hint = format_choice_hint(["goldfish, Carassius auratus"])
+    (option,) = re.findall(r"--category (.*) on the command line", hint)
+    (value,) = shlex.split(option)
+    assert split_list(value) == ["goldfish, Carassius auratus"]
+    assert "--category cell on" in format_choice_hint(["cell"])

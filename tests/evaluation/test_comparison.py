@@ -26,7 +26,7 @@ from camscope.evaluation import map_agreement as agreements  # noqa: E402
 from camscope.evaluation.comparison_statements import iter_statements, join_names  # noqa: E402
 from camscope.evaluation.map_agreement import MapAgreement, summarize_agreement  # noqa: E402
 from camscope.evaluation.map_generation import check_ground_truth, sample_manifest  # noqa: E402
-from camscope.evaluation.summary import MethodSummary, summarize_values  # noqa: E402
+from camscope.evaluation.method_summaries import MethodSummary, summarize_values  # noqa: E402
 from camscope.geometry import Placement  # noqa: E402
 from camscope.metrics import METRICS, Estimate  # noqa: E402
 
@@ -339,6 +339,18 @@ def make_it_legible(made):
     return {one.get_text() for one in texts}
 
 
+@pytest.mark.parametrize(
+    ("suffix", "head"),
+    [
+        (".png", b"\x89PNG"),
+        pytest.param(".pdf", b"%PDF", marks=pytest.mark.thorough),  # test_the_code_in_the_page_runs saves one
+        pytest.param(".svg", b"<?xml", marks=pytest.mark.thorough),  # audits have their charts so
+    ],
+)
+def test_the_figure_is_saved_as_its_suffix_says(found, tmp_path, suffix, head):
+    assert found.save(tmp_path / f"f{suffix}").read_bytes().startswith(head)
+
+
 def test_the_figure_names_all_and_cuts_nothing(found, tmp_path):
     words = make_it_legible(found)
     assert {
@@ -350,8 +362,6 @@ def test_the_figure_names_all_and_cuts_nothing(found, tmp_path):
         "higher is better →",
         "nodule",
     } <= words
-    for suffix, head in ((".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml")):
-        assert found.save(tmp_path / f"f{suffix}").read_bytes().startswith(head)
     with pytest.raises(OutputError, match=r"cannot write .gif"):
         found.save(tmp_path / "f.gif")
     shown = found._repr_html_()

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from camscope import GradCAM, LayerCAM, load_model
 from camscope.cli import app
 from camscope.errors import ImageError, InputError, OutputError, PreprocessError
-from camscope.explainers.controls import compute_center_gaussian
-from camscope.explainers.ensemble.explainer_wrappers import Augmented
+from camscope.explainers.control_methods import compute_center_gaussian
+from camscope.explainers.ensemble.augmented import Augmented
 from camscope.images.preprocess import Preprocess
 from camscope.metrics import METRICS, PerturbationTest, scoring_scope
 from camscope.phantom import CATEGORIES, draw_radiograph
@@ -25,9 +25,9 @@ pa = pytest.importorskip("pyarrow")
 from camscope.batch import BatchOptions, BatchRun, run_batch  # noqa: E402 - it needs pyarrow
 from camscope.evaluation import GroundTruth, evaluate  # noqa: E402
 from camscope.evaluation import model_based_metrics as module  # noqa: E402
-from camscope.evaluation.run_evaluation import DEFAULT_MODEL_METRICS  # noqa: E402
+from camscope.evaluation.evaluate_run import DEFAULT_MODEL_METRICS  # noqa: E402
+from camscope.evaluation.method_summaries import summarize_values  # noqa: E402
 from camscope.evaluation.run_replay import RunReplay  # noqa: E402
-from camscope.evaluation.summary import summarize_values  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning"),

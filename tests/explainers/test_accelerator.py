@@ -76,6 +76,7 @@ def test_a_tensor_that_is_not_where_the_model_is_is_refused(method):
     ],
     ids=str,
 )
+@pytest.mark.by_family
 def test_autocast_leaves_maps_finite_and_nothing_else(method, dtype):
     case = first_answered(method, "pooled", "flat", "tokens")
     model, x = case.make()
@@ -117,6 +118,7 @@ def test_a_stream_of_its_own_has_the_same_map(method):
 
 
 @REPRESENTATIVES_OR_EVERY_METHOD
+@pytest.mark.one_in(4)
 def test_threads_share_a_model_and_have_their_own_maps(method):
     case = residual_or_plainer(method)
     model, x = case.make(dtype=torch.float64)

@@ -106,6 +106,7 @@ def small(method):
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
+@pytest.mark.one_in(3)
 def test_a_map_of_the_right_size_without_any_glue(built, make, method):
     model, x, grid = built(make)
     if method == "cam" and make in NOT_LINEAR_BEHIND:
@@ -144,7 +145,11 @@ def test_a_map_of_the_right_size_without_any_glue(built, make, method):
     assert heat.isfinite().all()
 
 
-@pytest.mark.parametrize("make", ARCHITECTURES, ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make",
+    [*ARCHITECTURES[:-1], pytest.param(video, marks=pytest.mark.thorough)],  # test_zoo has a 3-D transformer
+    ids=lambda make: make.__name__,
+)
 def test_all_methods_agree_on_layer_class_and_score(built, make, pytestconfig):
     model, x, _ = built(make)
     every_method = make is vit or (make is not video and pytestconfig.getoption("--thorough"))

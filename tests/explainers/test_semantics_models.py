@@ -17,8 +17,9 @@ from camscope import Layout
 from camscope.errors import InputError, LayerError, ModelError, TargetError
 from camscope.explainers import METHODS, GradCAM, HiResCAM
 from camscope.explainers.core.evaluation_context import check_input, inference_scope, inspect_model
-from camscope.hooks.base import find_layer, find_layers
-from camscope.layers.layout import LayoutHints, infer_layout
+from camscope.hooks.find_layers import find_layer, find_layers
+from camscope.layers.infer_layout import infer_layout
+from camscope.layers.layout_hints import LayoutHints
 from camscope.targets import Box, Classes, Difference, LogProbability, Region, TextSimilarity
 from camscope.targets import OutputPart as Part
 from tests.nets import CASES, Plain, Tokens, plain, truth
@@ -73,6 +74,7 @@ WRAPPED = {
 
 @pytest.mark.parametrize("name", ["middle", "module.middle", "_orig_mod.middle", "module._orig_mod.middle"])
 @pytest.mark.parametrize("wrap", WRAPPED)
+@pytest.mark.one_in(3)
 def test_a_layer_is_found_with_and_without_the_prefix_of_any_wrapper(wrap, name):
     model, x = plain()
     wrapped = WRAPPED[wrap](model)
@@ -246,6 +248,7 @@ class Summed(nn.Module):
     ("method", "functions"),
     [*((method, "FloatFunctional") for method in METHODS), *by_family_with(METHODS, "FXFloatFunctional")],
 )
+@pytest.mark.by_family
 def test_a_model_that_is_ready_to_be_quantized_is_explained_as_the_float_model_that_it_is(method, functions):
     torch.manual_seed(0)
     plain_model = Summed(None).eval()
@@ -496,6 +499,7 @@ class Checkpointed(Plain):
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("where", ["around", "before", "both", "off"])
 @pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.one_in(3)
 def test_activation_checkpointing(reentrant, where, training):
     model, x = plain(Checkpointed)
     model.reentrant, model.where = reentrant, where
@@ -542,6 +546,7 @@ def patches(values, patch):
 
 @pytest.mark.parametrize("prefix", range(6))
 @pytest.mark.parametrize("grid", [(4, 4), (4, 6), (9, 5), (5, 16)])
+@pytest.mark.one_in(5)
 def test_tokens_lie_where_their_patches_lie(prefix, grid):
     """A head that reads one patch alone: its cell, at its row and column, is all there is in the map."""
     torch.manual_seed(0)

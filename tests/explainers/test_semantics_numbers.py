@@ -74,6 +74,7 @@ def assert_alike(method, heat, expected, error):
     ("method", "dtype"),
     [*((method, torch.float16) for method in METHODS), *by_family_with(METHODS, torch.bfloat16)],
 )
+@pytest.mark.by_family
 def test_half_precision_models_give_float32_maps_close_to_the_float32_map(method, dtype):
     case = first_answered(method, "pooled", "tokens")
     model, x = case.make()
@@ -84,6 +85,7 @@ def test_half_precision_models_give_float32_maps_close_to_the_float32_map(method
 
 @QUIET
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.by_family
 def test_autocast_gives_float32_maps_and_spoils_no_training_that_follows(method):
     case = first_answered(method, "pooled", "tokens")
     model, x = case.make()
@@ -150,6 +152,7 @@ def test_only_the_sample_whose_gradient_vanished_is_scaled():
 
 @QUIET
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.by_family
 def test_any_memory_layout_of_the_input_and_the_weights(method):
     case = residual_or_plainer(method)
     model, x = case.make(3, torch.float64)

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from camscope.errors import CamscopeWarning, InputError, LayerError, ModelError, TargetError
 from camscope.explainers import METHODS, GradCAM, HiResCAM, LayerCAM
-from camscope.hooks.base import evaluation_mode
+from camscope.hooks.evaluation_mode import evaluation_mode
 from tests.nets import CASES, Plain, Residual, Tokens, plain, truth
 from tests.refusals import answers, first_answered, residual_or_plainer
 from tests.tools import REPRESENTATIVES, explainer, looks_at_layers
@@ -272,6 +272,7 @@ def test_a_users_backward_hook_behind_the_layer_runs_and_may_change_the_gradient
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.by_family
 def test_model_and_explainer_can_be_copied_pickled_and_saved_after_a_call(method):
     case = residual_or_plainer(method)
     model, x = case.make()
@@ -353,6 +354,7 @@ def live_tensors():
 
 
 @pytest.mark.parametrize(("method", "calls"), [(method, 60 if method == "gradcam" else 6) for method in METHODS])
+@pytest.mark.by_family
 def test_many_calls_grow_nothing_even_without_the_garbage_collector(method, calls, only_what_is_new):
     case = first_answered(method, "pooled", "tokens")
     model, x = case.make(1)
@@ -376,6 +378,7 @@ def test_many_calls_grow_nothing_even_without_the_garbage_collector(method, call
     assert grown < calls, "something is kept, call by call"
 
 
+@pytest.mark.thorough  # many calls are asked above
 def test_five_hundred_calls_three_hundred_explainers_and_two_hundred_failures_grow_nothing(only_what_is_new):
     model, x = plain(samples=1)
     steady = GradCAM(model, "middle")
@@ -452,11 +455,15 @@ def test_an_image_that_the_caller_changes_afterwards_changes_no_explanation():
     np.testing.assert_array_equal(explanation.image, image)
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_eight_threads_on_one_model_each_have_their_own_answer(training):
+@pytest.mark.parametrize(
+    ("training", "names"),
+    [(False, REPRESENTATIVES), (True, REPRESENTATIVES), pytest.param(True, METHODS, marks=pytest.mark.thorough)],
+    ids=["eval", "training", "training-all"],
+)
+def test_eight_threads_on_one_model_each_have_their_own_answer(training, names):
     model, x = mixed_modes()
     model.eval()
-    methods = [method for method in (METHODS if training else REPRESENTATIVES) if answers(method, "residual")]
+    methods = [method for method in names if answers(method, "residual")]
     layers = {method: ("stem", "block") if looks_at_layers(method) else ("block",) for method in methods}
     # those that are asked of one explainer stand side by side: it works in several threads at once
     targets = range(2 if training else 3)
@@ -632,6 +639,7 @@ def kept_on(module):
 @pytest.mark.parametrize(
     ("method", "mode"), [*((method, "eval") for method in METHODS), ("gradcam", "as_is"), ("lrp", "as_is")]
 )
+@pytest.mark.by_family
 def test_copies_made_during_a_call_have_the_users_hooks_and_flags_and_none_of_ours(method, mode, monkeypatch):
     case = residual_or_plainer(method)
     model, x = case.make(1)
@@ -712,6 +720,7 @@ WRITES = ["in place", "assigned", "another name", "a view", "data", "an item", "
 @pytest.mark.parametrize("kind", [*WRITES, "observer", "scripted", "random numbers"])
 @pytest.mark.parametrize(("mode", "train"), [("eval", True), ("eval", False), ("as_is", True), ("as_is", False)])
 @pytest.mark.parametrize("method", ["gradcam", "scorecam", "saliency"])
+@pytest.mark.one_in(5)
 def test_what_a_forward_writes_is_not_written_by_a_call(method, mode, train, kind):
     torch.manual_seed(0)
     model, x = Writing(kind).train(train), torch.randn(2, 3, 12, 12)

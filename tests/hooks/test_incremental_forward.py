@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from camscope import Occlusion
-from camscope.explainers.perturbation import occlusion as strategy
-from camscope.hooks.incremental_forward import CostTracker, WindowTensor, cut_windows, materialize_tensor
+from camscope.explainers.perturbation import window_scorer as strategy
+from camscope.hooks.incremental_forward import CostTracker, WindowTensor, cut_windows, to_full_tensor
 from tests.nets import CASES
 
 
@@ -88,11 +88,11 @@ def test_the_answer_is_that_of_whole_tensors(name):
         place = (slice(None), *(slice(one, one + own) for one, own in zip(corner, window, strict=True)))
         row[place] = fill[place]
     versions = WindowTensor(x[None], cut_windows(fill, corners, window), corners)
-    assert torch.equal(materialize_tensor(versions), full)
+    assert torch.equal(to_full_tensor(versions), full)
     with torch.no_grad():
         expected, found = model(full), model(versions)
     assert found.shape == expected.shape
-    torch.testing.assert_close(materialize_tensor(found), expected, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(to_full_tensor(found), expected, rtol=1e-12, atol=1e-13)
 
 
 def test_what_is_spared_is_counted():
@@ -100,7 +100,7 @@ def test_what_is_spared_is_counted():
     versions = WindowTensor(x, torch.zeros(2, 3, 4, 4, dtype=x.dtype), corners, account := CostTracker())
     with torch.no_grad():
         found = nn.Conv2d(3, 5, 3, padding=1, dtype=torch.float64)(versions)
-    assert found.patch.shape == (2, 5, 6, 6)
+    assert found.window.shape == (2, 5, 6, 6)
     assert (account.saved_multiplications, account.clean_multiplications) == (
         2 * (20 * 20 - 6 * 6) * 5 * 3 * 9,
         20 * 20 * 5 * 3 * 9,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from camscope.hooks.partial_forward import branch_layer_output
+from camscope.hooks.partial_forward import replace_output_by_variants
 from tests.nets import Plain, plain
 
 
@@ -21,7 +21,7 @@ def test_row_i_is_a_version_of_the_row_of_its_owner():
     model, x = plain()
     y = model.before(x)
     expected = torch.stack([model.after(y[[owner]] * (i + 1))[0] for i, owner in enumerate(OWNERS.tolist())])
-    with torch.no_grad(), branch_layer_output(model, "middle", OWNERS, tripled):
+    with torch.no_grad(), replace_output_by_variants(model, "middle", OWNERS, tripled):
         found = model(x)
     torch.testing.assert_close(found, expected.detach(), rtol=1e-12, atol=0)
     torch.testing.assert_close(model(x), model.after(y), rtol=0, atol=0)
@@ -37,7 +37,7 @@ def test_what_the_layer_itself_keeps_is_not_written_over():
     x = torch.randn(2, 3, 5, 5)
     with torch.no_grad():
         right = model[0](x).clone()
-        with branch_layer_output(model, "0", OWNERS, lambda rows: rows.zero_()):
+        with replace_output_by_variants(model, "0", OWNERS, lambda rows: rows.zero_()):
             assert not model(x).any()
     assert torch.equal(model[0].kept, right)
 
@@ -51,7 +51,7 @@ def test_only_the_call_that_was_asked_for():
     model, x = plain(Twice)
     with torch.no_grad():
         for call, rows in ((0, (5, 5)), (1, (2, 5)), (2, (2, 2))):
-            with branch_layer_output(model, "middle", OWNERS, tripled, call_index=call):
+            with replace_output_by_variants(model, "middle", OWNERS, tripled, call_index=call):
                 assert tuple(map(len, model(x))) == rows
 
 
@@ -61,7 +61,7 @@ def test_the_structure_around_the_map_is_handed_on():
             return {"size": x.shape, "maps": [x, (2 * x).mean((2, 3))], "count": torch.tensor(3)}
 
     model, x = nn.Sequential(Packing()), torch.randn(2, 3, 4, 4)
-    with branch_layer_output(model, "0", OWNERS, lambda rows: rows):
+    with replace_output_by_variants(model, "0", OWNERS, lambda rows: rows):
         found = model(x)
     assert found["size"] == x.shape
     assert torch.equal(found["maps"][0], x[OWNERS])
@@ -76,7 +76,7 @@ def test_nothing_is_left_behind_whatever_is_raised(error):
     def broken(rows):
         raise error
 
-    with pytest.raises(type(error)) as caught, branch_layer_output(model, "middle", OWNERS, broken):
+    with pytest.raises(type(error)) as caught, replace_output_by_variants(model, "middle", OWNERS, broken):
         model(x)
     assert caught.value is error
     assert not any(module._forward_hooks for module in model.modules())
@@ -85,7 +85,7 @@ def test_nothing_is_left_behind_whatever_is_raised(error):
 def test_another_thread_sees_the_model_as_it_is():
     model, x = plain()
     expected, found = model(x).detach(), []
-    with torch.no_grad(), branch_layer_output(model, "middle", OWNERS, tripled):
+    with torch.no_grad(), replace_output_by_variants(model, "middle", OWNERS, tripled):
         thread = threading.Thread(target=lambda: found.append(model(x).detach()))
         thread.start()
         thread.join()

@@ -184,6 +184,7 @@ CALLABLES = {
 
 @pytest.mark.parametrize("size", [(480, 700), (900, 640), (150, 133)])
 @pytest.mark.parametrize("name", CALLABLES)
+@pytest.mark.one_in(5)
 def test_any_callable_is_placed_to_a_quarter_of_a_pixel(name, size):
     photo, center = bright(size)
     tensor, place = as_preprocess(CALLABLES[name])(photo)
@@ -352,6 +353,7 @@ CONTENT = {
 
 @pytest.mark.parametrize("content", CONTENT)
 @pytest.mark.parametrize("name", PLACED)
+@pytest.mark.one_in(5)
 def test_what_does_not_follow_the_content_keeps_its_placement(name, content):
     photo = CONTENT[content]
     probed = CallablePreprocess(PLACED[name])

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from camscope.errors import LayerError
 from camscope.explainers import GradCAM
 from camscope.hooks.spatial_map_tracker import SpatialMapTracker
-from camscope.layers import layout_probe, selection
-from camscope.layers.layout_verification import LayoutVerdict, ProbeResult
-from camscope.layers.selection import find_spatial_layers
+from camscope.layers import choose_layer as layer_choice
+from camscope.layers import layout_noise_probe
+from camscope.layers.layout_verdict import LayoutProbeResult, LayoutVerdict
+from camscope.layers.spatial_layers import find_spatial_layers
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 
@@ -183,9 +184,9 @@ def net(move, where: str = "middle", size: int = 64) -> tuple[Net, Tensor]:
 @pytest.fixture
 def probes(monkeypatch):
     """The number of probes, of three forward passes each, counted by their calls."""
-    calls, probe = [], layout_probe.probe_outputs
+    calls, probe = [], layout_noise_probe.probe_output_layouts
     monkeypatch.setattr(
-        layout_probe, "probe_outputs", lambda *args, **kwargs: (calls.append(1), probe(*args, **kwargs))[1]
+        layout_noise_probe, "probe_output_layouts", lambda *args, **kwargs: (calls.append(1), probe(*args, **kwargs))[1]
     )
     return calls
 
@@ -202,6 +203,7 @@ def answer(model: nn.Module, layer: str | None, x: Tensor) -> str:
 @pytest.mark.parametrize("where", ["image", "middle"])
 @pytest.mark.parametrize("move", MOVES)
 @pytest.mark.parametrize("layer", ["last", None], ids=["named", "chosen"])
+@pytest.mark.one_in(5)
 def test_what_convolutions_make_of_a_moved_plane_is_rejected_or_flagged(move, where, layer, probes):
     model, x = net(MOVES[move], where)
     assert answer(model, layer, x) in {"rejected", "layout_unverified", "second"}
@@ -213,6 +215,7 @@ def test_what_convolutions_make_of_a_moved_plane_is_rejected_or_flagged(move, wh
 )
 @pytest.mark.parametrize("where", ["image", "middle"])
 @pytest.mark.parametrize("move", [*UNSEEN_MOVES, *MIXED_MOVES])
+@pytest.mark.one_in(5)
 def test_what_convolutions_make_of_a_plane_that_was_not_followed_is_probed(move, where, probes):
     model, x = net((UNSEEN_MOVES | MIXED_MOVES)[move], where)
     assert answer(model, "last", x) in {"rejected", "layout_unverified"}
@@ -221,6 +224,7 @@ def test_what_convolutions_make_of_a_plane_that_was_not_followed_is_probed(move,
 
 @pytest.mark.parametrize("where", ["image", "middle"])
 @pytest.mark.parametrize("move", SHIFTS)
+@pytest.mark.one_in(5)
 def test_what_convolutions_make_of_a_shifted_plane_is_rejected_or_flagged(move, where, probes):
     model, x = net(SHIFTS[move], where)
     assert answer(model, "last", x) in {"rejected", "layout_unverified"}
@@ -334,6 +338,7 @@ NEED_16_CHANNELS = {
         if where == "middle" or move not in NEED_16_CHANNELS
     ],
 )
+@pytest.mark.one_in(5)
 def test_a_plane_that_lies_in_place_in_the_end_needs_no_probe(move, where, probes):
     model, x = net(IN_PLACE[move], where)
     assert GradCAM(model, "last").explain(x, 1).status != "layout_unverified"
@@ -405,23 +410,21 @@ def test_no_earlier_moved_layer_takes_the_place_of_a_rejected_one(where, monkeyp
     model, x = net(MOVES["mirrored"], where)
     verdicts = {"last": LayoutVerdict.CONTRADICTED}
     monkeypatch.setattr(
-        selection,
-        "_probe_layer",
-        lambda model, layer, *others: ProbeResult(verdicts.get(layer.name, LayoutVerdict.UNDECIDED)),
+        layer_choice,
+        "probe_layer_layout",
+        lambda model, layer, *others: LayoutProbeResult(verdicts.get(layer.name, LayoutVerdict.UNDECIDED)),
     )
     if where == "image":
         with pytest.raises(LayerError, match="layer 'last'"):
-            selection.choose_layer(model, lambda batch: model(batch)[:, 1], x[None])
+            layer_choice.choose_layer(model, lambda batch: model(batch)[:, 1], x[None])
     else:
-        assert selection.choose_layer(model, lambda batch: model(batch)[:, 1], x[None]).name == "second"
+        assert layer_choice.choose_layer(model, lambda batch: model(batch)[:, 1], x[None]).name == "second"
 
 
 def test_the_error_of_a_moved_plane_names_the_cause_and_a_remedy():
     model, x = net(MOVES["mirrored"])
     for _ in range(2):  # the second time from the cache
-        with pytest.raises(
-            LayerError, match="the model crops, pads or moves its planes: apply that to the image first"
-        ):
+        with pytest.raises(LayerError, match="the model crops, pads or shifts its maps: apply that to the image first"):
             GradCAM(model, "last").explain(x, 1)
 
 
@@ -486,25 +489,25 @@ def test_moved_planes_are_told_from_planes_in_place():
     assert [tracker.is_spatial_map(one) for one in (in_place, mirrored, convolved, both, of_sorted)] == [True] + [
         False
     ] * 4
-    assert [tracker.is_moved(one) for one in (in_place, mirrored, convolved, both)] == [False, True, True, False]
+    assert [tracker.is_misplaced(one) for one in (in_place, mirrored, convolved, both)] == [False, True, True, False]
 
 
-@pytest.mark.parametrize(("n_mirrored", "is_moved"), [(0, False), (2, False), (4, True), (8, True)])
-def test_a_window_over_many_moved_planes_is_moved(n_mirrored, is_moved):
+@pytest.mark.parametrize(("n_mirrored", "is_misplaced"), [(0, False), (2, False), (4, True), (8, True)])
+def test_a_window_over_many_moved_planes_is_moved(n_mirrored, is_misplaced):
     torch.manual_seed(0)
     model, x = nn.Conv2d(3, 8, 3, padding=1), torch.randn(2, 3, 12, 12)
     with torch.no_grad(), SpatialMapTracker(model, x) as tracker:
         maps = model(x)
         mixed = torch.cat([maps[:, n_mirrored:], maps[:, :n_mirrored].flip(3)], 1)
         output = F.conv2d(mixed, torch.randn(4, 8, 3, 3), padding=1)
-    assert tracker.is_moved(output) is is_moved
+    assert tracker.is_misplaced(output) is is_misplaced
 
 
 def test_layers_tell_whether_their_planes_were_moved():
     model, x = net(MOVES["rolled"])
     batch = x[None]
     layers = {layer.name: layer for layer in find_spatial_layers(model, lambda: model(batch), batch)}
-    assert [(layers[name].by_construction, layers[name].is_moved) for name in ("second", "last")] == [
+    assert [(layers[name].by_construction, layers[name].is_misplaced) for name in ("second", "last")] == [
         (True, False),
         (False, True),
     ]

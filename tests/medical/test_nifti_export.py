@@ -114,7 +114,7 @@ def test_matrices_codes_and_units_of_the_source_are_taken_over_as_they_are(tmp_p
     for key in ("sform_code", "qform_code", "srow_x", "srow_y", "srow_z", "quatern_b", "quatern_d", "qoffset_y"):
         np.testing.assert_array_equal(out.header[key], source[key])
     np.testing.assert_array_equal(out.header["pixdim"][:4], source["pixdim"][:4])
-    assert out.header.get_xyzt_units() == ("micron", "unknown")
+    assert out.header.get_xyzt_units() == ("micron", "msec")
     data = (tmp_path / "two.nii").read_bytes()  # the same of bytes
     again = nibabel.load(to_nifti(explained(read_scan(data)), tmp_path / "b.nii", source=data))
     assert again.header.binaryblock == out.header.binaryblock

@@ -13,7 +13,7 @@ from camscope.metrics.group_sequential import (
     compute_decision_chances,
     plan_looks,
 )
-from camscope.metrics.statistics import adjust_bonferroni, estimate_difference
+from camscope.metrics.mean_estimates import adjust_bonferroni, estimate_difference
 
 
 @pytest.mark.parametrize(

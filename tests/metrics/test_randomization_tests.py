@@ -13,7 +13,7 @@ from torch import nn
 
 from camscope.errors import InputError, LayerError, ModelError, OutputError, TargetError, UndefinedError
 from camscope.explainers import CenterGaussian, Denoised, EdgeDetector, GradCAM, InputXGradient, Saliency
-from camscope.explainers.controls import BaseControl
+from camscope.explainers.control_methods import BaseControl
 from camscope.metrics import (
     METRICS,
     RandomizationResult,
@@ -162,12 +162,12 @@ def test_a_model_that_cannot_be_copied_is_an_error():
 
 
 def test_the_edge_detector_fails_and_gradcam_passes_on_every_seed(net, scans):
-    edges = run_randomization_test(EdgeDetector(net), scans)
+    edges = run_randomization_test(EdgeDetector(net), scans[:6])
     assert not edges.passes
     assert [one.reason for one in edges.verdicts.values()] == 3 * ["the map is still the same"]
     for values in edges.similarities.values():
         np.testing.assert_allclose(values, 1.0)
-    found = run_randomization_test(GradCAM(net), scans, seeds=range(5))
+    found = run_randomization_test(GradCAM(net), scans[:6], seeds=range(5))
     assert found.passes
     runs = [
         replace(found, seeds=(seed,), similarities={name: each[[seed]] for name, each in found.similarities.items()})

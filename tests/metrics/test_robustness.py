@@ -11,8 +11,8 @@ from torch import nn
 
 from camscope.errors import GeometryError, InputError, NonFiniteError, UndefinedError
 from camscope.explainers import GradCAM, InputXGradient, Saliency
-from camscope.explainers.controls import BaseControl
-from camscope.explainers.core.batching import draw_seeds
+from camscope.explainers.control_methods import BaseControl
+from camscope.explainers.core.random_mixin import draw_seeds
 from camscope.metrics import (
     METRICS,
     GaussianNoise,

@@ -13,7 +13,7 @@ from torch import nn
 
 from camscope.errors import CamscopeError, MissingExtraError, ModelError, PreprocessError, WeightsError
 from camscope.explainers import METHODS
-from camscope.images.photo import read_photo
+from camscope.images.photo_reader import read_photo
 from camscope.images.preprocess import Preprocess
 from camscope.model_metadata import get_card
 from camscope.models import load_model
@@ -237,7 +237,7 @@ def test_a_model_that_needs_more_memory_than_there_is_is_named(source, monkeypat
     def full(*_):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 2048 bytes")
 
-    monkeypatch.setattr("camscope.models.load_factory_model", full)
+    monkeypatch.setattr("camscope.models.load_model_from_user_function", full)
     with pytest.raises(ModelError, match=r"mine\.py:net: out of memory .* while loading it; load a smaller model"):
         load_model(f"{source}:net")
 

@@ -10,7 +10,7 @@ from PIL import Image
 from sklearn.metrics import roc_auc_score
 
 from camscope.errors import InputError
-from camscope.images.photo import read_photo
+from camscope.images.photo_reader import read_photo
 from camscope.model_metadata import get_card
 from camscope.models import load_model
 from camscope.phantom.shortcut_study import (
@@ -84,6 +84,7 @@ def test_marker_at_one_site_and_two_ways_to_be_right():
     assert lesion.sum() == mixed.has_marker.sum() == 75
 
 
+@pytest.mark.thorough  # test_interventions trains three such nets
 def test_a_net_learns_its_study_in_seconds_and_the_shortcut_with_it():
     study = draw_study(1000, 7, 0.95)
     net = train_shortcut_model(study, seed=3)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from camscope.errors import InputError, NonFiniteError
+from camscope.explanation import Explanation, figure, measure_color_bar
 from camscope.render import (
     add_caption,
     colorize,
@@ -13,8 +14,8 @@ from camscope.render import (
     join_horizontally,
     resize_to_fit,
 )
+from camscope.render.draw_text import draw_text
 from camscope.render.image_grid import WARNING_COLOR
-from camscope.render.text import draw_text
 from tests.pictures import ENDS, lightness, photograph
 
 
@@ -215,3 +216,26 @@ def test_features_that_are_no_maps_are_refused():
         draw_channel_grid(np.array([[[0.0]], [[1.0]], [[np.inf]]]))
     with pytest.raises(InputError, match="scale='all'"):
         draw_channel_grid(np.zeros((1, 2, 2)), scale="all")
+
+
+def test_a_caption_is_centered_below_the_image_beside_a_color_bar():
+    image = np.full((200, 300, 3), 200, np.uint8)
+    captioned = add_caption(image, "||", font_size=20, width=220)
+    columns = np.flatnonzero((captioned[200:].max(axis=2) < 128).any(axis=0))
+    assert abs(columns.mean() - 110) < 2
+    grid = draw_image_grid([image, image], ["||", "||"], height=200, bar_widths=[80, 0])
+    columns = np.flatnonzero((grid[-30:].max(axis=2) < 128).any(axis=0))
+    gap = (grid.shape[1] - 600) // 3
+    first, second = columns[columns < gap + 300].mean(), columns[columns > gap + 300].mean()
+    assert abs(first - (gap + 110)) < 2
+    assert abs(second - (2 * gap + 300 + 150)) < 2
+
+
+def test_the_figure_of_explanations_centers_captions_below_the_images():
+    flat = Explanation(np.eye(4), "gradcam", 1, "i", 7.5, input_size=(64, 64), layer="l")
+    drawn = figure([flat], height=320)
+    bar = measure_color_bar(flat, flat.overlay(colorbar=True, height=320), 320)
+    assert bar > 20
+    gap = (drawn.shape[1] - 320 - bar) // 2
+    columns = np.flatnonzero((drawn[-26:].max(axis=2) < 128).any(axis=0))
+    assert abs((columns[0] + columns[-1]) / 2 - (gap + 160)) < 5

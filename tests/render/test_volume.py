@@ -16,11 +16,17 @@ from camscope.render import (
     draw_slices,
     hatch_uncovered,
 )
+from camscope.render.draw_slice import draw_slice
+from camscope.render.draw_text import draw_text
+from camscope.render.draw_volume import _choose_slice_columns
 from camscope.render.image_grid import WARNING_COLOR
-from camscope.render.text import draw_text
-from camscope.render.volume import choose_views, compute_spacing, draw_slice, format_location, get_axis_letters
-from camscope.render.volume_annotations import ACCENT_COLOR, choose_font_size, compute_plane_offset, draw_text_on_dark
-from camscope.render.volume_views import _choose_slice_columns
+from camscope.render.volume_annotations import (
+    ACCENT_COLOR,
+    choose_font_size,
+    compute_plane_row_and_column,
+    draw_text_on_dark,
+)
+from camscope.render.volume_data import choose_views, compute_spacing, format_xyz_location, get_axis_letters
 
 TOP = colorize(np.ones((1, 1)))[0, 0]
 AXIAL = (
@@ -85,8 +91,8 @@ def test_an_oblique_volume_has_the_nearest_letters_and_its_true_spacing():
 def test_where_a_voxel_lies_in_words():
     world = np.diag([-1.0, 2, 3, 1])
     world[:3, 3] = 10, -7, 0
-    assert format_location(world, (4, 2, 5)) == ("R 6.0", "P 3.0", "S 15.0")
-    assert format_location(world, (12, 3.5, -1)) == ("L 2.0", "P 0.0", "I 3.0")
+    assert format_xyz_location(world, (4, 2, 5)) == ("R 6.0", "P 3.0", "S 15.0")
+    assert format_xyz_location(world, (12, 3.5, -1)) == ("L 2.0", "P 0.0", "I 3.0")
 
 
 def test_the_world_of_a_map_s_cells():
@@ -115,7 +121,7 @@ def test_the_peak_is_at_its_place_in_each_plane(labels):
     one = volume(axis_letters=labels)
     for view in one.views:
         picture = draw_slice(one, view, one.peak[view.normal_axis], 21.0)
-        row, column = view.project_voxel(one.peak, one.shape)
+        row, column = view.get_row_and_column_of_voxel(one.peak, one.shape)
         assert picture.shape == (one.shape[view.row_axis] * 21, one.shape[view.column_axis] * 21, 3)
         assert (picture[int(row * 21), int(column * 21)] == TOP).all(), "the middle of the voxel has the top color"
         assert np.argwhere((picture == TOP).all(2)).tolist() == [[int(row * 21), int(column * 21)]]
@@ -125,7 +131,7 @@ def test_the_cross_hairs_meet_at_the_peak_and_leave_it_free():
     one = volume(axis_letters=AXIAL)
     picture = draw_planes(one, size=189)  # 21 pixels a voxel
     size = choose_font_size(189)
-    top, left = compute_plane_offset(size, has_letters=True)
+    top, left = compute_plane_row_and_column(size, has_letters=True)
     row, column = top + size // 2 + 2 * 21 + 10, left + 3 * 21 + 10
     assert (picture[row, column] == TOP).all()
     arm = np.rint(0.65 * np.array(ACCENT_COLOR)).astype(np.uint8)
@@ -199,7 +205,7 @@ def test_of_a_signed_map_the_largest_size_is_the_peak_and_keeps_its_sign():
     assert one.value_range == (-3.0, 3.0)
     blue = colorize(np.full((1, 1), -1.0), "diverging")[0, 0]
     assert (draw_slice(one, one.views[0], 2, 21.0)[3 * 21 + 10, 4 * 21 + 10] == blue).all()
-    from camscope.render.volume_views import project_strongest
+    from camscope.render.draw_volume import project_strongest
 
     assert project_strongest(values, 0, "diverging")[3, 4] == -3.0
     assert project_strongest(values, 0, "diverging")[1, 2] == 1.0
@@ -235,7 +241,7 @@ def test_a_projection_shows_the_strongest_value_along_its_axis():
     values[3, 1, 2], values[0, 4, 5] = 2.0, 1.0
     one = Volume(np.zeros((4, 5, 6), np.uint8), values, alpha=1.0)
     picture = draw_projection(one, 0, size=6 * 21)
-    top, left = compute_plane_offset(11, has_letters=False)
+    top, left = compute_plane_row_and_column(11, has_letters=False)
     top += 11 // 2
     assert (picture[top + 1 * 21 + 10, left + 2 * 21 + 10] == TOP).all()
     half = np.rint(0.75 * colorize(np.full((1, 1), 0.5))[0, 0])

@@ -166,6 +166,7 @@ def inputs_of(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.one_in(2)
 def test_a_box_is_read_as_the_familys_own_post_processing_reads_it(family):
     model, (x, more) = small(family), inputs_of(family)
     size = tuple(x.shape[2:])
@@ -209,6 +210,7 @@ class FirstImage(nn.Module):
 
 
 @pytest.mark.parametrize("family", ["Detr", "ConditionalDetr"])
+@pytest.mark.one_in(2)
 def test_queries_are_no_image_though_their_number_is_that_of_a_grid(family):
     torch.manual_seed(0)
     model = encoder_decoder(family, num_queries=16).eval()  # 4 x 4 cells of 64 x 64 pixels

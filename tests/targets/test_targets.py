@@ -104,7 +104,7 @@ def test_a_region_is_the_mean_over_it_by_hand():
     mask[2, 0] = 1  # a quarter of another, whose score is 4
     assert read(Region(label=0, mask=mask), output)[0].tolist() == [pytest.approx((0 + 1 + 0.25 * 4) / 2.25)]
     values, words = read(Region(label=1, point=(7, 3)), output)  # x, y on 8 x 8
-    assert (values.tolist(), words) == ([16 + 4 + 3], "class 1 at (7, 3) of the input")
+    assert (values.tolist(), words) == ([16 + 4 + 3], "class 1 at (7, 3) of the model's input")
 
 
 def test_a_region_chooses_the_class_that_scores_most_there_and_then_keeps_to_it():
@@ -191,15 +191,27 @@ def listed(*found):
     return {"boxes": boxes, "labels": labels, "scores": scores}
 
 
+def test_a_box_has_no_negative_zero():
+    box = Box(-0.0, 0, 4, 4, label="dog").flipped([1], (8, 4))
+    assert "-0.0" not in repr(box) + repr(Box(-0.0, 0, 4, 4))
+    assert (
+        Box(-0.01, 1, 5.00001, 123.4567).describe(0, str)
+        == "an object in the box (0, 1, 5, 123.5) of the model's input"
+    )
+
+
 def test_a_box_is_its_overlap_times_the_probability_by_hand():
     output = [listed(((0.0, 0.0, 4.0, 4.0), 1, 0.5), ((2.0, 0.0, 6.0, 4.0), 2, 0.9), ((0.0, 0.0, 4.0, 8.0), 1, 0.8))]
     values, words = read(Box(0, 0, 4, 4, label="dog"), output, class_names=NAMES)
     assert (values.tolist(), words) == (
         [pytest.approx(0.5)],
-        "dog in the box (0, 0, 4, 4) of the input",
+        "dog in the box (0, 0, 4, 4) of the model's input",
     )  # 1 x 0.5; 0.5 x 0.8
     values, words = read(Box(0, 0, 4, 7, label=None), output)
-    assert (values.tolist(), words) == ([pytest.approx(0.8 * 28 / 32)], "class 1 in the box (0, 0, 4, 7) of the input")
+    assert (values.tolist(), words) == (
+        [pytest.approx(0.8 * 28 / 32)],
+        "class 1 in the box (0, 0, 4, 7) of the model's input",
+    )
 
 
 def test_a_box_is_matched_anew_in_every_pass_and_nothing_left_is_zero():
@@ -235,7 +247,7 @@ def test_boxes_as_parts_of_the_input_with_logits():
     boxes = torch.tensor([[[0.25, 0.5, 0.5, 1.0], [0.75, 0.5, 0.5, 1.0]]])  # center x, y, width, height
     output = SimpleNamespace(logits=logits, pred_boxes=boxes)
     values, words = read(Box(0, 0, 10, 8, activation="softmax"), output, size=(8, 20), class_names=NAMES[:2])
-    assert (values.tolist(), words) == ([pytest.approx(0.5)], "dog in the box (0, 0, 10, 8) of the input")
+    assert (values.tolist(), words) == ([pytest.approx(0.5)], "dog in the box (0, 0, 10, 8) of the model's input")
 
 
 # --- embeddings

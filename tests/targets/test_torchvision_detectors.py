@@ -10,7 +10,7 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 
 from camscope import DRISE, Augmented, GradCAM, HiResCAM, LayerCAM, RefineCAM
 from camscope.errors import TargetError
-from camscope.explainers.core.resampling import crop_padding
+from camscope.explainers.core.resize_and_blur import crop_padding
 from camscope.targets import Box, Region
 from tests.untouched import untouched
 

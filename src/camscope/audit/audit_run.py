@@ -6,6 +6,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ from camscope.audit.provenance.file_ownership import (
 from camscope.audit.report.gallery import PredictedImage, build_gallery
 from camscope.audit.report.number_format import format_estimate
 from camscope.audit.report.page import render_page
-from camscope.audit.report.verdict_display import classify_verdict, find_topic
+from camscope.audit.report.verdict_display import classify_verdict
 from camscope.audit.runner import (
     EstimateCallback,
     StageProgressCallback,
@@ -40,11 +41,13 @@ from camscope.audit.runner import (
     to_json_bytes,
 )
 from camscope.audit.shortcuts import interventions
+from camscope.audit.verdicts.rules import find_topic
 from camscope.batch import BatchRun
-from camscope.batch.export import CellEscaper
+from camscope.batch.csv_export import CellEscaper
 from camscope.batch.manifest import import_arrow
-from camscope.errors import InputError, OutputError
+from camscope.errors import CamscopeError, InputError, OutputError
 from camscope.evaluation import EvaluationResult
+from camscope.metrics.metric_registry import Mask
 from camscope.safe_files import (
     check_regular_files,
     folder_locked,
@@ -107,7 +110,11 @@ def run_audit(
     folder = Path(output)
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder} is a file; expected a folder for the audit")
-    context = AuditContext(Config.from_source(config), folder)
+    parsed, faults = Config.parse_source(config)
+    if parsed is None:
+        faults.raise_if_any()
+        raise InputError("the config has no settings")
+    context = AuditContext(parsed, folder, faults=faults)
     report_progress = on_progress or (lambda stage, done, total: None)
     with folder_locked(context.folder):
         identity, image_digests = prepare_folder(context, report_progress, overwrite=overwrite)
@@ -345,6 +352,19 @@ def _write_report(context: AuditContext, summary: Summary, provenance: Mapping[s
         {finding.name: str(finding.class_index) for finding in context.findings},
         n_random_images=context.config.sample_sizes.gallery,
         allow_burned_in_text=context.config.report.allow_burned_in_text,
+        load_mask=partial(_load_finding_mask, context),
     )
     write_bytes(context.folder / GALLERY_FILE, to_json_bytes(gallery.as_dict))
     write_bytes(context.folder / REPORT_FILE, render_page(summary, gallery, provenance).encode())
+
+
+def _load_finding_mask(context: AuditContext, row: int, finding: str, size: tuple[int, ...]) -> Mask | None:
+    """Return the annotated finding of an image, or None if it has no annotation that can be read."""
+    ground_truth, manifest = context.ground_truth.get(finding), context.cohort.manifest
+    if ground_truth is None:
+        return None
+    position = context.cohort.manifest_positions[row]
+    try:
+        return ground_truth.load_mask(manifest.rows(position, position + 1)[0], size)
+    except CamscopeError:  # missing or damaged annotations are counted by the stages
+        return None

@@ -18,17 +18,16 @@ from camscope.audit.core.summary_entries import summarize_estimate
 from camscope.audit.core.summary_schema import Verdict
 from camscope.audit.performance.auc import auroc, bootstrap_areas, compute_roc_area, drop_undefined_areas, rank_scores
 from camscope.batch.manifest import import_arrow
-from camscope.batch.query import RowReader, table_to_dicts
+from camscope.batch.sql_query import RowReader, table_to_dicts
 from camscope.errors import UndefinedError
 from camscope.metrics import METRICS, Estimate, estimate_mean, spearman
-from camscope.metrics.statistics import (
+from camscope.metrics.intervals_and_p_values import compute_t_interval, index_groups
+from camscope.metrics.mean_estimates import (
     N_RESAMPLES,
     RELATIVE_PRECISION,
     STUDENT_T_INTERVAL,
     adjust_bonferroni,
-    compute_t_interval,
     estimate_difference,
-    index_groups,
 )
 
 if TYPE_CHECKING:

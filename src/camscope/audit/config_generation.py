@@ -2,13 +2,13 @@
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from camscope.audit.core.config import (
-    IDENTIFIER_COLUMNS,
     Config,
     ExplainConfig,
     ImputationName,
@@ -17,42 +17,44 @@ from camscope.audit.core.config import (
     SampleSizes,
     StageName,
 )
+from camscope.audit.core.config_faults import describe_nearest
+from camscope.audit.core.context import AuditContext
 from camscope.audit.core.subgroup_levels import (
     AGE_BANDS,
-    AGE_COLUMNS,
     MAX_LEVELS_PER_SUBGROUP,
     MIN_PATIENTS_FOR_VERDICT,
     normalize_label,
 )
+from camscope.audit.manifest_columns import (
+    LABEL_COLUMN_NAMES,
+    EvidenceColumn,
+    EvidenceRoles,
+    describe_columns,
+    find_column,
+    list_paths,
+)
 from camscope.audit.report.verdict_display import MARGIN_DESCRIPTIONS
 from camscope.audit.shortcuts.reliance import compute_min_patients_to_detect
-from camscope.batch import batch_worker, build_manifest
+from camscope.audit.validation import validate_config
+from camscope.batch import Manifest, batch_worker, build_manifest
+from camscope.batch.image_sources import DATASET_PREFIXES, TABLE_SUFFIXES
 from camscope.batch.manifest import import_arrow
-from camscope.batch.sources import DATASET_PREFIXES, TABLE_SUFFIXES
+from camscope.batch.path_resolver import find_common_folder
 from camscope.errors import InputError
 from camscope.model_metadata import get_card
 from camscope.models import load_model
 from camscope.optional import require
-from camscope.plurals import plural
+from camscope.plurals import inflect, plural
 from camscope.safe_files import describe_file_problem
 
 if TYPE_CHECKING:
     import jinja2
 
 TEMPLATE_FILE = "config.toml.jinja"
-LABEL_COLUMN_NAMES = ("label", "target", "class", "diagnosis")
-PATIENT_COLUMN_NAMES = ("patient", "patient_id", "subject", "subject_id")
-SUBGROUP_COLUMN_NAMES = (
-    "site", "hospital", "scanner", "manufacturer", "sex", "age_group", *AGE_COLUMNS, "view", "ethnicity",
-)  # fmt: skip
-SPLIT_COLUMN_NAMES = ("split", "fold")
-GROUND_TRUTH_COLUMN_NAMES = ("mask", "mask_path", "box", "boxes", "points")
-ORGAN_COLUMN_NAMES = ("region_lungs", "region_organ", "region_body", "region_brain")
-REGION_COLUMN_PREFIX = "region_"
 NEGATIVE_CLASS_NAMES = ("no finding", "clear", "normal", "healthy", "negative", "background", "none")
 MAX_LABELS_SHOWN = 6  # in an error message
 BOOLEAN_LABELS = {"0", "1", "0.0", "1.0", "true", "false", "yes", "no"}  # in lower case
-MAX_AGES = 150  # distinct ages in a column of years
+FILL_IN = "FILL IN"  # marks a line of the config that init cannot write itself
 MARGIN_COMMENTS = {
     **MARGIN_DESCRIPTIONS,
     "reliance_prevalence": "A reliance in a smaller share of patients may be missed; "
@@ -60,44 +62,126 @@ MARGIN_COMMENTS = {
 }
 
 
+@dataclass(frozen=True)
+class GeneratedConfig:
+    """A config that was written from a manifest and a model: its text, and notes on what was set or left out."""
+
+    text: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def lines_to_fill_in(self) -> dict[int, str]:
+        """Line number -> the text of each line that the user must fill in before the audit can run."""
+        lines = enumerate(self.text.splitlines(), 1)
+        return {number: line for number, line in lines if FILL_IN in line}
+
+
 def generate_config(
     manifest: str,
     model: str,
     *,
     weights: str | None = None,
+    preprocess: str | None = None,
     root: str | None = None,
+    anywhere: bool = False,
     findings: Sequence[str] = (),
     modality: str | None = None,
     relative_to: Path | None = None,
 ) -> str:
-    """Return the text of a TOML config with guessed settings. The user must fill in the commented settings.
+    """Return the text of a TOML config with guessed settings, as `build_config` writes it."""
+    return build_config(
+        manifest,
+        model,
+        weights=weights,
+        preprocess=preprocess,
+        root=root,
+        anywhere=anywhere,
+        findings=findings,
+        modality=modality,
+        relative_to=relative_to,
+    ).text
+
+
+def build_config(
+    manifest: str,
+    model: str,
+    *,
+    weights: str | None = None,
+    preprocess: str | None = None,
+    root: str | None = None,
+    anywhere: bool = False,
+    findings: Sequence[str] = (),
+    modality: str | None = None,
+    relative_to: Path | None = None,
+) -> GeneratedConfig:
+    """Write a TOML config with guessed settings. What cannot be guessed is a line that is marked to be filled in.
 
     The arguments are the options of `camscope audit init`. `relative_to` is the folder of the config, where its paths
     start. InputError where the manifest has neither labels nor columns of 0 and 1 for the classes, or the modality is unknown.
     """
     if modality is not None and modality not in (modalities := get_args(Modality)):
-        raise InputError(f"unknown modality {modality!r}; expected one of {', '.join(modalities)}")
+        nearest = describe_nearest(modality, modalities)
+        raise InputError(f"unknown modality {modality!r}; expected one of {', '.join(modalities)}{nearest}")
     if Path(manifest).suffix.lower() in TABLE_SUFFIXES and not Path(manifest).is_file():
         raise InputError(f"the manifest {manifest} cannot be read: {describe_file_problem(manifest)}")
-    table, folder = build_manifest(manifest, root, strict=False).table, relative_to or Path.cwd()
+    images, folder = build_manifest(manifest, root, anywhere=anywhere, strict=False), relative_to or Path.cwd()
     card = get_card(load_model(model, weights=weights))
     class_names = (card.class_names if card else None) or ()
+    labels = _guess_labels(images.table, class_names, findings)
+    used = [name for name in (labels["label"], *labels["labels"].values()) if name is not None]
+    columns = describe_columns(images, class_names, used)
+    notes: list[str] = []
+    if root is not None:
+        root = _make_path_relative(root, folder)
+    elif not anywhere:
+        root, anywhere, notes = _find_root(images, columns["evidence"])
     text: str = _load_template().render(
-        **_guess_labels(table, class_names, findings),
-        **_guess_columns(table),
+        **labels,
+        **columns,
         manifest=_make_path_relative(manifest, folder),
-        root=None if root is None else _make_path_relative(root, folder),
+        root=root,
+        anywhere=anywhere,
         model=_make_source_relative(model, folder),
         weights=None if weights is None else _make_path_relative(weights, folder),
+        preprocess=preprocess,
+        declares_preprocess=images.images is not None or (card is not None and card.preprocess is not None),
         modality=modality or "any",
     )
     Config.from_toml(text, folder)
-    return text
+    return GeneratedConfig(text, tuple(notes))
+
+
+def _find_root(manifest: Manifest, evidence: EvidenceRoles) -> tuple[str | None, bool, list[str]]:
+    """Return the root of images and masks outside the manifest's folder, whether any path is allowed, and a note."""
+    roles = (evidence.ground_truth, *evidence.candidates, evidence.organ, *evidence.markers.values(), *evidence.further)
+    columns = ["path", *(column.name for column in roles if column is not None and column.kind == "masks")]
+    outside = {name: manifest.find_paths_outside_root(name) for name in columns}
+    paths = [path for column_paths in outside.values() for path in column_paths]
+    if not paths:
+        return None, False, []
+    common = find_common_folder([path for name in columns for path in list_paths(manifest, name)])
+    n_images, name = len(outside["path"]), "path" if outside["path"] else "mask"
+    count = f"{n_images or len(paths)} of {plural(len(manifest) if n_images else len(paths), name)}"
+    setting = "anywhere = true" if common is None else f"root = {_quote_toml_string(common)}"
+    lie = inflect(n_images or len(paths), "lies", "lie")
+    place = manifest.path_resolver.base_folder.resolve()
+    return common, common is None, [f"{count} {lie} outside {place}: {setting} is set in [data]"]
+
+
+def try_config(path: Path) -> AuditContext:
+    """Do what an audit does before its first stage, and explain one image. Raise an error with all faults of the config."""
+    config, faults = Config.parse_source(path)
+    if config is None:
+        faults.raise_if_any()
+    context = AuditContext(cast("Config", config), path.parent, faults=faults)
+    validate_config(context)
+    _ = context.first_maps
+    return context
 
 
 def _guess_labels(table: Any, class_names: Sequence[str], findings: Sequence[str]) -> dict[str, Any]:
     """Return the findings with the label column, or with one column for each finding."""
-    label = _find_column(table.column_names, LABEL_COLUMN_NAMES)
+    label = find_column(table.column_names, LABEL_COLUMN_NAMES)
     if label is None:
         # without row numbers, and without ids that only repeat the path
         user_table = table.drop_columns(["row", *(["id"] if table["id"].equals(table["path"]) else [])])
@@ -114,6 +198,8 @@ def _guess_findings(column: Any, class_names: Sequence[str]) -> list[str]:
     if class_names:
         names = [name for index, name in enumerate(class_names) if name in labels or str(index) in labels]
         positives = [name for name in names if name.lower() not in NEGATIVE_CLASS_NAMES]
+        if len(class_names) == 2:  # of two classes that exclude each other, one says all
+            positives = positives[-1:]
         return positives or names[-1:] or list(class_names[-1:])
     indices = sorted(label for label in labels if label.isdecimal())
     return [index for index in indices if index != "0"] or ["1"]
@@ -197,32 +283,6 @@ def _list_distinct_labels(column: Any) -> set[str]:
     return {label for value in column.unique().to_pylist() if (label := normalize_label(value)) is not None}
 
 
-def _guess_columns(table: Any) -> dict[str, Any]:
-    columns, prefix = table.column_names, REGION_COLUMN_PREFIX
-    organ, split = _find_column(columns, ORGAN_COLUMN_NAMES), _find_column(columns, SPLIT_COLUMN_NAMES)
-    split_values: list[str] = []
-    if split is not None:
-        cells = import_arrow("compute").cast(table[split], import_arrow().string()).unique().to_pylist()
-        split_values = [cell for cell in cells if cell is not None]
-    subgroups = []
-    for name in SUBGROUP_COLUMN_NAMES:
-        max_levels = MAX_AGES if name in AGE_COLUMNS else MAX_LEVELS_PER_SUBGROUP
-        column = _find_column(columns, [name])
-        if column is not None and 1 < len(set(table[column].to_pylist()) - {None}) <= max_levels:
-            subgroups.append(column)
-    return {
-        "patient": _find_column(columns, PATIENT_COLUMN_NAMES),
-        "subgroups": subgroups,
-        "split": split if split_values else None,
-        "split_value": "test" if "test" in split_values else next(reversed(split_values), None),
-        "split_values": split_values,
-        "ground_truth": _find_column(columns, GROUND_TRUTH_COLUMN_NAMES),
-        "organ": organ,
-        "markers": {name[len(prefix) :]: name for name in columns if name.lower().startswith(prefix) and name != organ},
-        "reportable_columns": [name for name in columns if name not in IDENTIFIER_COLUMNS],
-    }
-
-
 def _load_template() -> "jinja2.Template":
     require("jinja2", extra="audit")
     import jinja2
@@ -242,12 +302,18 @@ def _load_template() -> "jinja2.Template":
             f"{{ {', '.join(f'{_quote_toml_string(key)} = {_quote_toml_string(value)}' for key, value in values.items())} }}"
         ),
         "comment_list": _format_comment_list,
+        "source": _format_mask_source,
+        "sources": lambda columns: (
+            f"{{ {', '.join(f'{_quote_toml_string(key)} = {_format_mask_source(column)}' for key, column in columns.items())} }}"
+        ),
+        "names": lambda columns: _format_comment_list([column.name for column in columns]),
     }
     environment.globals |= {
         "defaults": {name: field.default for name, field in Config.model_fields.items()},
         "imputation_names": get_args(ImputationName),
         "min_batch_size": batch_worker.MIN_DEFAULT_BATCH_SIZE,
         "max_batch_size": batch_worker.MAX_DEFAULT_BATCH_SIZE,
+        "fill_in": FILL_IN,
         "optional_stages": get_args(StageName),
         "age_bands": AGE_BANDS,
         "methods": ExplainConfig.model_fields["methods"].default,
@@ -258,12 +324,6 @@ def _load_template() -> "jinja2.Template":
         "sample_sizes": SampleSizes().model_dump(),
     }
     return environment.get_template(TEMPLATE_FILE)
-
-
-def _find_column(names: Iterable[str], candidates: Sequence[str]) -> str | None:
-    """Return the first candidate name that is a column of the table, ignoring case."""
-    by_lower_name = {name.lower(): name for name in reversed(list(names))}
-    return next((by_lower_name[name] for name in candidates if name in by_lower_name), None)
 
 
 def _make_path_relative(path: str, folder: Path) -> str:
@@ -280,6 +340,12 @@ def _make_path_relative(path: str, folder: Path) -> str:
 def _make_source_relative(source: str, folder: Path) -> str:
     file, colon, function = source.rpartition(":")
     return f"{_make_path_relative(file, folder)}:{function}" if colon and file.endswith(".py") else source
+
+
+def _format_mask_source(column: EvidenceColumn) -> str:
+    """Return a column of masks as a TOML value. Masks with several labels need a choice of labels: all of them."""
+    name = _quote_toml_string(column.name)
+    return f'{{ column = {name}, category = "all" }}' if column.needs_category else name
 
 
 def _quote_toml_string(value: str) -> str:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from camscope.audit.core.context import AuditContext
 from camscope.audit.core.predictions import StageResults
 from camscope.audit.core.stage_result_schema import StageResult
-from camscope.audit.core.subgroup_levels import MAX_LEVELS_PER_SUBGROUP
+from camscope.audit.core.summary_entries import describe_images
 from camscope.audit.core.summary_schema import Summary
 from camscope.audit.provenance import provenance
 from camscope.audit.provenance.digests import digest_images, find_changed_images
@@ -27,7 +27,6 @@ from camscope.audit.provenance.file_ownership import (
     read_json_or_none,
     remove_outputs,
 )
-from camscope.audit.shortcuts.inputs_with_regions import list_requested_regions, open_region_masks
 from camscope.audit.stage_estimates import RemainingTime, estimate_stage_seconds
 from camscope.audit.stages.data_and_model import check_data, resolve_model
 from camscope.audit.stages.map_quality import (
@@ -39,19 +38,19 @@ from camscope.audit.stages.map_quality import (
 from camscope.audit.stages.predictions_and_maps import explain_images, predict_images
 from camscope.audit.stages.shortcut import analyze_shortcuts
 from camscope.audit.time_budget import plan_sizes
+from camscope.audit.validation import validate_config
 from camscope.audit.verdicts import derive_verdicts
 from camscope.audit.verdicts.limitations_and_warnings import list_limitations, list_warnings
 from camscope.batch.run_store import TEMPORARY_FILE_PATTERN
-from camscope.errors import CamscopeError, CategoryError, InputError, OutputError, PreprocessError
-from camscope.evaluation.ground_truth import GroundTruth
-from camscope.images.scans.scan import Window
+from camscope.errors import OutputError, Remedy
 from camscope.plurals import plural
 from camscope.safe_files import build_output_path, write_bytes
 from camscope.version import __version__
 
 IMAGES_KEY = "images"
 ESTIMATE_AFTER_STAGE = "resolve"  # this stage has run the model and the methods once
-MAX_PROBED_MASKS = 32  # masks that are searched for several labels before the audit begins
+QUICK_STAGES = {"check", "resolve"}  # their results are computed again if the config or the images have changed
+OVERWRITE_FIX = "choose another folder, or allow overwriting (overwrite=True)"
 StageProgressCallback = Callable[[str, int, int], None]  # stage, number of items done, total number
 EstimateCallback = Callable[[Mapping[str, float]], None]  # stage -> estimated seconds
 ImageDigests = Mapping[str, str | None]  # image id -> sha256, None where the image cannot be read
@@ -80,14 +79,17 @@ def prepare_folder(
     """
     validate_config(context)
     _check_audit_folder(context.folder)
+    if not (context.folder / STAGES_FOLDER / f"{ESTIMATE_AFTER_STAGE}.json").is_file():
+        _ = context.first_maps  # an error appears before anything is written
     identity = provenance.compute_identity(context)
     plan_file = context.folder / PLAN_FILE
-    has_results = any((context.folder / STAGES_FOLDER).glob("*.json"))  # a plan alone holds no work that could be lost
+    stages = {path.stem for path in (context.folder / STAGES_FOLDER).glob("*.json")}
+    has_results = bool(stages - QUICK_STAGES)  # a plan and a check of the data hold no work that could be lost
     plan = read_json_or_none(plan_file) if has_results and not overwrite else None
     for name in identity if plan is not None else ():
         if not isinstance(plan, dict) or plan.get(name) != identity[name]:
             raise OutputError(
-                f"{context.folder} holds an audit with another {name}; choose another folder, or allow overwriting"
+                f"{context.folder} holds an audit with another {name}", fix=OVERWRITE_FIX, remedy=Remedy.ALLOW_OVERWRITE
             )
     list_audit_files(context.folder)
     image_digests = digest_images(context, lambda done, total: on_progress(IMAGES_KEY, done, total))
@@ -164,8 +166,9 @@ def check_images_unchanged(folder: Path, image_digests: ImageDigests, previous: 
     """Raise an OutputError if images have changed since an earlier start of the audit."""
     if changed := find_changed_images(image_digests, previous if isinstance(previous, dict) else {}):
         raise OutputError(
-            f"{folder}: {len(changed)} of {plural(len(image_digests), 'image')} have changed since the first start of this "
-            "audit; choose another folder, or allow overwriting"
+            f"{folder}: {len(changed)} of {plural(len(image_digests), 'image')} have changed since the first start of this audit",
+            fix=OVERWRITE_FIX,
+            remedy=Remedy.ALLOW_OVERWRITE,
         )
 
 
@@ -191,50 +194,14 @@ def build_summary(context: AuditContext, stage_results: Mapping[str, Any], ident
         verdicts=(),
         warnings=(),
         limitations=(),
+        data_description=describe_images(
+            config.regions.modality or "",
+            stage_results["check"].metadata_value_counts,
+            is_volume=len(stage_results["resolve"].input_size) == 3,
+        ),
         **stage_results,
     )
     summary = summary.model_copy(update={"verdicts": tuple(derive_verdicts(summary))})
     return summary.model_copy(
         update={"warnings": tuple(list_warnings(summary)), "limitations": tuple(list_limitations(summary))}
     )
-
-
-def validate_config(context: AuditContext) -> None:
-    """Raise an error for settings that would fail in a later stage, before any stage runs."""
-    cohort, data = context.cohort, context.config.data
-    for column in data.subgroups:
-        n_levels = len({*cohort.get_subgroup_levels(column).values()} - {None})
-        if n_levels > MAX_LEVELS_PER_SUBGROUP:
-            raise InputError(
-                f"subgroups: {column!r} has {plural(n_levels, 'level')}; expected at most {MAX_LEVELS_PER_SUBGROUP}"
-            )
-    if data.window is not None:
-        Window.parse(data.window)
-    list_requested_regions(context)
-    explainers = context.explainers
-    for ground_truth in (*context.ground_truth.values(), *open_region_masks(context).values()):
-        _check_category_choice(context, ground_truth)
-    if explainers[0].preprocess is None and cohort.manifest.images is None:
-        raise PreprocessError(
-            'the model does not declare its preprocessing: write preprocess = "imagenet" in [model], or PREPROCESSING in the '
-            "file of its factory"
-        )
-    cohort.check_labels(context.class_names)
-    for finding in context.findings:
-        truths = [truth for truth in cohort.get_truth(finding).values() if truth is not None]
-        if not 0 < sum(truths) < len(truths):
-            raise InputError(
-                f"{sum(truths)} of {plural(len(truths), 'labeled row')} have the finding {finding.name!r}; expected rows with "
-                f"and without the finding. Check that {data.label or 'its column'!r} is the label column"
-            )
-
-
-def _check_category_choice(context: AuditContext, ground_truth: GroundTruth) -> None:
-    """Raise a CategoryError if masks have several labels and the config selects none of them."""
-    for row in context.cohort.manifest.rows(0, min(MAX_PROBED_MASKS, len(context.cohort.rows))):
-        try:
-            ground_truth.load_mask(row, (1, 1))
-        except CategoryError:
-            raise
-        except CamscopeError:  # any other problem, such as the size, is reported by the stage that needs the mask
-            continue

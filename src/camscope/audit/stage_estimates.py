@@ -24,8 +24,8 @@ from camscope.audit.stages.map_quality import (
     ROBUSTNESS_METRICS,
 )
 from camscope.errors import CamscopeError
+from camscope.evaluation.evaluate_run import DEFAULT_N_STEPS
 from camscope.evaluation.map_metrics import CONTROL_NAMES, get_default_region_size
-from camscope.evaluation.run_evaluation import DEFAULT_N_STEPS
 from camscope.explainers import METHODS, Explainer
 from camscope.metrics import METRICS
 from camscope.metrics.explainer_probe import ExplainerProbe, reuse_passes

@@ -9,7 +9,7 @@ from camscope.audit.core.stage_result_schema import PlannedSize
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT
 from camscope.audit.stage_estimates import StageEstimator
 from camscope.metrics.group_sequential import plan_looks
-from camscope.metrics.statistics import compute_t_quantile
+from camscope.metrics.intervals_and_p_values import compute_t_quantile
 
 SIZES_IN_ORDER = ("interventions", "faithfulness", "robustness", "sanity")  # as they are made smaller
 OPTIONAL_STAGES = ("robustness", "faithfulness", "sanity")  # left out in this order if the smallest sizes do not fit

@@ -17,7 +17,7 @@ from camscope.audit.performance.model_predictions import compute_log_odds, compu
 from camscope.audit.provenance import provenance
 from camscope.audit.provenance.digests import digest_images, digest_optional_file, find_changed_images
 from camscope.batch.manifest import import_arrow
-from camscope.batch.query import table_to_dicts
+from camscope.batch.sql_query import table_to_dicts
 from camscope.errors import CamscopeError, InputError
 from camscope.plurals import plural
 from camscope.safe_files import read_bytes

@@ -1,17 +1,17 @@
-"""Explain many images and keep their maps in one Parquet dataset that can be resumed, queried and exported.
+"""Explain many images, and keep their maps in the Parquet files of a run. A run can be resumed, queried and exported.
 
 Needs the extra `batch`: `pip install "camscope[batch]"`.
 """
 
 from camscope.batch.batch_run import BatchRun
 from camscope.batch.export import ExportResult
+from camscope.batch.image_sources import build_manifest
 from camscope.batch.inspection import DatasetInspection, DatasetIssue, inspect_images
 from camscope.batch.local_engine import BatchOutcome
 from camscope.batch.manifest import Manifest
-from camscope.batch.query import Query
 from camscope.batch.result_rows import OutputNames
 from camscope.batch.runner import BatchOptions, OverlayOptions, PrivacyOptions, run_batch
-from camscope.batch.sources import build_manifest
+from camscope.batch.sql_query import Query
 
 __all__ = [
     "BatchOptions",

@@ -1,4 +1,4 @@
-"""`BatchRun`: read, query, show and export the maps of a run."""
+"""`BatchRun`: a `RunReader` that also writes a contact sheet and exports rows."""
 
 import os
 from collections.abc import Sequence
@@ -6,20 +6,20 @@ from pathlib import Path
 
 from camscope.batch.contact_sheet import build_contact_sheet
 from camscope.batch.export import Exporter, ExportResult
-from camscope.batch.map_collection import MapCollection
-from camscope.batch.query import Query
-from camscope.safe_files import check_free, write_bytes
+from camscope.batch.run_reader import RunReader
+from camscope.batch.sql_query import Query
+from camscope.safe_files import check_not_existing, write_bytes
 
 
-class BatchRun(MapCollection):
-    """The maps of a run.
+class BatchRun(RunReader):
+    """The maps that a run of `run_batch` has written.
 
-    Iterate over it for `Explanation` objects, and `query` it for rows of a table.
+    Iteration gives `Explanation` objects, and `query` gives rows of a table.
 
     Args:
         folder: The folder that `run_batch` wrote.
-        dataset: The source of the run, as it was passed to `run_batch`. Images are then read from there.
-        fetch: Whether images behind URLs, and of datasets that the run names, may be fetched.
+        dataset: The source of the images, as it was passed to `run_batch`. Default: the source that the run names.
+        fetch: Whether images may be downloaded: those at URLs, and those of datasets that the run names.
 
     >>> import numpy as np, tempfile
     >>> from camscope import GradCAM, load_model, run_batch
@@ -37,7 +37,7 @@ class BatchRun(MapCollection):
         path: str | os.PathLike[str],
         where: str | None = None,
         sort: str | None = None,
-        limit: int = 60,
+        max_rows: int = 60,
         *,
         image_height: int = 224,
         overwrite: bool = False,
@@ -48,7 +48,7 @@ class BatchRun(MapCollection):
             path: The file to write.
             where: A condition in SQL: see `query`.
             sort: What to sort by, in SQL.
-            limit: The maximum number of rows.
+            max_rows: The maximum number of rows.
             image_height: Height of each image in pixels.
             overwrite: Replace an existing file.
 
@@ -60,12 +60,12 @@ class BatchRun(MapCollection):
             OutputError: The file exists, or cannot be written.
 
         >>> import tempfile
-        >>> run.save_html(f"{tempfile.mkdtemp()}/sheet.html", limit=2).suffix  # of a run of `run_batch`
+        >>> run.save_html(f"{tempfile.mkdtemp()}/sheet.html", max_rows=2).suffix  # of a run of `run_batch`
         '.html'
 
         """
-        check_free(path, overwrite)
-        sheet = build_contact_sheet(self, Query(where, sort, limit), image_height, os.cpu_count() or 1)
+        check_not_existing(path, overwrite)
+        sheet = build_contact_sheet(self, Query(where, sort, max_rows), image_height, os.cpu_count() or 1)
         return write_bytes(path, sheet.html.encode(), overwrite=overwrite)
 
     def export(
@@ -74,7 +74,7 @@ class BatchRun(MapCollection):
         formats: str | Sequence[str] = "png",
         where: str | None = None,
         sort: str | None = None,
-        limit: int | None = None,
+        max_rows: int | None = None,
         *,
         threshold: float = 0.5,
         overwrite: bool = False,
@@ -84,17 +84,16 @@ class BatchRun(MapCollection):
         Args:
             folder: The folder of the files.
             formats: One or several formats. "png", "jpg", "webp": overlays at the size of the images. "npz", "json":
-                the maps
-                as `Explanation.save` writes them, without pixels. "csv": `rows.csv`, a table for spreadsheets. "coco":
-                `coco.json`, boxes and outlines of the regions above the threshold.
+                the maps as `Explanation.save` writes them, without pixels. "csv": `rows.csv`, a table for spreadsheets.
+                "coco": `coco.json`, boxes and outlines of the regions above the threshold.
             where: A condition in SQL: see `query`.
             sort: What to sort by, in SQL.
-            limit: The maximum number of rows.
+            max_rows: The maximum number of rows.
             threshold: The lower bound of a region, as a fraction of the maximum of the map.
             overwrite: Replace existing files.
 
         Returns:
-            How many files were written, and why some rows have none.
+            The number of files, and the reasons why some rows have no file.
 
         Raises:
             InputError: A format, the threshold or the query is invalid.
@@ -108,5 +107,5 @@ class BatchRun(MapCollection):
         """
         format_list = [formats] if isinstance(formats, str) else list(formats)
         return Exporter(self, Path(folder), format_list, threshold, overwrite).write(
-            Query(where, sort, limit), os.cpu_count() or 1, lambda _: None
+            Query(where, sort, max_rows), os.cpu_count() or 1, lambda _: None
         )

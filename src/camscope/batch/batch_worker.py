@@ -1,4 +1,4 @@
-"""Compute the rows of a batch of images. An image that fails does not affect the others."""
+"""`BatchWorker`: explain batches of images and build their result rows. An image that fails does not affect the others."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch import Tensor
 from camscope.batch import result_rows
 from camscope.batch.image_loading import LoadedImage, hash_source, prepare_input
 from camscope.batch.manifest import Manifest
-from camscope.batch.overlays import OverlayQueue, OverlayWriter
+from camscope.batch.overlays import OverlayImages, OverlayQueue, OverlayWriter
 from camscope.errors import (
     ImageError,
     LayerError,
@@ -24,13 +24,13 @@ from camscope.errors import (
     is_transient,
 )
 from camscope.explainers import Explainer
-from camscope.explainers.comparison.supported_methods import MethodTimer
-from camscope.explainers.core.base_method import format_without_address
-from camscope.explainers.core.evaluation_context import device_and_dtype
-from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ModelInput, require_preprocess
+from camscope.explainers.comparison.explain_supported import MethodTimer
+from camscope.explainers.core.evaluation_context import get_device_and_dtype
+from camscope.explainers.core.model_input import NO_EXTRA_INPUTS, ModelInput, require_preprocess
+from camscope.explainers.core.settings_as_text import format_without_address
 from camscope.explainers.core.shared_passes import build_explanations, check_compatible_explainers, run_methods
-from camscope.explanation import Explanation, PixelArray
-from camscope.hooks.base import unwrap
+from camscope.explanation import Explanation
+from camscope.hooks.find_layers import unwrap
 from camscope.images.preprocess import Preprocess
 from camscope.model_metadata import compute_model_digest
 from camscope.targets import TargetLike
@@ -42,7 +42,7 @@ MIN_DEFAULT_BATCH_SIZE, MAX_DEFAULT_BATCH_SIZE = 16, 64  # images
 
 @dataclass(frozen=True)
 class ImageBatch:
-    """Images that share a forward pass, and their inputs `x` (N,C,*S). `x` is None if no image could be read."""
+    """Images that share a forward pass, and their model inputs `x` (N,C,*S). Without a readable image, `x` is None."""
 
     images: Sequence[LoadedImage]
     x: Tensor | None
@@ -50,7 +50,7 @@ class ImageBatch:
 
 @dataclass(frozen=True)
 class BatchWorker:
-    """Compute rows with explainers of one model. `targets` apply to images without a target in the manifest."""
+    """Compute result rows with explainers of one model. `targets` are for images without a target in the manifest."""
 
     explainers: Sequence[Explainer]
     targets: Sequence[TargetLike]
@@ -78,7 +78,7 @@ class BatchWorker:
         return compute_model_digest(unwrap(self.explainers[0].model))
 
     def prepare_model_input(self, source: Any) -> ModelInput:
-        """Convert the bytes of a file, or an image of a dataset, to the model input on the CPU."""
+        """Convert an image to the model input on the CPU. `source` is the bytes of a file, or an image of a dataset."""
         return prepare_input(
             source,
             self.explainers[0],
@@ -90,12 +90,12 @@ class BatchWorker:
         )
 
     def targets_for(self, image: LoadedImage) -> Sequence[TargetLike]:
-        """Return the target of the image in the manifest, or else the targets of the run."""
+        """Return the targets of an image: its target in the manifest, or otherwise those of the run."""
         target = image.row.get("target")
         return self.targets if target is None else [parse_target(target)]
 
-    def batch_key(self, image: LoadedImage) -> object:
-        """Return a key that is equal for images that can share a forward pass."""
+    def forward_pass_key(self, image: LoadedImage) -> object:
+        """Return a key. Images with equal keys can share a forward pass."""
         has_target = image.row.get("target") is not None
         return None if image.item is None else (tuple(image.item.x.shape), has_target)
 
@@ -107,16 +107,18 @@ class BatchWorker:
         return self.batch_size or min(MAX_DEFAULT_BATCH_SIZE, max(MIN_DEFAULT_BATCH_SIZE, default))
 
     def collate(self, images: Sequence[LoadedImage]) -> ImageBatch:
-        """Stack the inputs of images with equal batch keys, in pinned memory if the model is on a GPU."""
+        """Stack the inputs of images with equal batch keys. If the model is on a GPU, use pinned memory."""
         inputs = [image.item.x for image in images if image.item is not None]
         if not inputs:
             return ImageBatch(images, None)
         x = torch.stack(inputs)
-        copies_to_gpu = device_and_dtype(unwrap(self.explainers[0].model))[0].type == "cuda" and x.device.type == "cpu"
+        copies_to_gpu = (
+            get_device_and_dtype(unwrap(self.explainers[0].model))[0].type == "cuda" and x.device.type == "cpu"
+        )
         return ImageBatch(images, x.pin_memory() if copies_to_gpu else x)
 
     def compute_rows(self, batch: ImageBatch, overlay_queue: OverlayQueue | None = None) -> list[dict[str, Any]]:
-        """Compute one row per image, target and method of a batch, and queue the overlays."""
+        """Compute one row for each image, target and method of a batch. Put the overlays into the queue."""
         if batch.x is None:
             images = ((image, image.error or "", image.is_transient) for image in batch.images)
             return [row for failure in images for row in self._build_failure_rows(*failure)]
@@ -146,13 +148,13 @@ class BatchWorker:
         items = [image.item for image in images if image.item is not None]
         targets_by_image = [self.targets_for(image) for image in images]
         bound_targets = [
-            self.explainers[0].bind_targets(list(column), items, NO_EXTRA_INPUTS)
+            self.explainers[0].prepare_targets(list(column), items, NO_EXTRA_INPUTS)
             for column in zip(*targets_by_image, strict=True)
         ]
         timer = MethodTimer()
         maps_by_method = run_methods(
             self.explainers,
-            x.to(*device_and_dtype(unwrap(self.explainers[0].model)), non_blocking=True),
+            x.to(*get_device_and_dtype(unwrap(self.explainers[0].model)), non_blocking=True),
             bound_targets,
             on_pass=timer,
             warn_flagged=False,
@@ -180,16 +182,16 @@ class BatchWorker:
         overlay_queue: OverlayQueue | None,
     ) -> dict[str, Any]:
         target = self._target_text(image, target_index)
-        row = result_rows.map_row(self._image_columns(image), explanation, target, seconds)
+        row = result_rows.build_map_row(self._image_columns(image), explanation, target, seconds)
         row["notes"] = [*row["notes"], *image.notes]
         if overlay_queue is None:
             return row
         return {**row, "overlay": overlay_queue(row, explanation, image, partial(self._read_overlay_images, image))}
 
-    def _read_overlay_images(self, image: LoadedImage) -> tuple[PixelArray | None, PixelArray | None]:
-        """Return the original image and the model's input image. Read the file again if they are not in memory."""
+    def _read_overlay_images(self, image: LoadedImage) -> OverlayImages:
+        """Return the images on which an overlay is drawn. Read the file again if they are not in memory."""
         if not image.images_dropped:
-            return image.image, image.model_input_image
+            return OverlayImages(image.image, image.model_input_image)
         try:
             source = self.manifest.read_source(image.row)
         except OSError as error:
@@ -197,7 +199,7 @@ class BatchWorker:
         if hash_source(source) != image.sha256:
             raise ImageError("the image has changed since it was explained")
         item = self.prepare_model_input(source)
-        return item.image, item.model_input_image
+        return OverlayImages(item.image, item.model_input_image)
 
     def _build_failure_rows(self, image: LoadedImage, error: str, is_transient: bool) -> list[dict[str, Any]]:
         kind = result_rows.TRANSIENT if is_transient else result_rows.PERMANENT
@@ -209,12 +211,12 @@ class BatchWorker:
         ]
 
     def _image_columns(self, image: LoadedImage) -> dict[str, Any]:
-        """Return the columns that are equal in all rows of an image."""
+        """Return the columns that are the same in all rows of an image."""
         names = ("row", "id", "path", *self.manifest.extra_columns)
         return {**{name: image.row[name] for name in names}, "sha256": image.sha256}
 
     def _target_text(self, image: LoadedImage, target_index: int) -> str | None:
-        """Return the requested target as text, or None for the predicted class."""
+        """Return the requested target as text. Return None if the target is the predicted class."""
         target = self.targets_for(image)[target_index]
         return None if target is None else format_without_address(target)
 

@@ -1,4 +1,4 @@
-"""Contact sheets: one HTML file with the embedded images and maps of a run, without scripts."""
+"""Build a contact sheet of a run: one HTML page with the images and maps of its rows, without scripts."""
 
 import base64
 import hashlib
@@ -13,9 +13,9 @@ import numpy as np
 from camscope import render
 from camscope.batch.image_loading import map_in_order
 from camscope.batch.manifest import RESERVED_COLUMNS
-from camscope.batch.map_collection import MapCollection, read_original, render_thumbnail
-from camscope.batch.query import Query, iter_rows_by_image
 from camscope.batch.result_rows import FAILED
+from camscope.batch.run_reader import RunReader, read_original, render_thumbnail
+from camscope.batch.sql_query import Query, iter_rows_by_image
 from camscope.errors import InputError
 from camscope.explanation import STATUS_MEANINGS, PixelArray
 from camscope.optional import require
@@ -26,8 +26,8 @@ MAX_TEXT_LENGTH = 300  # characters of a text from a run
 ResultRow = Mapping[str, Any]
 
 
-def build_cards(run: MapCollection, rows: Sequence[ResultRow], image_height: int) -> list[dict[str, Any]]:
-    """Build the template fields of one card per row. All rows belong to one image, which is read once."""
+def build_cards(run: RunReader, rows: Sequence[ResultRow], image_height: int) -> list[dict[str, Any]]:
+    """Build the template fields of one card for each row. All rows are of one image, which is read once."""
     image = original_uri = missing_reason = None
     if any(row["attribution"] is not None for row in rows):
         image, missing_reason = read_original(run, rows[0])
@@ -45,8 +45,8 @@ def build_cards(run: MapCollection, rows: Sequence[ResultRow], image_height: int
     ]
 
 
-def _draw_map(run: MapCollection, row: ResultRow, image: PixelArray | None, image_height: int) -> dict[str, Any]:
-    """Draw the map of a row and return the card fields of the map, or `failure_reason` if drawing fails."""
+def _draw_map(run: RunReader, row: ResultRow, image: PixelArray | None, image_height: int) -> dict[str, Any]:
+    """Draw the map of a row. Return the card fields of the map, or the field `failure_reason` if drawing fails."""
     explanation = run.explanation(row, image)
     try:
         overlay_uri = _encode_data_uri(render_thumbnail(explanation, image, image_height))
@@ -65,8 +65,8 @@ def _draw_map(run: MapCollection, row: ResultRow, image: PixelArray | None, imag
     return {**fields, "score_text": f"p={probability:.3f}" if probability >= 0.0005 else "p<0.001"}
 
 
-def _describe_row(run: MapCollection, row: ResultRow) -> dict[str, Any]:
-    """Return the card fields without images: title, id, method, layer, target and columns of the manifest."""
+def _describe_row(run: RunReader, row: ResultRow) -> dict[str, Any]:
+    """Return the card fields that are text, such as title, id, method and the columns of the manifest."""
     label, target, class_names = row["label"], row["target"], run.run_info["class_names"]
     # the target of a row for which no target was requested is the index of its label
     index = str(class_names.index(label)) if label in class_names else (label or "").removeprefix("class ")
@@ -83,7 +83,7 @@ def _describe_row(run: MapCollection, row: ResultRow) -> dict[str, Any]:
 
 
 def truncate_text(value: object) -> str:
-    """Convert a value to one line of text with a limited length and no control characters."""
+    """Convert a value to one line of text of limited length, without control characters."""
     line = " ".join(str(value).split())
     line = line if len(line) <= MAX_TEXT_LENGTH else line[: MAX_TEXT_LENGTH - 1] + "…"
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)
@@ -102,7 +102,7 @@ MIN_IMAGE_HEIGHT, MAX_IMAGE_HEIGHT = 32, 2048  # pixels
 
 @dataclass(frozen=True)
 class ContactSheet:
-    """An HTML page with the numbers of rows in the run, rows that match the query, and rows on the page."""
+    """An HTML page, and three numbers of rows: in the run, matching the query, and on the page."""
 
     html: str = field(repr=False)
     n_rows: int
@@ -111,13 +111,13 @@ class ContactSheet:
 
 
 def build_contact_sheet(
-    run: MapCollection,
+    run: RunReader,
     query: Query,
     image_height: int = 224,
     num_threads: int = 1,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> ContactSheet:
-    """Build the contact sheet of the rows that a query selects. `on_progress` receives the number of new cards."""
+    """Build the contact sheet of the rows that a query selects. `on_progress` is called with the number of new cards."""
     if not MIN_IMAGE_HEIGHT <= image_height <= MAX_IMAGE_HEIGHT:
         raise InputError(f"image_height={image_height}; expected {MIN_IMAGE_HEIGHT} to {MAX_IMAGE_HEIGHT:,} pixels")
     rows, n_rows = run.dataset, len(run)
@@ -140,7 +140,7 @@ def build_contact_sheet(
 
 
 def _render_html(
-    run: MapCollection, query: Query, image_height: int, cards: Sequence[Mapping[str, Any]], row_counts: str
+    run: RunReader, query: Query, image_height: int, cards: Sequence[Mapping[str, Any]], row_counts: str
 ) -> str:
     jinja2 = require("jinja2", extra="batch")
     files = resources.files("camscope.batch")

@@ -1,4 +1,4 @@
-"""Read and decode images in threads while the model runs, within a memory limit."""
+"""Load images in threads while the model runs: read, decode and preprocess them within a memory limit."""
 
 import ctypes
 import hashlib
@@ -12,7 +12,7 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 from threading import Condition
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from camscope.errors import (
     is_transient,
 )
 from camscope.explainers import Explainer
-from camscope.explainers.core.inputs import (
+from camscope.explainers.core.model_input import (
     ModelInput,
     prepare_scan,
     read_model_input,
@@ -36,10 +36,10 @@ from camscope.explainers.core.inputs import (
     require_preprocess,
 )
 from camscope.explanation import PixelArray
-from camscope.hooks.base import unwrap
+from camscope.hooks.find_layers import unwrap
 from camscope.images.files.image_file_access import split_selector
-from camscope.images.files.patient_data_removal import redact_error_message
-from camscope.images.photo import find_file_flags, read_photo, read_pixel_count, read_reduced_photo
+from camscope.images.files.redaction_and_pseudonyms import redact_error_message
+from camscope.images.photo_reader import find_file_warnings, read_photo, read_pixel_count, read_reduced_photo
 from camscope.images.preprocess import Preprocess
 from camscope.images.scans.monai_preprocess import MonaiPreprocess
 from camscope.images.scans.scan_preprocess import ScanPreprocess
@@ -58,19 +58,19 @@ TRIM_THRESHOLD_BYTES = 2**28  # work after which free memory is returned to the 
 
 @cache
 def _find_malloc_trim() -> Any:
-    """Return the function `malloc_trim` of the C library, or None if the library does not have it."""
+    """Return the function `malloc_trim` of the C library. Return None if the library lacks it."""
     with suppress(OSError, TypeError):
         return getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 def trim_free_memory(n_bytes: int) -> None:
-    """Return free memory to the operating system after work that used more than `TRIM_THRESHOLD_BYTES`."""
+    """Return free memory to the operating system, if the last work used more than `TRIM_THRESHOLD_BYTES`."""
     if n_bytes > TRIM_THRESHOLD_BYTES and (trim := _find_malloc_trim()) is not None:
         trim(0)
 
 
 class MemoryBudget:
-    """A memory limit that threads share. A larger request waits until the whole memory is free."""
+    """A memory limit that threads share. A request beyond the limit waits until no other thread uses memory."""
 
     def __init__(self, num_threads: int) -> None:
         self._free = self._total = min(MAX_BUDGET_BYTES, max(MIN_BUDGET_BYTES, BYTES_PER_THREAD * num_threads))
@@ -79,7 +79,7 @@ class MemoryBudget:
 
     @contextmanager
     def reserve(self, n_bytes: int) -> Iterator[None]:
-        """Wait for free memory and reserve it for a `with` block. Nested reservations would wait forever."""
+        """Wait for free memory, and reserve it inside the `with`. A nested reservation would wait forever."""
         n_bytes = min(n_bytes, self._total)
         with self._changed:
             self._changed.wait_for(lambda: self._free >= n_bytes)
@@ -93,7 +93,7 @@ class MemoryBudget:
                 self._changed.notify_all()
 
     def try_keep_images(self, *images: PixelArray | None) -> bool:
-        """Return whether there is memory to keep decoded images until their overlays are drawn."""
+        """Reserve memory to keep decoded images until their overlays are drawn. Return False if there is too little."""
         arrays = [image for image in images if image is not None]
         n_bytes = sum(array.nbytes for array in arrays)
         with self._changed:
@@ -111,10 +111,10 @@ class MemoryBudget:
 
 @dataclass(frozen=True)
 class LoadedImage:
-    """A row of the manifest with its model input, or with an error. A retry may succeed if the error is transient.
+    """A row of the manifest with its model input, or with an error. After a transient error, a retry may succeed.
 
-    `sha256` is the digest of the file, or of the pixels of an image of a dataset. `image` (with `n_pixels`) is what
-    overlays are drawn on, and `model_input_image` is what the model saw. They are dropped to save memory, and read again.
+    `sha256` is the digest of the file, or of the pixels of an image in a dataset. Overlays are drawn on `image`, or on
+    `model_input_image`, the image as the model received it. Both may be dropped to save memory, and are then read again.
     """
 
     row: ManifestRow
@@ -136,7 +136,7 @@ def load_images(
     num_threads: int,
     memory: MemoryBudget | None = None,
 ) -> Generator[LoadedImage, None, None]:
-    """Load the images of manifest rows in threads, and yield them in order."""
+    """Load the images of manifest rows in threads, and yield them in the order of the rows."""
     remaining = iter(rows)
     # a few images at a time, since handing over one image costs as much as opening a small file
     row_groups = iter(lambda: list(islice(remaining, IMAGES_PER_THREAD_TASK)), [])
@@ -188,7 +188,7 @@ def _decode_image(
             )
         notes: tuple[str, ...] = ()
         with suppress(ImageError):  # only a later frame is damaged, and it is not used
-            notes = find_file_flags(source, row["path"]) if isinstance(source, bytes) else ()
+            notes = find_file_warnings(source, row["path"]) if isinstance(source, bytes) else ()
         return LoadedImage(
             row,
             digest,
@@ -212,7 +212,7 @@ def _decode_image(
 
 
 def hash_source(source: Any) -> str | None:
-    """Return the SHA-256 digest of a file, a folder or pixels, or None if it cannot be computed."""
+    """Return the SHA-256 digest of a file, a folder or pixels. Return None if it cannot be computed."""
     if isinstance(source, bytes):
         return hashlib.sha256(source).hexdigest()
     if isinstance(source, Path):
@@ -224,7 +224,7 @@ def hash_source(source: Any) -> str | None:
 
 
 def _hash_files(location: Path) -> str | None:
-    """Return the digest of a file or folder, or None if it cannot be read."""
+    """Return the digest of a file or folder. Return None if it cannot be read."""
     path, selector = split_selector(location)
     digests = []
     try:
@@ -254,7 +254,7 @@ def map_in_order(
 ) -> Generator[ResultT, None, None]:
     """Apply a function to items in threads, and yield the results in order.
 
-    At most `max_ahead` results are computed in advance (default: two per thread).
+    At most `max_ahead` results are computed in advance. The default is two per thread.
     """
     futures: deque[Future[ResultT]] = deque()
     with ThreadPoolExecutor(num_threads, thread_name_prefix="camscope") as pool:
@@ -286,7 +286,7 @@ def prepare_input(
 ) -> ModelInput:
     """Convert an image to the model input on the CPU. With `keep_image`, the result also holds the image.
 
-    `reject_scans_named_as_photos` rejects a scan whose file name does not show that it is one.
+    With `reject_scans_named_as_photos`, raise an error for a scan with the file name of a photo, such as `a.png`.
     """
     if isinstance(source, Tensor) and source.dtype != torch.uint8:
         return explainer.prepare_input(source)
@@ -310,16 +310,23 @@ def prepare_input(
     return ModelInput(x, placement, "", pixels if keep_image else None, input_image)
 
 
-def _decode_photo(source: Any, explainer: Explainer, reduced_decoding: bool) -> tuple[PixelArray, tuple[int, ...]]:
-    """Decode a photo, reduced in size if requested. Return the pixels (h,w,3) and the full size (H,W)."""
+class DecodedPhoto(NamedTuple):
+    """The pixels (h,w,3) of a photo, which may be reduced, and its full size (H,W)."""
+
+    pixels: PixelArray
+    full_size: tuple[int, ...]
+
+
+def _decode_photo(source: Any, explainer: Explainer, reduced_decoding: bool) -> DecodedPhoto:
+    """Decode a photo, at a reduced size if requested."""
     preprocess = explainer.preprocess
     if not reduced_decoding or not isinstance(source, bytes) or not isinstance(preprocess, Preprocess):
         pixels = read_photo(source).pixels
         trim_free_memory(pixels.nbytes)
-        return pixels, pixels.shape[:2]
+        return DecodedPhoto(pixels, pixels.shape[:2])
 
     def compute_min_decoded_size(size: tuple[int, int]) -> tuple[int, int]:
         height, width = preprocess.compute_resized_size(size)
         return MIN_REDUCED_DECODING_FACTOR * height, MIN_REDUCED_DECODING_FACTOR * width
 
-    return read_reduced_photo(source, compute_min_decoded_size)
+    return DecodedPhoto(*read_reduced_photo(source, compute_min_decoded_size))

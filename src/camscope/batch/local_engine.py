@@ -1,4 +1,4 @@
-"""Divide a run into chunks, track their progress, and compute them in this process (the local engine)."""
+"""The local engine: divide a run into chunks, and compute them in this process with progress."""
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from itertools import chain, groupby, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from camscope.batch import result_rows
 from camscope.batch.batch_worker import BatchWorker, ImageBatch
@@ -28,7 +28,7 @@ ChunkProgress = Generator[
 
 @dataclass(frozen=True)
 class ChunkPlan:
-    """Division of a manifest into chunks of `chunk_size` rows. Shard (i, n) has every n-th chunk, starting with i."""
+    """The division of a manifest into chunks of `chunk_size` rows. Shard (i, n) has every n-th chunk, starting with chunk i."""
 
     n_images: int
     chunk_size: int
@@ -39,21 +39,21 @@ class ChunkPlan:
         """The numbers of the chunks of this shard."""
         return range(self.shard[0], -(-self.n_images // self.chunk_size), self.shard[1])
 
-    def row_range(self, chunk: int) -> tuple[int, int]:
-        """Return the manifest positions (start, stop) of the rows of a chunk."""
+    def start_and_stop_row(self, chunk: int) -> tuple[int, int]:
+        """Return the first row of a chunk in the manifest, and the row after its last."""
         return chunk * self.chunk_size, min(self.n_images, (chunk + 1) * self.chunk_size)
 
 
 @dataclass(frozen=True)
 class ChunkTask:
-    """A chunk to compute. `row_numbers` are the rows to compute again; None means all rows."""
+    """A chunk to compute. `row_numbers` are the rows to compute again. By default, they are all rows of the chunk."""
 
     chunk: int
     row_numbers: tuple[int, ...] | None = None
 
     def select_rows(self, plan: ChunkPlan, table: "pa.Table") -> "pa.Table":
         """Return the rows of the manifest that this task computes."""
-        start, stop = plan.row_range(self.chunk)
+        start, stop = plan.start_and_stop_row(self.chunk)
         rows = table.slice(start, stop - start)
         if self.row_numbers is None:
             return rows
@@ -63,14 +63,15 @@ class ChunkTask:
 
 @dataclass
 class BatchOutcome:
-    """The outcome of a run or a shard: how many images were explained, and why other images have no map.
+    """How many images of a run or shard were explained, and why other images have no map.
 
     Attributes:
         n_images: Images of the run, or of this shard.
-        n_done_before: Images that an earlier start had processed.
-        n_processed: Images that this start has processed.
+        n_done_before: Images that were processed before the run was resumed.
+        n_processed: Images that were processed since.
         failure_counts: Images without a map, by reason.
-        transient_failure_counts: Images without a map for which a retry may succeed, by reason.
+        transient_failure_counts: Images without a map by reason, where a retry may succeed.
+        flag_counts: Number of maps with each flag, in the whole run or shard. It is filled at the end.
 
     >>> BatchOutcome(n_images=3, n_processed=3).n_failures
     0
@@ -82,6 +83,12 @@ class BatchOutcome:
     n_processed: int = 0
     failure_counts: Counter[str] = field(default_factory=Counter)
     transient_failure_counts: Counter[str] = field(default_factory=Counter)
+    flag_counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def n_flagged(self) -> int:
+        """The number of maps with a flag."""
+        return self.flag_counts.total()
 
     @property
     def n_failures(self) -> int:
@@ -98,16 +105,23 @@ class BatchOutcome:
         return +counts
 
     def add_failures(self, failures: Mapping[Failure, int]) -> None:
-        """Add numbers of images without a map, by reason and kind of failure."""
+        """Add counts of images without a map, by reason and kind of failure."""
         for (reason, kind), count in failures.items():
             self.failure_counts[reason] += count
             if kind == result_rows.TRANSIENT:
                 self.transient_failure_counts[reason] += count
 
 
-def list_open_tasks(plan: ChunkPlan, store: RunStore, retry_failed: bool) -> tuple[list[ChunkTask], BatchOutcome]:
-    """Return the chunks that remain to compute, and the outcome of the finished chunks."""
-    sizes = {chunk: stop - start for chunk in plan.shard_chunks for start, stop in [plan.row_range(chunk)]}
+class OpenTasks(NamedTuple):
+    """The chunks that remain to compute, and the outcome of the finished chunks."""
+
+    tasks: list[ChunkTask]
+    outcome: BatchOutcome
+
+
+def list_open_tasks(plan: ChunkPlan, store: RunStore, retry_failed: bool) -> OpenTasks:
+    """Find the chunks that are not finished, and count the images of the finished chunks."""
+    sizes = {chunk: stop - start for chunk in plan.shard_chunks for start, stop in [plan.start_and_stop_row(chunk)]}
     done = store.select_parts_of_run(sorted(sizes.keys() & store.finished_chunks()))
     outcome = BatchOutcome(sum(sizes.values()), sum(sizes[chunk] for chunk in done))
     outcome.add_failures(store.count_failures(done))
@@ -116,7 +130,7 @@ def list_open_tasks(plan: ChunkPlan, store: RunStore, retry_failed: bool) -> tup
         retries = {chunk: failed for chunk in done if (failed := tuple(store.list_failed_rows(chunk)))}
         outcome = BatchOutcome(outcome.n_images, outcome.n_done_before - sum(map(len, retries.values())))
     open_chunks = [chunk for chunk in sizes if chunk in retries or chunk not in set(done)]
-    return [ChunkTask(chunk, retries.get(chunk)) for chunk in open_chunks], outcome
+    return OpenTasks([ChunkTask(chunk, retries.get(chunk)) for chunk in open_chunks], outcome)
 
 
 def run_chunks(
@@ -141,13 +155,14 @@ def run_chunks(
                 raise RunError(
                     f"{plural(outcome.n_failures, 'image')} failed, more than the limit of {max_failures}: {reasons}"
                 )
+    outcome.flag_counts = store.count_flags(sorted({*plan.shard_chunks} & store.finished_chunks()))
     return outcome
 
 
 def compute_chunks(
     worker: BatchWorker, store: RunStore, plan: ChunkPlan, num_threads: int, tasks: Sequence[ChunkTask]
 ) -> ChunkProgress:
-    """Compute one chunk after another in this process, while threads read the next images."""
+    """Compute one chunk after another in this process. Threads read the next images meanwhile."""
     table, memory = worker.manifest.table, MemoryBudget(num_threads)
     rows = (row for task in tasks for row in task.select_rows(plan, table).to_pylist())
     with closing(load_images(worker.manifest, rows, worker.prepare_model_input, num_threads, memory)) as images:
@@ -178,7 +193,7 @@ def write_chunk(
         if overlay_queue is not None:
             overlay_queue.wait_and_record_failures(rows)
     rows.sort(key=lambda row: row["row"])
-    schema = result_rows.part_schema(worker.manifest, with_overlays=writer is not None)
+    schema = result_rows.build_part_schema(worker.manifest, with_overlays=writer is not None)
     table = result_rows.rows_to_table(rows, schema)
     if task.row_numbers is not None:
         existing = store.read_part(task.chunk).replace_schema_metadata()
@@ -190,14 +205,14 @@ def write_chunk(
 
 def group_into_batches(images: Iterator[LoadedImage], worker: BatchWorker) -> Iterator[ImageBatch]:
     """Group consecutive images into batches that can share a forward pass."""
-    for _, group in groupby(images, worker.batch_key):
+    for _, group in groupby(images, worker.forward_pass_key):
         remaining = iter(group)
         for first in remaining:
             yield worker.collate([first, *islice(remaining, worker.batch_size_for(first) - 1)])
 
 
 def prefetch_batches(batches: Iterator[ImageBatch]) -> Iterator[ImageBatch]:
-    """Yield batches, and build the next batch in a thread."""
+    """Yield batches. A thread builds the next batch meanwhile."""
     with ThreadPoolExecutor(1, thread_name_prefix="camscope-collating") as pool:
         future = pool.submit(next, batches, None)
         while (batch := future.result()) is not None:

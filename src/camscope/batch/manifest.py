@@ -1,4 +1,4 @@
-"""The manifest: an Arrow table with one row per image of a run, optionally without names of files and patients."""
+"""`Manifest`: an Arrow table with one row per image of a run. File and patient names may be replaced by pseudonyms."""
 
 import hashlib
 import io
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from camscope.batch.path_resolver import PathResolver
 from camscope.errors import InputError
 from camscope.images.files.image_file_access import PHOTO_SUFFIXES, SCAN_SUFFIXES, split_selector
-from camscope.images.files.patient_data_removal import pseudonymize_source
+from camscope.images.files.redaction_and_pseudonyms import pseudonymize_source
 from camscope.images.scans.scan_reader import is_scan
 from camscope.optional import require
 from camscope.plurals import plural
@@ -53,6 +53,7 @@ COLUMN_TYPES = {
     "overlay": "string",
 }
 RESULT_COLUMNS = tuple(name for name in COLUMN_TYPES if name not in ("id", "path", "target"))
+LABEL_COLUMN = "class"  # the class of an image, as a dataset or the column `label` of a table states it
 PSEUDONYMIZED_DATASET = "pseudonymized scans"  # the dataset of a run that does not name its files
 RESERVED_COLUMNS = frozenset(COLUMN_TYPES)  # a run keeps all other columns of its manifest
 
@@ -70,8 +71,9 @@ class Manifest:
 
     Attributes:
         table: The columns `row` (its number), `id`, `path`, optionally `target`, and any further columns.
-        root: The folder where relative paths begin and that no path may leave. None: paths may lead anywhere.
-        images: The images of a dataset by row number. None: the images are the files at `path`.
+        root: The folder where relative paths begin and that no path may leave. Default: paths may lead anywhere.
+        anywhere: Whether paths may leave the root.
+        images: The images of a dataset by row number. Default: the images are the files at `path`.
         dataset: The name of the dataset, or other text that identifies it.
 
     >>> import numpy as np
@@ -85,6 +87,7 @@ class Manifest:
     root: Path | None
     images: "SupportsImageIndex | None" = None
     dataset: str | None = None
+    anywhere: bool = False
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -98,6 +101,14 @@ class Manifest:
     def extra_columns(self) -> list[str]:
         """The names of the columns that a run copies unchanged."""
         return [name for name in self.table.column_names if name not in RESERVED_COLUMNS]
+
+    def find_paths_outside_root(self, column: str = "path") -> list[str]:
+        """Return the paths of a column that lead out of the root, where no path may."""
+        if not self.path_resolver.confined or (self.images is not None and column == "path"):
+            return []
+        values = self.table[column].to_pylist()
+        paths = [value for value in values if isinstance(value, str) and value and not value.lstrip().startswith("[")]
+        return [path for path in paths if not self.path_resolver.is_allowed(path)]
 
     @property
     def has_relative_paths(self) -> bool:
@@ -114,7 +125,7 @@ class Manifest:
         return rows
 
     def read_source(self, row: Mapping[str, Any]) -> Any:
-        """Return the image of a row in a dataset, the bytes of its file, or the path of a scan."""
+        """Return the image of a row: an image of the dataset, the bytes of a file, or the path of a scan."""
         return self.path_resolver.read(row["path"]) if self.images is None else self.images[row["row"]]
 
     def row_by_number(self, number: int) -> dict[str, Any]:
@@ -135,7 +146,8 @@ class Manifest:
     def path_resolver(self) -> PathResolver:
         """The resolver of the paths in the table."""
         # a dataset has no folder: its masks lie below the working folder
-        return PathResolver(self.root, confined=self.root is not None or self.images is not None)
+        confined = not self.anywhere and (self.root is not None or self.images is not None)
+        return PathResolver(self.root, confined=confined)
 
 
 def hash_manifest(manifest: Manifest) -> str:
@@ -148,7 +160,7 @@ def hash_manifest(manifest: Manifest) -> str:
 
 
 class _HashingFile(io.BytesIO):
-    """A file that keeps only a hash of the bytes that are written to it."""
+    """A file that stores nothing but a hash of the bytes that are written to it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,6 +185,8 @@ def _build_manifest_table(table: "pa.Table", source_name: str, *, strict: bool) 
     pa, compute = import_arrow(), import_arrow("compute")
     # the index that pandas writes has no name; this is what pandas calls such a column
     table = table.rename_columns([name or f"Unnamed: {index}" for index, name in enumerate(table.column_names)])
+    if strict:
+        table = table.rename_columns(_rename_label_column(table.column_names))
     _check_column_names(table.column_names, source_name, strict=strict)
     if not table.num_rows:
         raise InputError(f"{source_name} has no rows; expected one row per image")
@@ -198,7 +212,7 @@ def _build_manifest_table(table: "pa.Table", source_name: str, *, strict: bool) 
 
 
 def _convert_to_microseconds(column: Any) -> Any:
-    """Convert times in nanoseconds to microseconds, or to text if digits would be lost."""
+    """Convert times in nanoseconds to microseconds. If digits would be lost, convert them to text."""
     pa, arrow_type = import_arrow(), column.type
     if getattr(arrow_type, "unit", None) != "ns":
         return column
@@ -210,8 +224,14 @@ def _convert_to_microseconds(column: Any) -> Any:
 
 
 def find_reserved_names(names: Sequence[str]) -> list[str]:
-    """Return the names that are equal to result columns of a run. Upper and lower case are not distinguished."""
+    """Return the names that equal a result column of a run, where case does not count."""
     return sorted(name for name in names if name.lower() in RESULT_COLUMNS)
+
+
+def _rename_label_column(names: Sequence[str]) -> list[str]:
+    """Return column names with `class` in place of `label`, which is the label of a map in the rows of a run."""
+    is_free = LABEL_COLUMN not in [name.lower() for name in names]
+    return [LABEL_COLUMN if name == "label" and is_free else name for name in names]
 
 
 def _check_column_names(names: Sequence[str], source_name: str, *, strict: bool) -> None:
@@ -232,7 +252,7 @@ def _check_column_names(names: Sequence[str], source_name: str, *, strict: bool)
 
 
 def require_columns(names: Iterable[str | None], existing: Sequence[str], purpose: str) -> None:
-    """Raise an InputError if a name is not one of the existing columns."""
+    """Raise an InputError if a named column does not exist. `purpose` ends the message, such as `for the patient`."""
     for name in names:
         if name is not None and name not in existing:
             raise InputError(f"no column {name!r} {purpose}; the columns are {', '.join(existing) or 'none'}")
@@ -247,7 +267,7 @@ def _cast_column(column: Any, arrow_type: Any, name: str, source_name: str) -> A
 
 @dataclass(frozen=True, eq=False)
 class ImageAccessor:
-    """Access to the images of a manifest by row number, without their file names."""
+    """The images of a manifest by row number. File names are hidden."""
 
     manifest: Manifest
 
@@ -269,7 +289,7 @@ def contains_scans(manifest: Manifest) -> bool:
 
 
 def _is_scan_path(manifest: Manifest, path: str) -> bool:
-    """Return whether a path leads to a folder or a scan. A path outside the root is not read."""
+    """Return whether a path leads to a folder or a scan. A file outside of the root is not read."""
     try:
         location = manifest.path_resolver.resolve(path)
     except InputError:
@@ -278,7 +298,10 @@ def _is_scan_path(manifest: Manifest, path: str) -> bool:
 
 
 def pseudonymize_manifest(manifest: Manifest, keep_columns: Sequence[str] = ()) -> Manifest:
-    """Replace paths, and ids that are paths, by keyed hashes. Of the other columns, keep `target` and `keep_columns`."""
+    """Pseudonymize a manifest: replace paths by keyed hashes, also where they serve as ids.
+
+    All other columns but `row`, `target` and `keep_columns` are dropped.
+    """
     require_columns(keep_columns, manifest.extra_columns, "to keep")
     pa, compute, table = import_arrow(), import_arrow("compute"), manifest.table
     if manifest.images is not None:  # the number of an image in a named dataset

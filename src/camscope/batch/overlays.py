@@ -1,4 +1,4 @@
-"""Draw and write the overlays of a run in threads, while the model runs."""
+"""`OverlayWriter`, `OverlayQueue`: draw and write the overlays of a run in threads, while the model runs."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import BoundedSemaphore
-from typing import Any
+from typing import Any, NamedTuple
 
 from camscope import render
 from camscope.batch.image_loading import (
@@ -24,12 +24,21 @@ from camscope.safe_files import build_output_path, write_bytes
 
 MAX_OVERLAY_PIXELS = 25_000_000  # a larger overlay is drawn at a reduced size
 IMAGES_PER_FOLDER = 1000  # more files per folder make file systems and viewers slow
-ImageReader = Callable[[], tuple[PixelArray | None, PixelArray | None]]  # the image, and the image that the model saw
+
+
+class OverlayImages(NamedTuple):
+    """The original image, and the image as the model received it. Each may be None."""
+
+    image: PixelArray | None
+    model_input_image: PixelArray | None
+
+
+ImageReader = Callable[[], OverlayImages]
 
 
 @dataclass(frozen=True)
 class OverlayWriter:
-    """Writes overlays of one image format and height into the folder of a run. Height None: that of the image."""
+    """Writes overlays into the folder of a run, in one image format and height. Without a height, use that of the image."""
 
     folder: Path
     image_format: str
@@ -45,7 +54,7 @@ class OverlayWriter:
 
     @contextmanager
     def open_queue(self, num_threads: int, memory: MemoryBudget) -> Iterator["OverlayQueue"]:
-        """Start `num_threads` threads that draw overlays. The `with` block ends when all overlays are drawn."""
+        """Start `num_threads` threads that draw overlays. The `with` ends when all overlays are drawn."""
         with ThreadPoolExecutor(num_threads, thread_name_prefix="camscope-drawing") as pool:
             yield OverlayQueue(self, pool, 8 * num_threads, memory)
 
@@ -69,7 +78,7 @@ class OverlayWriter:
 
 
 def reduce_large_image(image: PixelArray) -> PixelArray:
-    """Reduce an image (H,W,3) to at most `MAX_OVERLAY_PIXELS` pixels."""
+    """Reduce an image (H,W,3) to at most `MAX_OVERLAY_PIXELS` pixels, if it is larger."""
     height, width = image.shape[:2]
     if height * width <= MAX_OVERLAY_PIXELS:
         return image
@@ -78,7 +87,7 @@ def reduce_large_image(image: PixelArray) -> PixelArray:
 
 
 class OverlayQueue:
-    """A queue of overlays that threads draw. Adding an overlay waits if too many are pending."""
+    """A queue of overlays that threads draw. If too many overlays wait, the caller waits too."""
 
     def __init__(self, writer: OverlayWriter, pool: ThreadPoolExecutor, max_waiting: int, memory: MemoryBudget) -> None:
         self._memory = memory
@@ -99,7 +108,7 @@ class OverlayQueue:
         return name
 
     def wait_and_record_failures(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Wait for all overlays, and add a note to each row whose overlay failed. Raise if the disk is full."""
+        """Wait for all overlays, and add a note to each row whose overlay failed. If the disk is full, raise its error."""
         errors = {name: error for name, future in self._pending.items() if (error := future.exception()) is not None}
         for row in rows:
             error = errors.get(row.get("overlay", ""))

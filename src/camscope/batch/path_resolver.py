@@ -1,9 +1,9 @@
-"""`PathResolver`: resolve and read the file paths and URLs of a table, with limits on where they may lead."""
+"""`PathResolver`: resolve and read the file paths and URLs of a table. They may be confined to a root folder."""
 
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,9 +31,10 @@ NETWORK_SHARE = re.compile(r"[\\/]{2}[^\\/]")  # on Windows: \\server\share
 
 @dataclass(frozen=True)
 class PathResolver:
-    """Resolve and read the paths of a table. Relative paths begin in `root`, or in the working folder.
+    """Resolve and read the paths of a table. Relative paths begin in `root`, or in the working folder without a root.
 
-    If `confined`, a path must stay there behind symlinks, and a URL must name a remote store. `fetch` allows URLs to be read.
+    If `confined`, no path may leave that folder, not even by a symlink, and a URL must name a remote store. `fetch` allows
+    URLs to be downloaded.
     """
 
     root: Path | None = None
@@ -43,12 +44,12 @@ class PathResolver:
     _real_folders: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def resolve(self, path: str) -> str:
-        """Return the location of a file, folder or URL. Raise an InputError if it leads out of `root`."""
+        """Return the full location of a path or URL. Raise an InputError if it leads out of `root`."""
         if is_url(path):
             if self.confined and not is_remote_store_url(path):
                 raise InputError(
                     f"{path}: expected the URL of a remote store, such as https:// or s3://, since this URL can lead out of "
-                    f"{self._base_folder}; use a path, or pass --anywhere"
+                    f"{self.base_folder}; use a path, or pass --anywhere"
                 )
             return path
         location = path if self.root is None else os.path.join(self.root, path)  # noqa: PTH118 - a Path costs as much time as a small file
@@ -57,9 +58,17 @@ class PathResolver:
             for part in (file, *_list_symlinks_read_with(file)):
                 if not self._is_inside(part):
                     raise InputError(
-                        f"{path}: the path leads out of {self._base_folder}; move the file there, or pass --anywhere"
+                        f"{path}: the path leads out of {self.base_folder}; move the file there, or pass --anywhere"
                     )
         return location
+
+    def is_allowed(self, path: str) -> bool:
+        """Return whether `resolve` returns a location for a path."""
+        try:
+            self.resolve(path)
+        except InputError:
+            return False
+        return True
 
     def read(self, path: str) -> bytes | Path:
         """Return the bytes of an image file, or the path of a scan. A scan may consist of several files."""
@@ -79,11 +88,12 @@ class PathResolver:
         return is_url(path) or is_network_share(path if self.root is None else os.path.join(self.root, path))  # noqa: PTH118 - as above
 
     @property
-    def _base_folder(self) -> Path:
+    def base_folder(self) -> Path:
+        """The folder where relative paths begin."""
         return self.root or Path.cwd()
 
     def _is_inside(self, path: str) -> bool:
-        base = self._real_folder(str(self._base_folder))
+        base = self._real_folder(str(self.base_folder))
         try:
             return os.path.commonpath([self._real_path(path), base]) == base
         except ValueError:  # on another drive
@@ -102,6 +112,20 @@ class PathResolver:
         return self._real_folders[folder]
 
 
+def find_common_folder(paths: Iterable[str]) -> str | None:
+    """Return the deepest folder that holds all absolute paths behind symlinks. None for a relative path or a URL."""
+    folders = set[str]()
+    for path in paths:
+        if is_url(path) or not os.path.isabs(path):  # noqa: PTH117 - a Path costs as much time as a small file
+            return None
+        folders.add(os.path.dirname(path))  # noqa: PTH120 - as above
+    try:
+        common = os.path.commonpath(sorted(map(os.path.realpath, folders)))
+    except ValueError:  # none, or on several drives
+        return None
+    return None if common == os.path.dirname(common) else common  # noqa: PTH120 - as above
+
+
 def is_url(path: str) -> bool:
     """Return whether a path is a URL."""
     return "://" in path
@@ -113,7 +137,7 @@ def is_network_share(path: str, *, windows: bool = os.name == "nt") -> bool:
 
 
 def is_remote_store_url(url: str) -> bool:
-    """Return whether all schemes of a URL are known and remote, also in a chain such as `zip://a.png::s3://b.zip`."""
+    """Return whether a URL names a remote store. In a chain such as `zip://a.png::s3://b.zip`, all schemes must be known."""
     *wrappers, last = (element.partition("://") for element in url.split("::"))
     is_wrapped = all(
         scheme in WRAPPER_SCHEMES or (scheme in REMOTE_SCHEMES and separator) for scheme, separator, _ in wrappers
@@ -154,7 +178,10 @@ def read_location_bytes(location: str) -> bytes:
 
 
 def _read_limited(file: Any) -> bytes:
-    """Read a stream to its end, in pieces: not every server tells the size in advance. Raise an OSError for a larger file."""
+    """Read a stream to its end. Raise an OSError if it has more than `MAX_FILE_BYTES` bytes.
+
+    It is read in pieces, because not every server tells the size in advance.
+    """
     pieces, remaining = [], MAX_FILE_BYTES
     while piece := file.read(min(remaining + 1, READ_BYTES)):
         pieces.append(piece)

@@ -19,8 +19,8 @@ from camscope.batch.image_loading import MemoryBudget, load_images
 from camscope.batch.local_engine import ChunkPlan, ChunkProgress, ChunkTask, Failure, write_chunk
 from camscope.batch.run_store import RunStore
 from camscope.errors import InputError, RunError
-from camscope.explainers.core.evaluation_context import device_and_dtype
-from camscope.hooks.base import unwrap
+from camscope.explainers.core.evaluation_context import get_device_and_dtype
+from camscope.hooks.find_layers import unwrap
 from camscope.model_metadata import attach_card, get_card
 from camscope.optional import require
 from camscope.plurals import plural
@@ -42,7 +42,7 @@ def compute_chunks_on_ray(
     tasks: Sequence[ChunkTask],
 ) -> ChunkProgress:
     """Compute chunks on a Ray cluster. Raise a RunError if a part file is missing at the end."""
-    device = device_and_dtype(unwrap(worker.explainers[0].model))[0]
+    device = get_device_and_dtype(unwrap(worker.explainers[0].model))[0]
     on_cuda = device.type == "cuda"
     if on_cuda and device.index:
         raise InputError(f"the model is on {device}, but each Ray worker has one GPU, cuda:0; move the model to cuda:0")
@@ -110,7 +110,7 @@ def _iter_steps(
 
 
 def _pickle_payload(worker: BatchWorker, store: RunStore, num_threads: int) -> bytes:
-    """Pickle the worker, the run store and the number of threads for the Ray actors."""
+    """Pickle what Ray actors need: the worker, the run store, the number of threads, and plugins of the user."""
     manifest, root = worker.manifest, worker.manifest.root
     is_relative = not root.is_absolute() if root is not None else manifest.has_relative_paths
     working_folder = str(Path.cwd()) if is_relative or not store.folder.is_absolute() else None
@@ -125,15 +125,23 @@ def _pickle_payload(worker: BatchWorker, store: RunStore, num_threads: int) -> b
         ) from error
 
 
+class ActorPayload(NamedTuple):
+    """What an actor needs to compute chunks."""
+
+    worker: BatchWorker
+    store: RunStore
+    num_threads: int
+
+
 class Actor:
-    """A Ray actor: computes chunks in a worker process and returns pickled results."""
+    """A Ray actor. It computes chunks in a worker process, and returns pickled results."""
 
     def __init__(self, num_cpus: int) -> None:
         self._num_cpus = num_cpus
-        self._payload: tuple[BatchWorker, RunStore, int] | None = None
+        self._payload: ActorPayload | None = None
 
     def wait_until_ready(self) -> bytes:
-        """Return once the worker process has started. The bytes mean nothing."""
+        """Return when the worker process has started. The returned bytes have no meaning."""
         return cloudpickle_dumps(None)
 
     def compute(self, payload_refs: Sequence[Any], task: ChunkTask, table: "pa.Table") -> bytes:
@@ -145,7 +153,7 @@ class Actor:
         except Exception as error:  # Ray would wrap a raised error in its own traceback
             return pickle_error(error)
 
-    def _load_payload(self, payload_refs: Sequence[Any]) -> tuple[BatchWorker, RunStore, int]:
+    def _load_payload(self, payload_refs: Sequence[Any]) -> ActorPayload:
         import ray
 
         n_omp_threads = os.environ.get("OMP_NUM_THREADS", "")
@@ -167,13 +175,13 @@ class Actor:
         require_shared_folder(store.parts_folder.absolute(), "where parts are written")
         if card is not None:
             attach_card(unwrap(worker.explainers[0].model), card)
-        return worker, store, num_threads
+        return ActorPayload(worker, store, num_threads)
 
 
 def _compute_unless_finished(
     worker: BatchWorker, store: RunStore, num_threads: int, task: ChunkTask, table: "pa.Table"
 ) -> tuple[int, Mapping[Failure, int]]:
-    """Compute a chunk unless its part file exists. Return the number of images and their failures."""
+    """Compute a chunk unless its part file exists. Return the number of images, and the counts of their failures."""
     if task.row_numbers is None and store.select_parts_of_run(store.finished_chunks() & {task.chunk}):
         # the worker that wrote it died before it could report
         return table.num_rows, store.count_failures([task.chunk])
@@ -194,7 +202,7 @@ def require_shared_folder(folder: str | Path, purpose: str) -> None:
 
 
 def pickle_error(error: Exception) -> bytes:
-    """Pickle an error. Replace an error that cannot be pickled by a RunError with its message."""
+    """Pickle an error. If it cannot be pickled, pickle a RunError with its message instead."""
     try:
         pickled = cloudpickle_dumps(error)
         pickle.loads(pickled)  # noqa: S301 - our own bytes
@@ -204,7 +212,7 @@ def pickle_error(error: Exception) -> bytes:
 
 
 def cloudpickle_dumps(value: object) -> bytes:
-    """Pickle a value with cloudpickle, which includes classes that are defined in a script."""
+    """Pickle a value by cloudpickle, which can pickle classes that a script defines."""
     import ray.cloudpickle
 
     pickled: bytes = ray.cloudpickle.dumps(value)
@@ -213,7 +221,7 @@ def cloudpickle_dumps(value: object) -> bytes:
 
 @contextlib.contextmanager
 def ray_connection(address: str | None = None) -> Iterator[Any]:
-    """Connect to Ray for a `with` block. Raise a RunError if the address does not answer."""
+    """Connect to Ray inside the `with`. Raise a RunError if the address does not answer."""
     ray = require("ray", extra="ray")
     if ray.is_initialized():
         yield ray
@@ -243,7 +251,7 @@ class ActorPool(NamedTuple):
 
 
 def plan_actor_pool(nodes: list[dict[str, Any]], num_workers: int | None, on_cuda: bool) -> ActorPool:
-    """Choose the number of actors: `num_workers`, or one per GPU (model on CUDA) or per CPU."""
+    """Choose the number of actors: `num_workers`, or one per GPU for a model on CUDA, otherwise one per CPU."""
     resources = [node["Resources"] for node in nodes if node["Alive"]]
     cpus_and_gpus = [(int(resource.get("CPU", 0)), int(resource.get("GPU", 0))) for resource in resources]
     if on_cuda and not any(gpus for _, gpus in cpus_and_gpus):

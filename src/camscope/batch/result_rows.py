@@ -1,4 +1,4 @@
-"""Build the result rows of a run (one per image, target and method) and the file names of each row."""
+"""Build the result rows of a run: one row for each image, target and method. `OutputNames`: file names of rows."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ FAILED = "failed"
 TRANSIENT, PERMANENT = "transient", "permanent"  # kinds of failure: a retry may succeed, or not
 
 
-def part_schema(manifest: Manifest, *, with_overlays: bool = False) -> "pa.Schema":
+def build_part_schema(manifest: Manifest, *, with_overlays: bool = False) -> "pa.Schema":
     """Return the Arrow schema of a part file: the result columns, then the columns of the manifest."""
     pa = import_arrow()
     types = {name: arrow_type for name, arrow_type in column_types().items() if with_overlays or name != "overlay"}
@@ -43,7 +43,7 @@ def column_types() -> dict[str, "pa.DataType"]:
     }
 
 
-def map_row(
+def build_map_row(
     image_columns: Mapping[str, Any], explanation: Explanation, target: str | None, seconds: float
 ) -> dict[str, Any]:
     """Convert an explanation to a result row."""
@@ -68,7 +68,7 @@ def map_row(
 
 
 def replace_rows(existing: "pa.Table", new: "pa.Table") -> "pa.Table":
-    """Replace the existing rows of the images in `new`. Return all rows in the order of the manifest."""
+    """Replace the rows of all images that occur in `new`. Return all rows in the order of the manifest."""
     pa, compute = import_arrow(), import_arrow("compute")
     retained = existing.filter(compute.invert(compute.is_in(existing["row"], compute.unique(new["row"]))))
     columns = [
@@ -98,8 +98,8 @@ class OutputNames:
 
     Args:
         with_method: Whether a name has the method after the image.
-        with_settings: Whether it also has the settings of the method.
-        with_target: Whether it has the target.
+        with_settings: Whether a name has a hash of the method's settings too.
+        with_target: Whether a name has the target.
 
     >>> names = OutputNames.from_run({"methods": {"gradcam 531cbfe8": {}}, "targets": [None]})
     >>> names.file_stem({"row": 3, "id": "cat", "path": "cat.png", "sha256": "1f0a92bc" + "0" * 56})
@@ -113,7 +113,7 @@ class OutputNames:
 
     @classmethod
     def from_run(cls, run_config: Mapping[str, Any]) -> Self:
-        """Choose the parts of the file names by the configuration of a run (`run_config` of run.json)."""
+        """Choose which parts the file names need, by `run_config` of run.json."""
         methods: Sequence[str] = [key.rpartition(" ")[0] for key in run_config["methods"]]
         repeated = max(Counter(methods).values(), default=1) > 1
         return cls(len(methods) > 1, repeated, len(run_config["targets"]) > 1)
@@ -132,6 +132,6 @@ class OutputNames:
 
 
 def _unique_slug(text: str) -> str:
-    """Convert text to a lowercase file name part. If the text changes, append a digest so that it stays unique."""
+    """Convert text to a lowercase part of a file name. If this changes the text, append a digest, so that it stays unique."""
     short = slug(text).lower()
     return short if short == text else f"{short}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"

@@ -1,4 +1,4 @@
-"""The folder of a run: read and write its configuration (run.json) and its part files."""
+"""`RunStore`: read and write the folder of a run: its configuration (run.json) and its part files."""
 
 import hashlib
 import json
@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from camscope.batch.manifest import import_arrow
-from camscope.batch.query import open_map_parts, open_parts, read_rows
 from camscope.batch.result_rows import FAILED
+from camscope.batch.sql_query import open_map_parts, open_parts, read_rows
 from camscope.errors import OutputError, Remedy, RunError
+from camscope.explanation import STATUS_OK
+from camscope.plurals import plural
 from camscope.safe_files import (
     FOLDER_BUSY_MESSAGE,
     FolderLock,
@@ -56,7 +58,7 @@ class RunStore:
         self._lock: FolderLock | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for another process: the lock stays with the process that began the run."""
+        """Return the state to pickle. The lock is left out, since it stays with the process that began the run."""
         return {**self.__dict__, "_lock": None}
 
     @property
@@ -86,8 +88,14 @@ class RunStore:
             raise OutputError(f"{path}: it belongs to another program; choose another folder")
         return run_info
 
+    @property
+    def chunk_size(self) -> int | None:
+        """The number of images per part file, or None without a run or a valid number."""
+        value = (self.run_info or {"run_config": {}})["run_config"].get("chunk_size")
+        return value if isinstance(value, int) and value > 0 else None
+
     def begin(self, run_info: Mapping[str, Any], *, overwrite: bool = False) -> bool:
-        """Begin or resume a run, and return whether it is new. Other processes cannot replace it until `release`."""
+        """Begin or resume a run. Return whether the run is new. Until `release`, other processes cannot replace it."""
         data = json.dumps({"schema": SCHEMA_VERSION, **run_info}, indent=1, sort_keys=True).encode()
         make_folder(self.folder)
         for name in (PARTS_FOLDER, OVERLAYS_FOLDER):
@@ -121,7 +129,7 @@ class RunStore:
 
     @contextmanager
     def open_run(self, run_info: Mapping[str, Any], *, overwrite: bool = False) -> Iterator[bool]:
-        """Begin a run, and release it at the end of the `with` block. Yield whether the run is new."""
+        """Begin or resume a run, and release it at the end of the `with`. Yield whether the run is new."""
         is_new = self.begin(run_info, overwrite=overwrite)
         try:
             yield is_new
@@ -135,7 +143,7 @@ class RunStore:
             self._lock = None
 
     def _replace_run(self, data: bytes) -> bool:
-        """Remove the existing run and write the run.json of a new run with the same kind of content."""
+        """Remove the existing run, and write the run.json of a new run. Both must have the same kind of content."""
         if self._lock is None or not self._lock.acquire_exclusive():
             raise OutputError(f"{self.folder}: {FOLDER_BUSY_MESSAGE}")
         existing = self.run_info
@@ -155,11 +163,18 @@ class RunStore:
             )
 
     def _require_same_run(self, run_info: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the contents of run.json. Raise an OutputError if the folder holds another run."""
+        """Return the contents of run.json. Raise an OutputError if it is that of another run."""
         existing = self.run_info or {}
-        differences = diff_run_configs(existing, run_info).items()
+        differences = diff_run_configs(existing, run_info)
+        if differences.keys() == {"chunk_size"}:
+            (old, new) = differences["chunk_size"]
+            raise OutputError(
+                f"{self.folder} holds this run with {plural(old, 'image')} per part file, not {new}",
+                fix=f"to resume it pass chunk_size={old} or leave it out; to replace it pass overwrite",
+                remedy=Remedy.KEEP_CHUNK_SIZE,
+            )
         if differences:
-            details = "; ".join(f"{name}: {old} there, {new} here" for name, (old, new) in differences)
+            details = "; ".join(f"{name}: {old} there, {new} here" for name, (old, new) in differences.items())
             raise OutputError(
                 f"{self.folder} holds another run ({details})",
                 fix="pass overwrite, or another folder",
@@ -173,7 +188,7 @@ class RunStore:
             (self.folder / RUN_FILE).unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Remove the files of the run, and the folder if it is empty then."""
+        """Remove the files of the run. Remove the folder too if nothing else is in it."""
         if self.run_info is not None:
             self._remove_outputs()
             (self.folder / RUN_FILE).unlink()
@@ -181,7 +196,7 @@ class RunStore:
             self.folder.rmdir()
 
     def _remove_outputs(self) -> None:
-        """Remove part files and overlays, but no other files in their folders."""
+        """Remove part files and overlays. Other files in their folders stay."""
         root = self.folder / OVERLAYS_FOLDER
         overlays = list(_iter_matching_files(root, OVERLAY_FOLDER_PATTERN))
         for folder in (self.parts_folder, root, *overlays):
@@ -220,6 +235,20 @@ class RunStore:
         for row, reason, kind in zip(*values, strict=True):
             failures[row] = min(failures.get(row, (reason, kind)), (reason, kind), key=lambda pair: pair[0] or "")
         return Counter(failures.values())
+
+    def count_flags(self, chunks: Iterable[int]) -> Counter[str]:
+        """Count the maps of finished chunks by their status, without those that are ok and those that failed."""
+        parts = [str(self.part_path(chunk)) for chunk in chunks]
+        if not parts:
+            return Counter()
+        is_flagged = ~import_arrow("compute").field("status").isin([STATUS_OK, FAILED])
+        with read_errors_converted(
+            "a part file cannot be read; remove it to compute it again", OutputError, wrap_camscope_errors=True
+        ):
+            rows = read_rows(
+                open_parts(parts, import_arrow().schema({"status": import_arrow().string()})), None, is_flagged
+            )
+        return Counter(rows["status"].to_pylist())
 
     def list_failed_rows(self, chunk: int) -> list[int]:
         """Return the row numbers of the images in a part file with at least one failed map."""
@@ -266,17 +295,17 @@ class RunStore:
             )
 
     def select_parts_of_run(self, chunks: Collection[int]) -> list[int]:
-        """Return the chunks whose part files belong to this run or do not name their run."""
+        """Return the chunks whose part files belong to this run. A part file that names no run belongs to it too."""
         return [chunk for chunk in chunks if self._read_metadata(chunk, IDENTITY_KEY) in (None, self.identity)]
 
     def part_digest(self, chunk: int) -> str:
-        """Return a hash of the rows and their status in a part file as 16 hex digits."""
+        """Return a hash of the row numbers and statuses in a part file, as 16 hex digits."""
         rows = read_rows(open_map_parts([str(self.part_path(chunk))]), ["row", "status"])
         values = json.dumps([rows[name].to_pylist() for name in ("row", "status")])
         return hashlib.sha256(values.encode()).hexdigest()[:16]
 
     def read_source_digest(self, chunk: int) -> str | None:
-        """Return the digest of the part file from which a part file was computed, or None if there is none."""
+        """Return the digest of the other part file from which this part file was computed. Return None if it has no source."""
         return self._read_metadata(chunk, SOURCE_DIGEST_KEY)
 
     def _read_metadata(self, chunk: int, key: bytes) -> str | None:
@@ -299,7 +328,7 @@ def describe_run_content(run_info: Mapping[str, Any]) -> str:
 
 
 def diff_run_configs(existing: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the entries that differ between two run configurations: key -> (existing value, new value)."""
+    """Return the entries that differ between two run configurations, as key -> (existing value, new value)."""
     configs = [run_info.get("run_config", {}) for run_info in (existing, new)]
     methods = [config["methods"] for config in configs if isinstance(config.get("methods"), Mapping)]
     if len(methods) == 2:

@@ -1,4 +1,4 @@
-"""`run_batch` and its options: explain many images and write the maps to a Parquet dataset."""
+"""`run_batch` and its options: explain many images, and write their maps to the Parquet files of a run."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +10,7 @@ from typing import Any, Literal
 from camscope.batch import ray_engine
 from camscope.batch.batch_worker import RUN_LEVEL_ERRORS, BatchWorker
 from camscope.batch.image_loading import require_valid_num_threads
+from camscope.batch.image_sources import build_manifest
 from camscope.batch.local_engine import (
     BatchOutcome,
     ChunkPlan,
@@ -23,15 +24,14 @@ from camscope.batch.manifest import ImageAccessor, Manifest, contains_scans, has
 from camscope.batch.overlays import OverlayWriter
 from camscope.batch.result_rows import OutputNames, hash_parameters
 from camscope.batch.run_store import RunStore
-from camscope.batch.sources import build_manifest
 from camscope.errors import InputError, TargetError
 from camscope.explainers import Explainer
-from camscope.explainers.core.argument_sorting import reject_foreign_keywords
-from camscope.explainers.core.base_method import format_without_address, redact_parameters
-from camscope.explainers.core.evaluation_context import check_positive_integer
-from camscope.explainers.core.inputs import accepts_scans
+from camscope.explainers.core.call_arguments import reject_foreign_keywords
+from camscope.explainers.core.model_input import accepts_scans
+from camscope.explainers.core.setting_checks import check_positive_integer
+from camscope.explainers.core.settings_as_text import format_without_address, redact_parameters
 from camscope.explainers.core.shared_passes import get_library_versions
-from camscope.hooks.base import unwrap
+from camscope.hooks.find_layers import unwrap
 from camscope.images.scans.scan import Window
 from camscope.model_metadata import compute_model_digest, get_card
 from camscope.models import redact_file_names
@@ -49,29 +49,28 @@ class BatchOptions:
     """How a run divides, reads and distributes its work.
 
     Attributes:
-        chunk_size: Images per part file. A process that is killed loses at most this many images.
+        chunk_size: Images per part file. A killed process loses at most this number of images. Default: 256 for a new run.
+            A resumed run keeps its chunk size.
         shard: (i, n): this process computes every n-th part, starting with part i.
-        max_failures: End the run with a RunError when more images than this have failed. None: no limit.
+        max_failures: End the run with a RunError when more images than this have failed. Default: no limit.
         reduced_decoding: Decode a large JPEG at 1/2, 1/4 or 1/8 of its size, but at no less than four times the size
-            that
-            the preprocessing resizes it to. Five times as fast for 8 megapixels; the ranks of the maps correlate at
-        0.994
-            or more.
+            that the preprocessing resizes it to. Five times as fast for 8 megapixels; the ranks of the maps correlate at
+            0.994 or more.
         window: The display window of scans: see `read_scan`.
-        engine: "local" works in this process. "ray" works in `num_workers` processes of a Ray cluster. The rows are the
-            same, and each engine resumes what the other began.
-        address: HOST:PORT of the Ray cluster. None: the Ray instance of this machine, started if there is none.
-        num_workers: Processes of Ray, each with a copy of the model. None: one per GPU (model on CUDA) or per CPU.
+        engine: "local" computes in this process. "ray" computes in `num_workers` processes of a Ray cluster. Both give
+            the same rows, and each can resume a run of the other.
+        address: HOST:PORT of the Ray cluster. Default: the Ray instance of this machine, started if there is none.
+        num_workers: Processes of Ray, each with a copy of the model. Default: one per GPU (model on CUDA) or per CPU.
 
     Raises:
-        InputError: An option is invalid, or one of Ray is set without `engine="ray"`.
+        InputError: An option is invalid, or an option of Ray is set without `engine="ray"`.
 
     >>> BatchOptions(chunk_size=64, shard=(0, 8)).chunk_size
     64
 
     """
 
-    chunk_size: int = DEFAULT_CHUNK_SIZE
+    chunk_size: int | None = None
     shard: tuple[int, int] = (0, 1)
     max_failures: int | None = None
     reduced_decoding: bool = False
@@ -97,7 +96,7 @@ class OverlayOptions:
 
     Attributes:
         format: "jpg", "png" or "webp".
-        height: Height of an overlay in pixels. None: the height of the image.
+        height: Height of an overlay in pixels. Default: the height of the image.
 
     >>> OverlayOptions("png", height=512).format
     'png'
@@ -113,8 +112,9 @@ class PrivacyOptions:
     """What a run may write about files and patients.
 
     Attributes:
-        profile: "research" writes no file name, and of the manifest only the columns `target`, `id` and `keep_columns`.
-            "clinical" writes all of them. None: "research" for a run with medical images, "clinical" for all others.
+        profile: "research" writes no file names, and only the manifest columns `target`, `id` and `keep_columns`.
+            "clinical" writes file names and all columns. Default: "research" for a run with medical images, otherwise
+            "clinical".
         keep_columns: Further columns of the manifest that the profile "research" writes.
         allow_burned_in_text: Draw overlays on scans even if text may be burned into them.
 
@@ -157,29 +157,29 @@ def run_batch(
 ) -> BatchOutcome:
     """Explain every image of `source`, and write one row with the raw map per image, target and method.
 
-    A run that was interrupted resumes when it is started again with the same arguments. `BatchRun(output)` reads the maps.
+    To resume an interrupted run, call the function again with the same arguments. `BatchRun(output)` reads the maps.
 
     Args:
         explainers: One explainer, or several explainers of one model.
         source: The images: see `build_manifest`.
         output: The folder of the run.
-        targets: Target, or several, of every image whose row has no target. None: the predicted class.
+        targets: One or several targets for the images whose row has no target. Default: the predicted class.
         root: The folder where relative paths begin: see `build_manifest`.
-        batch_size: Images per forward pass. None: 16, and up to 64 for images smaller than 224 x 224.
-        num_threads: Threads that read images while the model runs. None: one per CPU core, one in all for small files.
-        overlays: Options of overlays, or only their format ("jpg", "png", "webp"). None: no overlays.
+        batch_size: Images per forward pass. Default: 16, or up to 64 for images smaller than 224 x 224.
+        num_threads: Threads that read images while the model runs. Default: one per CPU core, or a single one for small files.
+        overlays: Options of overlays, or only their format ("jpg", "png", "webp"). Default: no overlays.
         options: How the work is divided, read and distributed.
         privacy: What may be written about files and patients.
         overwrite: Replace another run in the same folder.
-        retry_failed: Explain images without a map again and replace their rows. Their column `failure_kind` tells whether
-            this can help: "transient" (file missing or unreachable, out of memory) or "permanent".
+        retry_failed: Explain images without a map again, and replace their rows. This can help if their `failure_kind` is
+            "transient", as for a missing file or too little memory.
         on_progress: Called with the outcome so far after each batch.
 
     Returns:
-        How many images were explained, and why others have no map.
+        The number of explained images, and the reasons why others have no map.
 
     Raises:
-        OutputError: The folder holds another run (the message names the difference), or cannot be written.
+        OutputError: The folder holds another run, or cannot be written. The message names what differs.
         InputError: The source, the targets or an option is invalid.
         RunError: More than `options.max_failures` images failed, or workers of Ray died.
 
@@ -201,7 +201,9 @@ def run_batch(
     check_positive_integer(None, batch_size=batch_size)
     require_valid_num_threads(num_threads)
     manifest = apply_privacy_options(build_manifest(source, root), privacy, explainer_list[0].preprocess)
-    store, plan = RunStore(output), ChunkPlan(len(manifest), options.chunk_size, options.shard)
+    store = RunStore(output)
+    chunk_size = options.chunk_size or (None if overwrite else store.chunk_size) or DEFAULT_CHUNK_SIZE
+    plan = ChunkPlan(len(manifest), chunk_size, options.shard)
     worker = BatchWorker(
         explainer_list,
         target_list,
@@ -212,7 +214,7 @@ def run_batch(
         allow_burned_in_text=privacy.allow_burned_in_text,
     )
     overlay_options = OverlayOptions(overlays) if isinstance(overlays, str) else overlays
-    run_info = build_run_info(worker, options.chunk_size, overlay_options)
+    run_info = build_run_info(worker, chunk_size, overlay_options)
     if overlay_options is not None:
         worker = _add_overlay_writer(worker, store.folder, overlay_options, run_info)
     compute = _choose_engine(worker, store, plan, num_threads, options)
@@ -264,7 +266,7 @@ def apply_privacy_options(manifest: Manifest, privacy: PrivacyOptions, preproces
 
 
 def choose_num_threads(manifest: Manifest) -> int:
-    """Return how many threads read images: one per CPU core, or one in all if the first file is small."""
+    """Return the number of threads that read images: one per CPU core, or a single one if the first file is small."""
     n_cores, images = os.cpu_count() or 1, manifest.images
     files = images.manifest if isinstance(images, ImageAccessor) else manifest
     if files.images is not None or not len(files):
@@ -286,7 +288,7 @@ def _check_target_names(targets: Sequence[TargetLike]) -> None:
 
 
 def build_run_info(worker: BatchWorker, chunk_size: int, overlays: OverlayOptions | None = None) -> dict[str, Any]:
-    """Build the contents of run.json. A run that is resumed must have the same `run_config`."""
+    """Build the contents of run.json. To resume a run, its `run_config` must be the same."""
     explainer, manifest = worker.explainers[0], worker.manifest
     model = unwrap(explainer.model)
     root = _build_root_info(manifest)
@@ -327,7 +329,7 @@ def build_run_info(worker: BatchWorker, chunk_size: int, overlays: OverlayOption
 
 
 def _build_plugin_info(worker: BatchWorker) -> dict[str, Any]:
-    """Return the name and digest of each plugin that defines a method of the run. They do not load it."""
+    """Return the name and digest of each plugin that defines a method of the run. A plugin is never loaded from them."""
     plugins = find_plugins(map(type, worker.explainers))
     names = ["plugin" if worker.manifest.is_pseudonymized else plugin.name for plugin in plugins]  # no file names
     digests = {f"{name} {plugin.digest}": plugin.method_names for name, plugin in zip(names, plugins, strict=True)}
@@ -335,7 +337,7 @@ def _build_plugin_info(worker: BatchWorker) -> dict[str, Any]:
 
 
 def _build_root_info(manifest: Manifest) -> dict[str, Any]:
-    """Return the folder where relative paths begin, and whether paths must stay inside it."""
+    """Return the folder in which relative paths begin, and whether all paths must stay inside it."""
     if manifest.is_pseudonymized:
         return {"folder": "", "confined": False}
     resolver = manifest.path_resolver

@@ -1,4 +1,4 @@
-"""The command line: one module per command. Heavy imports happen inside the commands, so `--help` is quick."""
+"""The command line. Each command has a module. Heavy imports happen inside the commands, so that `--help` is quick."""
 
 from typing import Annotated
 

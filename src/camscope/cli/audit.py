@@ -14,7 +14,7 @@ from camscope.cli.shared_options import argument, option
 from camscope.errors import InputError
 from camscope.plurals import plural
 from camscope.registry import METHODS
-from camscope.safe_files import write_bytes
+from camscope.safe_files import read_bytes, write_bytes
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -29,6 +29,7 @@ app = typer.Typer(
     help="Audit a model: its performance, where it looks, and what it relies on. Try it: camscope demo --audit",
     epilog="Example: camscope audit init manifest.csv --model models.py:net -o audit.toml",
 )
+MAX_CARD_BYTES = 10_000_000
 VERDICT_SYMBOLS = {"supported": "●", "not supported": "○", "not testable": "–"}
 DIRECTION_STYLES = {"supports": "green", "contradicts": "bold red", "neither": ""}
 MAPS_CONTRADICT_STYLE = "yellow"  # a verdict on maps does not count against the model
@@ -45,7 +46,9 @@ def init(
     ],
     model: shared_options.ModelOption,
     weights: shared_options.WeightsOption = None,
+    preprocess: shared_options.PreprocessOption = None,
     root: shared_options.RootOption = None,
+    allow_outside_root: shared_options.AllowOutsideRootOption = False,
     finding_names: Annotated[
         str | None,
         option("--finding", "A,B", "Findings to audit: class names, or columns of 0 and 1; default: all labels."),
@@ -59,17 +62,42 @@ def init(
     overwrite: shared_options.OverwriteOption = False,
     as_json: shared_options.JsonOption = False,
 ) -> None:
-    """Write a config file for an audit, with comments and with values read from the manifest and the model."""
-    from camscope.audit.config_generation import generate_config
+    """Write a config file for an audit, and try it: read the masks, and explain one image as camscope audit run will.
 
-    findings = base.split_list(finding_names or "")
-    text = generate_config(
-        manifest, model, weights=weights, root=root, findings=findings, modality=modality, relative_to=output.parent
+    The values are read from the manifest and the model. A line that only you can write is marked FILL IN.
+    """
+    from camscope.audit.config_generation import build_config, try_config
+
+    generated = build_config(
+        manifest,
+        model,
+        weights=weights,
+        preprocess=preprocess,
+        root=root,
+        anywhere=allow_outside_root,
+        findings=base.split_list(finding_names or ""),
+        modality=modality,
+        relative_to=output.parent,
     )
-    write_bytes(output, text.encode(), overwrite=overwrite)
+    write_bytes(output, generated.text.encode(), overwrite=overwrite)
     base.print_field("config", output, "cyan")
-    base.print_field("next", f"read it, then: camscope audit run {output}")
-    json_output.print_result("audit-init", {"config": output})
+    for note in generated.notes:
+        base.print_note(note)
+    for number, line in generated.lines_to_fill_in.items():
+        base.print_field("fill in", f"line {number}: {line}", "yellow")
+    if generated.lines_to_fill_in:
+        base.print_field("next", f"fill in the marked lines, then: camscope audit run {output}")
+    else:
+        with base.spinner("trying one image"), base.collect_warnings():
+            context = try_config(output)
+        maps = [f"{row['method']} at {row['layer']}" if row["layer"] else row["method"] for row in context.first_maps]
+        base.print_field(
+            "tried",
+            f"{plural(len(context.cohort.rows), 'image')}, one of them explained: {', '.join(dict.fromkeys(maps))}",
+        )
+        base.print_field("next", f"read it, then: camscope audit run {output}")
+    lines = [{"line": number, "text": line} for number, line in generated.lines_to_fill_in.items()]
+    json_output.print_result("audit-init", {"config": output, "fill_in": lines, "notes": generated.notes})
 
 
 @app.command(cls=base.Command, epilog="Example: camscope audit run audit.toml -o audit")
@@ -191,9 +219,47 @@ def verify(
         raise typer.Exit(base.EXIT_FAILED)
 
 
+@app.command(cls=base.Command, epilog="Example: camscope audit export audit --model-card README.md")
+def export(
+    audit_folder: Annotated[Path, argument("RUN", "The folder of an audit.")],
+    output: Annotated[
+        Path | None,
+        option("--output -o", "FILE", "One-page summary to write: a .md file, or an .html file to print as PDF."),
+    ] = None,
+    model_card: Annotated[
+        Path | None,
+        option("--model-card", "FILE", "Model card (README.md) to create or update with metrics and summary."),
+    ] = None,
+    overwrite: shared_options.OverwriteOption = False,
+    as_json: shared_options.JsonOption = False,
+) -> None:
+    """Write the results of an audit on one page, or into a model card in the format of Hugging Face.
+
+    In an existing model card, only the metrics and the text of an earlier audit are replaced.
+    """
+    from camscope.audit import AuditRun
+    from camscope.audit.report.model_card import update_model_card, write_markdown_summary
+    from camscope.audit.report.page import render_summary_page
+
+    if output is None and model_card is None:
+        raise InputError("no file to write: expected -o summary.md, -o summary.html or --model-card README.md")
+    writers = {".md": write_markdown_summary, ".html": render_summary_page}
+    if output is not None and output.suffix.lower() not in writers:
+        raise InputError(f"{output}: expected a name that ends in .md or .html")
+    summary = AuditRun(audit_folder).summary
+    if output is not None:
+        write_bytes(output, writers[output.suffix.lower()](summary).encode(), overwrite=overwrite)
+        base.print_field("summary", output, "cyan")
+    if model_card is not None:
+        content = read_bytes(model_card, MAX_CARD_BYTES).decode() if model_card.is_file() else ""
+        write_bytes(model_card, update_model_card(summary, content).encode(), overwrite=True)
+        base.print_field("model card", model_card, "cyan")
+    json_output.print_result("audit-export", {"summary": output, "model_card": model_card})
+
+
 @contextmanager
 def show_stage_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Show the progress of each audit stage: a bar in a terminal, otherwise one line. Yield the progress callback."""
+    """Show the progress of each audit stage: by a bar in a terminal, otherwise by one line. Yield the progress callback."""
     console = base.stderr_console()
     with progress.build_progress(console) as bars:
         tasks: dict[str, TaskID] = {}
@@ -244,8 +310,16 @@ def _describe_audit(audit: "AuditRun") -> dict[str, object]:
 
 
 def print_audit_result(audit: "AuditRun") -> None:
-    """Print the verdicts, annotation sources, warnings and report path of an audit."""
+    """Print the verdicts, the main results, annotation sources, warnings and report path of an audit."""
+    from camscope.audit.report.overview import build_overview, write_plain_text
+
     base.stdout_console().print(build_verdict_table(audit))
+    overview = build_overview(audit.summary)
+    for answer in overview.answers:
+        estimate, sample, sentence = map(write_plain_text, (answer.estimate, answer.sample, answer.sentence))
+        base.print_field("AUROC", f"{base.display_text(answer.finding)}: {estimate}, {sample}. {sentence}")
+    concern = overview.concern
+    base.print_field("concern", f"{write_plain_text(concern.sentence)} {write_plain_text(concern.details)}")
     for source in audit.summary.check.annotation_sources:
         counted = f"{', '.join(source.categories)} of {source.source}" if source.categories else source.source
         left_out = f"; not counted: {', '.join(source.excluded_categories)}" if source.excluded_categories else ""
@@ -256,8 +330,8 @@ def print_audit_result(audit: "AuditRun") -> None:
 
 
 def build_verdict_table(audit: "AuditRun") -> "Table":
-    """Build a table with one row per verdict of an audit."""
-    from camscope.audit.report.verdict_display import find_topic
+    """Build a table with one row for each verdict of an audit."""
+    from camscope.audit.verdicts.rules import find_topic
 
     table = base.new_table("claim", "verdict", "effect [95 %]>", "n>", "reason")
     for verdict in audit.verdicts:

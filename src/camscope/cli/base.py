@@ -1,4 +1,4 @@
-"""Parts shared by the commands: consoles, tables, model loading, errors and exit codes."""
+"""`Command`, `CommandGroup`: parse options, report errors, and set exit codes. Also consoles, tables and model loading."""
 
 import codecs
 import contextlib
@@ -11,6 +11,7 @@ import traceback
 import unicodedata
 import warnings
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,8 +51,9 @@ SINGLE_INPUT_ERRORS = (ImageError, NonFiniteError, GeometryError, OutputError, R
 MAX_ERROR_LENGTH, MIN_WIDTH_WITHOUT_TERMINAL = 600, 160
 REMEDY_WORDING = {  # fixes in terms of options; the errors themselves word them for Python
     Remedy.ALLOW_OVERWRITE: "pass --overwrite, or another folder",
+    Remedy.KEEP_CHUNK_SIZE: "to resume it omit --chunk; to replace it pass --overwrite",
     Remedy.LOAD_PLUGIN: "pass --plugin FILE.py, as for the run",
-    Remedy.SET_CLASS_NAMES: "define CATEGORIES in the model's file, or pass an index",
+    Remedy.SET_CLASS_NAMES: "pass --class-names, define CATEGORIES in the model's file, or pass an index",
     Remedy.SET_LAYER: "pass --layers NAME; to list them: camscope layers MODEL",
     Remedy.SET_PREPROCESS: "pass --preprocess imagenet, or define PREPROCESSING in the model's file",
     Remedy.SET_SCAN_PREPROCESS: "define PREPROCESSING as a ScanPreprocess in the model's file",
@@ -62,12 +64,13 @@ ASCII_REPLACEMENTS = {
     "−": "-", "→": "->", "←": "<-", "≤": "<=", "≥": ">=", "≈": "~", "∝": "~", "±": "+-", "°": " deg", "√": "sqrt",
     "∂": "d", "∇": "grad ", "∘": "*", "⁄": "/", "“": '"', "”": '"', "‘": "'", "’": "'", "│": "|",
 }  # fmt: skip
+FAILED_CONDITION = "status = 'failed'"
 ASCII_ERROR_HANDLER = "camscope-plain"
 LOSSY_ERROR_HANDLERS = ("replace", "ignore", "backslashreplace", "namereplace", "xmlcharrefreplace")  # never fail
 
 
 class Command(TyperCommand):
-    """A command that groups its options into help panels and accepts their names in singular or plural."""
+    """A command whose help groups the options in panels. It accepts option names in singular and plural."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -76,15 +79,15 @@ class Command(TyperCommand):
                 parameter.rich_help_panel = find_help_panel(parameter.opts[0])
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments. An unknown option such as `--layer` is read as `--layers`, and vice versa."""
+        """Parse the arguments. If `--layer` is unknown, read it as `--layers`, and vice versa."""
         names = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
         end = args.index("--") if "--" in args else len(args)
         return super().parse_args(ctx, [*(_match_singular_or_plural(arg, names) for arg in args[:end]), *args[end:]])
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command, after loading its plugins.
+        """Load the plugins of the command, then run it.
 
-        If `--target` names an unknown class with a comma, the error suggests `--targets`.
+        If `--target` is an unknown class with a comma in its name, the error suggests `--targets`.
         """
         if "plugins" in ctx.params:
             load_plugins(ctx.params["plugins"] or ())
@@ -97,7 +100,7 @@ class Command(TyperCommand):
 
 
 def _match_singular_or_plural(argument: str, option_names: set[str]) -> str:
-    """Add or remove the final "s" of an unknown option name, if an option of that name exists."""
+    """Correct an unknown option name by a final "s": add or remove it if that gives the name of an option."""
     name, equals, value = argument.partition("=")
     if name.startswith("--") and name not in option_names:
         for other in (f"{name}s", name.removesuffix("s")):
@@ -107,7 +110,7 @@ def _match_singular_or_plural(argument: str, option_names: set[str]) -> str:
 
 
 class CommandGroup(TyperGroup):
-    """A command group that turns errors into one line on stderr and an exit code; `--debug` adds the traceback."""
+    """The group of all commands. It prints an error as one line on stderr and exits with a code. `--debug` adds the traceback."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Parse the arguments, run the command, print usage errors, and exit."""
@@ -128,14 +131,14 @@ class CommandGroup(TyperGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the options of the command group. `--debug` may also follow the name of the command."""
+        """Parse the options before the name of the command. `--debug` may also follow that name."""
         head = args[: args.index("--")] if "--" in args else args
         if "--debug" in head:
             args = ["--debug", *(arg for arg in head if arg != "--debug"), *args[len(head) :]]
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command. Print an error as one line and exit with a code."""
+        """Run the command. Print an error as one line, and exit with a code."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
@@ -170,7 +173,7 @@ def is_usage_error(error: Exception) -> bool:
 
 
 def _report_usage_error(error: Any) -> None:
-    """Print a usage error of click or typer, and the command whose help to read."""
+    """Print a usage error of click or typer, and the command that shows the help."""
     remedy = getattr(error.__cause__, "remedy", None)  # of an error of camscope that became a usage error
     report_error("UsageError", error.format_message(), EXIT_MISUSED, remedy)
     context = getattr(error, "ctx", None)
@@ -179,7 +182,7 @@ def _report_usage_error(error: Any) -> None:
 
 
 def _name_error_kind(error: Exception) -> str:
-    """Return the name of the public class of an error, such as `TargetError`, or `OutOfMemory`."""
+    """Return the name of the public class of an error, such as `TargetError`. If memory ran out, return `OutOfMemory`."""
     if is_out_of_memory(error) and not isinstance(error, CamscopeError):
         return "OutOfMemory"
     return next(
@@ -188,7 +191,7 @@ def _name_error_kind(error: Exception) -> str:
 
 
 def install_ascii_fallback() -> None:
-    """Let stdout and stderr print every character. Characters outside their encoding are replaced by ASCII."""
+    """Let stdout and stderr print every character: those outside their encoding are replaced by ASCII."""
     codecs.register_error(ASCII_ERROR_HANDLER, _replace_unencodable)
     for stream, kept_handlers in ((sys.stdout, LOSSY_ERROR_HANDLERS), (sys.stderr, ())):
         if isinstance(stream, io.TextIOWrapper) and stream.errors not in kept_handlers:
@@ -196,7 +199,7 @@ def install_ascii_fallback() -> None:
 
 
 def _replace_unencodable(error: UnicodeError) -> tuple[str, int]:
-    """Handle an encoding error: return ASCII text for the failed characters, and the position after them."""
+    """Return ASCII text for characters that cannot be encoded, and the position after them. This handles encoding errors."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return "".join(map(_transliterate_to_ascii, error.object[error.start : error.end])), error.end
@@ -236,7 +239,7 @@ def _build_console(*, stderr: bool, quiet: bool = False) -> "Console":
 
 
 def display_text(value: object) -> str:
-    """Convert text from files or users to one line without control characters, which is safe to print on a terminal."""
+    """Convert text of files or users to one line without control characters, so that a terminal can print it safely."""
     line = " ".join(str(value).split())
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line)
 
@@ -244,9 +247,14 @@ def display_text(value: object) -> str:
 def format_error(error: Exception, redacted_text: str | None = None) -> str:
     """Format an error as one line. `redacted_text` replaces its message.
 
-    In an error of camscope, the fix is worded as a command line option. Other errors start with their type.
+    The fix of a camscope error is worded as an option of the command line. Other errors begin with the name of their type.
     """
     text = str(error) if redacted_text is None else redacted_text
+    if isinstance(error, errors.ConfigError):  # one fault a line
+        lines = text.split("\n")
+        return "\n".join(
+            [display_text(lines[0]), *(f"  {display_text(line)[:MAX_ERROR_LENGTH]}" for line in lines[1:])]
+        )
     if isinstance(error, CamscopeError):
         if error.fix and error.remedy in REMEDY_WORDING and text.endswith(error.fix):
             text = text.removesuffix(error.fix) + REMEDY_WORDING[error.remedy]
@@ -258,11 +266,14 @@ def format_error(error: Exception, redacted_text: str | None = None) -> str:
 
 def print_error(message: str) -> None:
     """Print `error: message` on stderr."""
-    stderr_console().print(styled_text(("error: ", "bold red"), (display_text(message), "")), soft_wrap=True)
+    first, *further = message.split("\n")
+    stderr_console().print(styled_text(("error: ", "bold red"), (display_text(first), "")), soft_wrap=True)
+    for line in further:
+        stderr_console().print(styled_text(("  ", ""), (display_text(line), "")), soft_wrap=True)
 
 
 def report_error(kind: str, message: str, exit_code: int, remedy: Remedy | None = None) -> None:
-    """Print the error that ends a command: as one line on stderr, or with `--json` as an object on stdout."""
+    """Print the error that ends a command: one line on stderr, or with `--json` an object on stdout."""
     if json_output.is_json_output():
         json_output.print_json_error(kind, display_text(message), remedy, exit_code)
     else:
@@ -280,13 +291,13 @@ def print_field(label: str, value: object, style: str = "") -> None:
     stdout_console().print(line, soft_wrap=True)
 
 
-def build_failed_rows_command(run_folder: str) -> str:
-    """Return the `camscope show` command that lists the failed rows of a run."""
-    return f"camscope show {run_folder} --where \"status = 'failed'\""
+def build_rows_command(run_folder: str, condition: str) -> str:
+    """Return the `camscope show` command that lists the rows of a run that meet a condition."""
+    return f'camscope show {run_folder} --where "{condition}"'
 
 
 def styled_text(*parts: tuple[str, str]) -> "Text":
-    """Join (text, style) pairs to a styled text of rich."""
+    """Join pairs of text and style to a styled text of rich."""
     from rich.text import Text
 
     return Text.assemble(*parts)
@@ -305,7 +316,7 @@ def split_list(text: str) -> list[str]:
 
 
 def is_option_set(context: typer.Context, parameter_name: str) -> bool:
-    """Return whether the user passed the option of a command parameter, even with its default value."""
+    """Return whether the user passed the option of a command parameter. Passing its default value counts too."""
     source = context.get_parameter_source(parameter_name)
     return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")
 
@@ -316,14 +327,14 @@ def option_error(option: str, message: str) -> typer.BadParameter:
 
 
 def check_options_unset(context: typer.Context, parameter_names: Iterable[str], reason: str) -> None:
-    """Raise typer.BadParameter with this reason if the user passed an option of one of these parameters."""
+    """Raise typer.BadParameter with `reason` if the user passed an option of one of these parameters."""
     for parameter in context.command.params:
         if parameter.name in parameter_names and is_option_set(context, parameter.name):
             raise option_error(parameter.opts[0], reason)
 
 
 def load_plugins(files: Iterable[str]) -> None:
-    """Execute the files of `--plugin`, which register methods. Print a note for each, and for each package that fails."""
+    """Execute the files of `--plugin`, which register methods. Print a note for each file, and for each failed package."""
     with collect_warnings() as problems:
         METHODS.load()
     for text in problems:
@@ -334,7 +345,7 @@ def load_plugins(files: Iterable[str]) -> None:
 
 
 def parse_methods(method_names: str) -> "dict[str, type[Explainer]]":
-    """Parse a comma-separated list of methods to a dict from name to class. `all` selects all but the slow methods."""
+    """Parse a comma-separated list of method names. Return the classes by name. `all` selects all but the slow methods."""
     fast_names = [method.name for method in order_methods_by_cost(METHODS.values()) if not method.slow]
     requested = fast_names if method_names == "all" else split_list(method_names)
     if not requested:
@@ -349,7 +360,7 @@ def parse_methods(method_names: str) -> "dict[str, type[Explainer]]":
 def order_methods_by_cost(explainer_classes: "Iterable[type[Explainer]]") -> "list[type[Explainer]]":
     """Sort explanation methods by their number of forward and backward passes.
 
-    Methods whose number of passes varies come last, and methods without a class after class-specific ones.
+    Methods with a varying number of passes come last. Methods that explain a class come before those that do not.
     """
 
     def sort_key(method: "type[Explainer]") -> tuple[bool, bool, tuple[tuple[int, str], ...]]:
@@ -373,7 +384,7 @@ def format_status(status: str) -> "Text":
 
 
 def new_table(*columns: str) -> "Table":
-    """Create an empty table with these columns. A name that ends in `>` makes its column right-aligned."""
+    """Create an empty table with these columns. A name that ends in `>` aligns its column to the right."""
     from rich.box import SIMPLE
     from rich.table import Table
 
@@ -384,9 +395,13 @@ def new_table(*columns: str) -> "Table":
 
 
 def load_model_on_device(
-    model_spec: str, weights: str | None = None, device: str = "cpu", context: typer.Context | None = None
+    model_spec: str,
+    weights: str | None = None,
+    device: str = "cpu",
+    context: typer.Context | None = None,
+    class_names: tuple[str, ...] | None = None,
 ) -> "nn.Module":
-    """Load a model from the values of `--model`, `--weights` and `--device`.
+    """Load a model from the values of `--model`, `--weights`, `--device` and `--class-names`.
 
     With a `context`, a note is printed if the user chose no model.
     """
@@ -395,6 +410,7 @@ def load_model_on_device(
     if context is not None and not is_option_set(context, "model") and not is_option_set(context, "weights"):
         print_note("model: phantom, the bundled model of synthetic radiographs; choose another with --model")
     with spinner(f"loading {model_spec}"):
+        from camscope.model_metadata import attach_card, get_card
         from camscope.models import LOADER_BY_LIBRARY, load_model
 
         library, colon, _ = model_spec.partition(":")
@@ -406,12 +422,15 @@ def load_model_on_device(
             torch.empty(1, device=torch_device, dtype=torch.float32)
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             raise option_error("--device", display_text(error)) from error
-        return load_model(model_spec, weights=weights).to(torch_device)
+        model = load_model(model_spec, weights=weights).to(torch_device)
+    if class_names is not None and (card := get_card(model)) is not None:
+        attach_card(model, replace(card, class_names=class_names))
+    return model
 
 
 @contextlib.contextmanager
 def spinner(text: str) -> Iterator[None]:
-    """Show a spinner while the block runs, if stdout is a terminal."""
+    """Show a spinner inside the `with`, if stdout is a terminal."""
     console = stdout_console()
     with console.status(styled_text((display_text(text), ""))) if console.is_terminal else contextlib.nullcontext():
         yield
@@ -419,9 +438,9 @@ def spinner(text: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def collect_warnings(*, quote_messages: bool = True) -> Iterator[list[str]]:
-    """Yield a list that is filled with the warnings of the block when the block ends.
+    """Collect the warnings that are issued inside the `with`. The yielded list is filled at the end of the `with`.
 
-    Without `quote_messages`, the texts of other libraries' warnings are hidden: they may name a patient.
+    Without `quote_messages`, the texts of other libraries' warnings are hidden, since they may name a patient.
     """
     lines: list[str] = []
     with warnings.catch_warnings(record=True) as caught:

@@ -1,4 +1,4 @@
-"""`camscope batch`: compute the maps of many images into one Parquet dataset, resumable at any time."""
+"""`camscope batch`: compute the maps of many images into the Parquet files of a run, which can be resumed."""
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from camscope.batch import BatchOutcome
 
 EXAMPLE = "camscope batch camscope-demo/images --methods gradcam,layercam -o heatmaps"
+FLAGGED_CONDITION = "status not in ('ok', 'failed')"
 
 
 def run(
@@ -20,6 +21,7 @@ def run(
     output: Annotated[str, option("--output -o", "FOLDER", "Folder of the run.")] = "camscope-batch",
     model: shared_options.ModelOption = "phantom",
     weights: shared_options.WeightsOption = None,
+    class_names: shared_options.ClassNamesOption = None,
     layer_names: shared_options.LayersOption = None,
     method_names: shared_options.MethodsOption = "gradcam",
     plugins: shared_options.PluginOption = None,
@@ -47,9 +49,14 @@ def run(
         int | None, option("--threads", None, "Threads that read images, per process; default: by file size.", min=1)
     ] = None,
     chunk_size: Annotated[
-        int,
-        option("--chunk", None, "Images per part file: this many at most are recomputed after an interruption.", min=1),
-    ] = 256,
+        int | None,
+        option(
+            "--chunk",
+            None,
+            "Images per part file, which an interruption loses at most; default: 256. Omit it to resume a run.",
+            min=1,
+        ),
+    ] = None,
     shard: Annotated[str, option("--shard", "I/N", "Process I of N that share the work, counted from 0.")] = "0/1",
     max_failures: Annotated[
         int | None, option("--max-failures", None, "Stop when more images than this have failed.", min=0)
@@ -82,8 +89,9 @@ def run(
 
     parsed_targets = option_parsing.parse_targets(target, targets)
     chosen = option_parsing.ExplainerOptions.parse(context, method_names, layer_names, setting_pairs, choice)
-    manifest = build_manifest(source, "" if allow_outside_root else root)
-    net = base.load_model_on_device(model, weights, device, context)
+    manifest = build_manifest(source, root, anywhere=allow_outside_root)
+    parsed_names = option_parsing.parse_class_names(class_names)
+    net = base.load_model_on_device(model, weights, device, context, parsed_names)
     explainers = chosen.build(net, preprocess, show_method_bars=False)
     with run_or_images.add_resume_hint_on_interrupt(output), progress.show_batch_progress() as on_progress:
         outcome = run_batch(
@@ -117,7 +125,7 @@ def run(
 
 
 def _parse_shard(text: str) -> tuple[int, int]:
-    """Parse `--shard I/N` to the number I of this process, from 0, and the number N of processes."""
+    """Parse `--shard I/N`. I is the number of this process, counted from 0, and N the number of processes."""
     index, _, count = text.partition("/")
     if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
         raise base.option_error("--shard", f"{text!r}; expected I/N, from 0/N to N-1/N")
@@ -125,22 +133,28 @@ def _parse_shard(text: str) -> tuple[int, int]:
 
 
 def _print_outcome(outcome: "BatchOutcome", output: str) -> None:
-    """Print the number of maps and the reasons of failures. Exit with code 1 if any image failed."""
+    """Print the number of explained images and the reasons of failures. Exit with code 1 if any image failed."""
     from rich.table import Table
 
     done = outcome.n_done_before + outcome.n_processed - outcome.n_failures
     images = f"{done} of {plural(outcome.n_images, 'image')}" if outcome.n_failures else plural(done, "image")
     before = f" ({outcome.n_done_before} processed before)" if outcome.n_done_before else ""
     base.print_field("maps", f"{images}{before}: {output}")
-    counts = {name: getattr(outcome, name) for name in ("n_images", "n_done_before", "n_processed", "n_failures")}
-    failures = json_output.describe_failures(outcome)
-    json_output.print_result("batch", {"folder": output, **counts, "failures": failures})
+    counts = {
+        name: getattr(outcome, name) for name in ("n_images", "n_done_before", "n_processed", "n_failures", "n_flagged")
+    }
+    flags = ", ".join(f"{count} {flag}" for flag, count in outcome.flag_counts.most_common())
+    base.print_field("flags", plural(outcome.n_flagged, "map") + " flagged" + (f": {flags}" if flags else ""))
+    if flags:
+        base.print_note(f"to list the flagged maps: {base.build_rows_command(output, FLAGGED_CONDITION)}")
+    facts = {"failures": json_output.describe_failures(outcome), "flags": outcome.flag_counts}
+    json_output.print_result("batch", {"folder": output, **counts, **facts})
     if outcome.n_failures:
         table = Table("images", "reason", "failure", title="failures")
         for (reason, kind), count in outcome.failure_counts_by_kind.most_common(20):
             table.add_row(str(count), base.display_text(reason), kind)
         base.stderr_console().print(table)
-        base.print_note(f"to list them: {base.build_failed_rows_command(output)}")
+        base.print_note(f"to list them: {base.build_rows_command(output, base.FAILED_CONDITION)}")
         if outcome.transient_failure_counts:
             base.print_note("transient failures may succeed later: run the same command again with --retry-failed")
         raise typer.Exit(base.EXIT_FAILED)

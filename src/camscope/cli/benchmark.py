@@ -39,7 +39,7 @@ def run(
     """Rank methods by how well they localize findings in synthetic images, with confidence intervals."""
     from camscope.batch import BatchOptions, run_batch
     from camscope.evaluation import evaluate
-    from camscope.explainers.comparison.supported_methods import explain_supported
+    from camscope.explainers.comparison.explain_supported import explain_supported
 
     if benchmark not in BENCHMARKS:
         raise base.option_error("WHAT", f"{benchmark!r}; expected {', '.join(BENCHMARKS)}")
@@ -79,7 +79,7 @@ def write_phantom_dataset(folder: Path, n_images: int, seed: int, *, overwrite: 
 
     from camscope.phantom import CATEGORIES, draw_radiograph
     from camscope.render import encode_image
-    from camscope.safe_files import build_output_path, write_generated
+    from camscope.safe_files import build_output_path, write_unless_identical
 
     lines = ["path,mask,target"]
     for n in range(n_images):
@@ -87,6 +87,6 @@ def write_phantom_dataset(folder: Path, n_images: int, seed: int, *, overwrite: 
         file_name = f"{seed + n:06d}.png"
         for subfolder, gray in (("images", scan.image), ("masks", scan.mask * np.uint8(255))):
             encoded = encode_image(gray[..., None].repeat(3, axis=2), ".png")
-            write_generated(build_output_path(folder, subfolder, file_name), encoded, overwrite=overwrite)
+            write_unless_identical(build_output_path(folder, subfolder, file_name), encoded, overwrite=overwrite)
         lines.append(f"images/{file_name},masks/{file_name},{scan.name}")
-    return write_generated(folder / "list.csv", "\r\n".join([*lines, ""]).encode(), overwrite=overwrite)
+    return write_unless_identical(folder / "list.csv", "\r\n".join([*lines, ""]).encode(), overwrite=overwrite)

@@ -13,10 +13,11 @@ from camscope.plurals import plural
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from camscope.evaluation.selection.racing import CandidateState
-    from camscope.evaluation.selection.select import MethodSelection
+    from camscope.evaluation.selection.candidate_race import CandidateState
+    from camscope.evaluation.selection.method_selection import MethodSelection
 
 EXAMPLE = "camscope choose camscope-demo/images --methods gradcam,layercam,eigencam --save choice.toml"
+NO_WINNER = "the cheapest candidate, because no winner is clear"
 
 
 def run(
@@ -24,6 +25,7 @@ def run(
     source: shared_options.SourceArgument,
     model: shared_options.ModelOption = "phantom",
     weights: shared_options.WeightsOption = None,
+    class_names: shared_options.ClassNamesOption = None,
     layer_names: Annotated[
         str | None,
         option("--layers -l", "A,B", "Layers to compare; default: the last layer of each of the last three stages."),
@@ -41,7 +43,11 @@ def run(
     exhaustive: Annotated[bool, option("--exhaustive", None, "Evaluate every candidate on every image.")] = False,
     save: Annotated[
         str | None,
-        option("--save", "FILE", "Write the choice to a .toml file for --choice of explain and batch."),
+        option(
+            "--save",
+            "FILE",
+            "Write the choice to a .toml file for --choice of explain and batch; without a clear winner the cheapest.",
+        ),
     ] = None,
     preprocess: shared_options.PreprocessOption = None,
     root: shared_options.RootOption = None,
@@ -53,9 +59,9 @@ def run(
     """Compare methods and layers on your images, and recommend one. Clearly worse candidates are dropped early."""
     from camscope.batch import build_manifest
     from camscope.evaluation.map_generation import check_ground_truth
-    from camscope.evaluation.selection.candidates import build_candidates
+    from camscope.evaluation.selection.candidate_explainers import build_candidates
     from camscope.evaluation.selection.load_samples import format_exclusions, load_samples
-    from camscope.evaluation.selection.select import save_selection, select_method
+    from camscope.evaluation.selection.method_selection import save_selection, select_method
     from camscope.explainers import GradCAM
 
     if save is not None:
@@ -63,12 +69,13 @@ def run(
             raise base.option_error("--save", f"{save}; expected a .toml file")
         check_overwrite_allowed(Path(save), overwrite, option="--save")
     (parsed_target,) = option_parsing.parse_targets(target, None)
-    manifest = build_manifest(source, "" if allow_outside_root else root)
+    manifest = build_manifest(source, root, anywhere=allow_outside_root)
     ground_truth = None
     if masks is not None:
         category_names = base.split_list(categories or "")
         ground_truth = check_ground_truth(masks, manifest, category_names, allow_outside_root=allow_outside_root)
-    net = base.load_model_on_device(model, weights, device, context)
+    parsed_names = option_parsing.parse_class_names(class_names)
+    net = base.load_model_on_device(model, weights, device, context, parsed_names)
     with base.collect_warnings():
         reader = GradCAM(net, preprocess=preprocess)
         samples, exclusions = load_samples(
@@ -93,9 +100,15 @@ def run(
     base.print_field("choice", choice.recommendation)
     saved = None if save is None else save_selection(choice, save, overwrite=overwrite)
     if saved is not None:
-        base.print_field("saved", saved)
+        base.print_field("saved", f"{saved}: {choice.chosen.title}" + ("" if choice.best else f", {NO_WINNER}"))
     evidence = None if ground_truth is None else str(ground_truth)
-    facts = {"recommendation": choice.recommendation, "evidence": evidence, "n_images": choice.n_images}
+    facts = {
+        "recommendation": choice.recommendation,
+        "chosen": choice.chosen.title if choice.survivors else None,
+        "is_clear": bool(choice.best),
+        "evidence": evidence,
+        "n_images": choice.n_images,
+    }
     described = [_describe_candidate(candidate, choice) for candidate in choice.candidates]
     json_output.print_result("choose", {"candidates": described, **facts, "notes": notes, "saved": saved})
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from camscope.batch import BatchOutcome
     from camscope.evaluation import ComparisonResult
-    from camscope.evaluation.summary import MethodSummary
+    from camscope.evaluation.method_summaries import MethodSummary
     from camscope.explainers import Comparison, Explainer
     from camscope.explainers.core.base_method import BaseMethod
     from camscope.metrics import Estimate
@@ -51,6 +51,7 @@ def run(
     ],
     model: shared_options.ModelOption = "phantom",
     weights: shared_options.WeightsOption = None,
+    class_names: shared_options.ClassNamesOption = None,
     layer_names: shared_options.LayersOption = None,
     plugins: shared_options.PluginOption = None,
     method_names: shared_options.OptionalMethodsOption = None,
@@ -84,13 +85,13 @@ def run(
     """Compare methods on one image by a figure, or on many images by metrics.
 
     Without --methods, five methods that need one forward and one backward pass are compared.
-    For many images, the output is a table per metric with intervals and differences, the agreement of the maps, the
-    methods without a significant difference, and one figure. The same command resumes an interrupted comparison. An
-    existing --figure file is not replaced: name another. Only for many images: --masks, --category, --metrics, --group,
+    For many images, the output is one table for each metric, the agreement of the maps, and a figure. The tables show
+    which methods do not differ significantly. The same command resumes an interrupted comparison. An existing --figure
+    file is not replaced: name another. Only for many images: --masks, --category, --metrics, --group,
     --images, --seed, --root, --figure, --fetch and --anywhere.
     """
     request = run_or_images.EvaluationRequest.from_context(context)
-    if run_or_images.is_run(source) or run_or_images.is_image_collection(source):
+    if run_or_images.is_run_folder(source) or run_or_images.is_image_collection(source):
         base.check_options_unset(context, SINGLE_IMAGE_PARAMETERS, "this option applies only to one image")
         _compare_on_dataset(context, request, output, figure)
         return
@@ -111,7 +112,7 @@ def _compare_on_image(
     output: str | None,
     figure_options: dict[str, Any],
 ) -> None:
-    """Compare methods on one image, write the figure and print the numbers."""
+    """Compare methods on one image. Write the figure, and print the numbers."""
     from camscope.explainers.comparison.compare import DEFAULT_METHODS
     from camscope.render import encode_image
 
@@ -122,7 +123,8 @@ def _compare_on_image(
     pseudonym = ScanOptions().pseudonym(path)
     check_image_exists(path, pseudonym)
     file = resolve_figure_path(output, DEFAULT_FOLDER, path, "", overwrite, pseudonym)
-    net = base.load_model_on_device(request.model or "phantom", request.weights, request.device, context)
+    parsed_names = option_parsing.parse_class_names(request.class_names)
+    net = base.load_model_on_device(request.model or "phantom", request.weights, request.device, context, parsed_names)
     explainers = chosen.build(net, request.preprocess)
     with base.collect_warnings(quote_messages=pseudonym is None) as warnings:
         comparison = _compare_with_progress(explainers, path, targets, names == "all")
@@ -144,7 +146,7 @@ def _compare_on_image(
 def _compare_with_progress(
     explainers: "Sequence[Explainer]", path: Path, targets: Sequence[int | str | None], skip_unsupported: bool
 ) -> "Comparison":
-    """Compare the explainers on one image, and show a progress bar with the running methods."""
+    """Compare the explainers on one image. Show a progress bar that names the running methods."""
     from camscope.explainers import LayerExplainer
     from camscope.explainers.comparison.compare import compare_explainers
 
@@ -185,13 +187,13 @@ def _build_map_table(comparison: "Comparison") -> "Table":
 def _compare_on_dataset(
     context: typer.Context, request: run_or_images.EvaluationRequest, output: str | None, figure: str | None
 ) -> None:
-    """Compare methods on many images: compute missing maps, evaluate all maps, and print and draw the result."""
+    """Compare methods on many images: compute missing maps, evaluate all maps, then print and draw the result."""
     from camscope.batch.run_store import RunStore
     from camscope.evaluation.interval_plots import import_matplotlib_figure
     from camscope.evaluation.method_comparison import compare_methods
     from camscope.explainers.comparison.compare import DEFAULT_METHODS
 
-    if not run_or_images.is_run(request.source):
+    if not run_or_images.is_run_folder(request.source):
         request = replace(request, method_names=request.method_names or ",".join(DEFAULT_METHODS))
     elif not request.needs_model:
         request = replace(request, model=None)
@@ -233,11 +235,11 @@ def _resolve_output_folder(source: str, output: str | None) -> Path:
 
 
 def _choose_folder_name(source: str) -> str:
-    """Return the name of the output folder: that of the source, or a pseudonym for medical images."""
+    """Return the name of the output folder: the name of the source, or a pseudonym for medical images."""
     from camscope.batch import build_manifest
+    from camscope.batch.image_sources import DATASET_PREFIXES
     from camscope.batch.manifest import contains_scans
-    from camscope.batch.sources import DATASET_PREFIXES
-    from camscope.images.files.patient_data_removal import pseudonymize_source
+    from camscope.images.files.redaction_and_pseudonyms import pseudonymize_source
 
     has_manifest = run_or_images.is_image_collection(source) and not source.startswith(DATASET_PREFIXES)
     if has_manifest and contains_scans(build_manifest(source)):
@@ -306,7 +308,7 @@ def _build_metric_table(comparison: "ComparisonResult", summaries: "Sequence[Met
 
 
 def _format_gap_to_best(summary: "MethodSummary", best: "MethodSummary | None") -> str:
-    """Format the difference of a method to the best one, or `first` or `same maps`."""
+    """Format the difference between a method and the best one. The best method gets `first`, its equals `same maps`."""
     if summary is best:
         return "first"
     if best and summary.estimate and not (summary.difference_to_best or summary.is_control):

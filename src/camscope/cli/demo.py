@@ -1,4 +1,4 @@
-"""`camscope demo`: explain synthetic radiographs by one method of each family, or train and audit two models."""
+"""`camscope demo`: explain synthetic radiographs by one method of each family. With `--audit`, train and audit two models."""
 
 import sys
 import webbrowser
@@ -85,7 +85,7 @@ def run(
 def _describe_case(
     name: str, path: Path, phantom: "Phantom", explanations: "Sequence[Explanation]"
 ) -> dict[str, object]:
-    """Return the prediction of a radiograph, and how well each map localizes its finding."""
+    """Describe a radiograph for JSON: its prediction, and how well each map localizes its finding."""
     first, area, maps = explanations[0], float(phantom.mask.mean()) or None, []
     for each in explanations:
         hit, energy = compute_hit_and_energy(each.heatmap(scale=None), phantom.mask) if area else (None, None)
@@ -108,7 +108,7 @@ def _explain_phantoms(
 
     With `skip_unsupported`, methods that fail on the first image are dropped.
     """
-    from camscope.explainers.comparison.supported_methods import explain_supported
+    from camscope.explainers.comparison.explain_supported import explain_supported
     from camscope.explainers.core.shared_passes import explain_grid
 
     rows: list[list[Explanation]] = []
@@ -156,9 +156,9 @@ def _outline_lesion(image: "RGBImage", phantom: "Phantom") -> "RGBImage":
 
 
 def compute_hit_and_energy(attribution: "FloatArray", mask: "NDArray[np.bool_]") -> tuple[bool, float | None]:
-    """Return whether the peak of a map (H,W) lies in the mask, and the share of the map inside the mask.
+    """Return whether the peak of a map (H,W) lies in a mask, and the share of the map inside the mask.
 
-    The result of an empty map is (False, None).
+    Return (False, None) for an empty map.
     """
     from camscope.metrics import energy_inside, pointing_game
 
@@ -174,7 +174,7 @@ def _format_share(value: float | None) -> str:
 
 
 def _build_demo_table(names: Sequence[str], cases: "DemoCases") -> "Table":
-    """Build a table with one row per radiograph and method. Final rows hold the means over radiographs with a finding."""
+    """Build a table with one row for each radiograph and method. The last rows are means over radiographs with a finding."""
     table = base.new_table("image", "prediction", "method", "score>", "hit", "energy>", "area>")
     scores: dict[str, list[tuple[bool, float]]] = {explanation.method_title: [] for explanation in cases[0][1]}
     for name, (phantom, explanations) in zip(names, cases, strict=True):

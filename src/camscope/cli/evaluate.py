@@ -1,4 +1,4 @@
-"""`camscope evaluate`: metrics of the maps of a run or of images, with intervals, compared with control maps."""
+"""`camscope evaluate`: evaluate the maps of a run, or of images, by metrics. Methods are compared with control maps."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from camscope.batch import BatchOutcome
     from camscope.evaluation import EvaluationResult
-    from camscope.evaluation.summary import MethodSummary
+    from camscope.evaluation.method_summaries import MethodSummary
     from camscope.metrics import Estimate
 
 EXAMPLE = "camscope evaluate heatmaps --masks annotations.json --model resnet50 -o measures"
@@ -52,6 +52,7 @@ def run(
         ),
     ] = None,
     weights: shared_options.WeightsOption = None,
+    class_names: shared_options.ClassNamesOption = None,
     preprocess: shared_options.PreprocessOption = None,
     plugins: shared_options.PluginOption = None,
     method_names: shared_options.OptionalMethodsOption = None,
@@ -126,13 +127,13 @@ def print_evaluation(
     Without `metrics`, all evaluated metrics are printed. `outcome` is that of the maps, if they were computed too.
     """
     from camscope.evaluation.interval_plots import draw_summary_figure
-    from camscope.evaluation.summary import check_some_ground_truth, summarize_values
+    from camscope.evaluation.method_summaries import require_some_ground_truth, summarize_values
 
     table, console = evaluation.table(where), base.stdout_console()
     if not table.num_rows:
         base.report_error("InputError", f"no row matches {where}", base.EXIT_FAILED)
         raise typer.Exit(base.EXIT_FAILED)
-    check_some_ground_truth(table)
+    require_some_ground_truth(table)
     summaries = summarize_values(table, group, metrics=metrics)
     has_differences = False
     for name, lines in summaries.items():
@@ -176,8 +177,8 @@ def build_summary_table(
 ) -> "Table":
     """Build the table of one metric with one row per method.
 
-    `columns` and `last_columns` map headings to functions that format a cell. They follow the mean and the last default
-    column.
+    `columns` and `last_columns` map headings to functions that format a cell. `columns` are placed after the mean, and
+    `last_columns` at the end.
     """
     cells = {
         "mean [95 %]>": lambda line: str(line.estimate or "–"),
@@ -197,7 +198,7 @@ def build_summary_table(
 
 
 def print_metric_heading(name: str, summary: "MethodSummary") -> None:
-    """Print the heading of a metric: its name, whether higher is better, and its formula."""
+    """Print the heading of a metric: its name, its formula, and whether higher is better."""
     from camscope.metrics import METRICS
 
     metric = METRICS[summary.metric]
@@ -207,7 +208,7 @@ def print_metric_heading(name: str, summary: "MethodSummary") -> None:
 
 
 def format_p_value(difference: "Estimate | None") -> str:
-    """Format the p-value of a difference, such as `0.034` or `<0.001`. Without a p-value the text is empty."""
+    """Format the p-value of a difference, such as `0.034` or `<0.001`. Return an empty text without a p-value."""
     if difference is None or difference.p_value is None:
         return ""
     return "<0.001" if difference.p_value < 0.0005 else f"{difference.p_value:.3f}"
@@ -230,7 +231,7 @@ def format_undefined_reasons(value_table: Any, summary: "MethodSummary") -> list
 
 
 def format_missing_interval(summaries: "Sequence[MethodSummary]") -> list[str]:
-    """Explain why a metric has no confidence interval. The list is empty if there is nothing to explain."""
+    """Explain why a metric has no confidence interval. If it has one, the list is empty."""
     from camscope.evaluation.comparison_statements import explain_missing_intervals
 
     reason = explain_missing_intervals(summaries)

@@ -47,6 +47,7 @@ def run(
     images: Annotated[list[str], shared_options.argument("IMAGE", "Image files, folders, or patterns in quotes.")],
     model: shared_options.ModelOption = "phantom",
     weights: shared_options.WeightsOption = None,
+    class_names: shared_options.ClassNamesOption = None,
     layer_names: shared_options.LayersOption = None,
     method_names: shared_options.MethodsOption = "gradcam",
     plugins: shared_options.PluginOption = None,
@@ -143,7 +144,8 @@ def run(
         except errors.ImageError as error:
             failures[path] = _describe_failure(error, path, scan_settings, debug=debug)
     if len(failures) < len(paths):
-        net = base.load_model_on_device(model, weights, device, context)
+        parsed_names = option_parsing.parse_class_names(class_names)
+        net = base.load_model_on_device(model, weights, device, context, parsed_names)
         explainers = chosen.build(net, preprocess)
         scan_settings = scan_settings.for_explainers(explainers)
         writer = ImageExplanationWriter(
@@ -180,9 +182,9 @@ def _check_single_output_file(destination: Destination, n_images: int, n_maps: i
 def _describe_failure(
     error: Exception, path: Path, scan_settings: ScanOptions, *, debug: bool
 ) -> str | OutputExistsError:
-    """Describe the error of an image in one line. An OutputExistsError is returned unchanged.
+    """Describe the error of an image in one line. Return an OutputExistsError unchanged.
 
-    `debug` also prints the traceback.
+    With `debug`, also print the traceback.
     """
     if isinstance(error, OutputExistsError):
         return error
@@ -199,9 +201,10 @@ def _explain_images(
     *,
     debug: bool,
 ) -> list[dict[str, Any]]:
-    """Explain and print every image that is not in `failures`, and add the images that fail. Return the facts of the others.
+    """Explain every image that is not in `failures`, and print its scores. Add images that fail to `failures`.
 
-    An error of the target or the model is raised if no image was explained before.
+    Return the facts of the explained images, for JSON. Before the first explained image, raise errors of the target or
+    the model.
     """
     from rich.text import Text
 
@@ -264,7 +267,7 @@ class ImageExplanationWriter:
     def explain_and_write(
         self, image_number: int, path: Path, progress_bar: progress.ProgressBar
     ) -> "tuple[list[Text | Padding], dict[str, Any]]":
-        """Explain one image and write its files. Return the lines to print, and the facts for JSON."""
+        """Explain one image, and write its files. Return the lines to print, and the facts for JSON."""
         settings, destination, n_targets = self.scan_settings, self.destination, len(self.targets)
         pseudonym = settings.pseudonym(path)
         export_suffixes = [EXPORT_SUFFIXES[kind] for kind in settings.export_formats]
@@ -297,7 +300,7 @@ class ImageExplanationWriter:
 
     def _explain(self, source: Any, on_pass: "OnPass") -> "tuple[Sequence[Explainer], list[list[Explanation]]]":
         """Return the explainers that support the image, and their explanations, indexed by [explainer][class]."""
-        from camscope.explainers.comparison.supported_methods import explain_supported
+        from camscope.explainers.comparison.explain_supported import explain_supported
         from camscope.explainers.core.shared_passes import explain_grid
 
         if (axis := self.scan_settings.slice_axis) is not None:
@@ -313,7 +316,7 @@ class ImageExplanationWriter:
         return self.explainers, explain_grid(self.explainers, source, self.targets, on_pass=on_pass)
 
     def _build_map_names(self) -> list[str]:
-        """Return a name for each pair of method and class, such as `gradcam-q1`, used in file names."""
+        """Return a name for each pair of method and class, such as `gradcam-q1`. File names contain it."""
         methods = [explainer.name for explainer in self.explainers]
         numbers = [f"q{n + 1}" for n in range(len(self.targets))]
         return ["-".join([m] * (len(methods) > 1) + [q] * (len(numbers) > 1)) for m in methods for q in numbers]
@@ -344,7 +347,7 @@ class ImageExplanationWriter:
 
     def _build_figure(self, explanations: "Sequence[Explanation]", masks: dict[str, Any] | None) -> "RGBImage":
         """Draw the image and its maps. Several methods and several classes give one row per class."""
-        from camscope.explanation import shared_scales
+        from camscope.explanation import measure_color_bar, shared_scales
         from camscope.render import DIVERGING, draw_image_grid
 
         is_volume, image, height = explanations[0].attribution.ndim == 3, explanations[0].image, MIN_FIGURE_HEIGHT
@@ -353,14 +356,16 @@ class ImageExplanationWriter:
         elif image is not None:
             height = min(MAX_FIGURE_HEIGHT, max(MIN_FIGURE_HEIGHT, image.shape[0]))
         rows, columns = len(self.targets), None
-        first = [] if image is None else [(image, base.display_text(explanations[0].name), None)]
+        first = [] if image is None else [(image, base.display_text(explanations[0].name), None, 0)]
+        has_bar = self.overlay_options["colorbar"]
         scales: Sequence[ScaleOption] = ["auto"] * len(explanations)
         if self.shared_scale:
             scales = shared_scales(explanations, self.overlay_options["colormap"])
         cells = []
         for each, scale in zip(explanations, scales, strict=True):
             overlay = each.overlay(scale=scale, mask=masks, height=height, **self.overlay_options)
-            cells.append((overlay, each.caption, each.warning_text))
+            bar_width = measure_color_bar(each, overlay, height) if has_bar else 0
+            cells.append((overlay, each.caption, each.warning_text, bar_width))
         if self.compare_classes:  # one row per method: the image, both maps, and the difference
             columns = len(first) + 3
             options, differences = {**self.overlay_options, "colormap": DIVERGING}, []
@@ -369,7 +374,8 @@ class ImageExplanationWriter:
                     (-scale[1], scale[1]) if isinstance(scale, tuple) else "symmetric"
                 )  # the scale of both maps
                 overlay = each.overlay(scale=limits, mask=masks, height=height, **options)
-                differences.append((overlay, each.caption, None))
+                bar_width = measure_color_bar(each, overlay, height) if has_bar else 0
+                differences.append((overlay, each.caption, None, bar_width))
             pairs = zip(cells[::2], cells[1::2], differences, strict=True)
             cells = [cell for row in pairs for cell in [*first, *row]]
         elif rows > 1 and len(explanations) > rows:
@@ -377,8 +383,8 @@ class ImageExplanationWriter:
             cells = [cell for row in range(rows) for cell in [*first, *cells[row::rows]]]
         else:
             cells = first + cells
-        images, captions, flags = zip(*cells, strict=True)
-        return draw_image_grid(images, captions, flags=flags, height=height, columns=columns)
+        images, captions, flags, bar_widths = zip(*cells, strict=True)
+        return draw_image_grid(images, captions, flags=flags, height=height, columns=columns, bar_widths=bar_widths)
 
     def _format_lines(
         self, display_name: str, explanations: "Sequence[Explanation]", files: Sequence[Path], notes: Iterable[str]
@@ -403,7 +409,10 @@ class ImageExplanationWriter:
 
 
 def build_class_differences(explanations: "Sequence[Explanation]") -> "list[Explanation]":
-    """Return the map of the predicted minus that of the expected class for each method, in units of the score."""
+    """Return a difference map for each method: that of the predicted class minus that of the expected class.
+
+    Its values are in units of the score.
+    """
     differences = []
     for predicted, expected in zip(explanations[::2], explanations[1::2], strict=True):
         if predicted.layer != expected.layer:

@@ -27,36 +27,45 @@ def run(
     ] = "png",
     where: shared_options.WhereOption = None,
     sort: shared_options.SortOption = None,
-    limit: shared_options.OptionalRowLimitOption = None,
+    max_rows: shared_options.OptionalRowLimitOption = None,
     output: Annotated[str, option("--output -o", "PATH", "Folder; a file for csv or coco alone.")] = "camscope-export",
+    image_height: Annotated[
+        int | None,
+        option("--size", None, "png, jpg, webp: height of an image in pixels; default: its own.", min=32, max=2048),
+    ] = None,
     threshold: Annotated[
         float,
         option("--threshold", None, "coco: pixels from this share of a map's maximum lie in a box.", min=0.01, max=1),
     ] = 0.5,
     image_source: shared_options.ImageSourceOption = None,
+    root: shared_options.RootOption = None,
+    allow_outside_root: shared_options.AllowOutsideRootOption = False,
     fetch: shared_options.FetchOption = False,
     overwrite: shared_options.OverwriteOption = False,
     as_json: shared_options.JsonOption = False,
 ) -> None:
     """Export rows of a run as images, arrays, a table for spreadsheets, or COCO annotations."""
     from camscope.batch import BatchRun, Query
-    from camscope.batch.export import FORMATS, Exporter
+    from camscope.batch.export import FORMATS, IMAGE_FORMATS, Exporter
 
     format_names = list(dict.fromkeys(base.split_list(formats.lower())))
     if not format_names or (unknown := [name for name in format_names if name not in FORMATS]):
         received = ", ".join(unknown) if format_names else "nothing"
         raise base.option_error("--format", f"{received}; expected some of {', '.join(FORMATS)}")
-    batch_run, query = BatchRun(folder, image_source, fetch=fetch), Query(where, sort, limit)
+    source = run_or_images.open_image_source(image_source, root, allow_outside_root=allow_outside_root)
+    batch_run, query = BatchRun(folder, source, fetch=fetch), Query(where, sort, max_rows)
+    if source is None and batch_run.is_pseudonymized and set(format_names) & set(IMAGE_FORMATS):
+        raise base.option_error("--format", f"{','.join(format_names)}: {run_or_images.MISSING_SCANS}")
     file = _resolve_single_output_file(output, format_names)
-    exporter = Exporter(batch_run, Path(output), format_names, threshold, overwrite, file)
+    exporter = Exporter(batch_run, Path(output), format_names, threshold, overwrite, file, image_height)
     matching = run_or_images.require_matching_rows(batch_run, query)
-    with progress.progress_bar("exporting", min(limit or matching, matching), base.stderr_console()) as bar:
+    with progress.progress_bar("exporting", min(max_rows or matching, matching), base.stderr_console()) as bar:
         result = exporter.write(query, os.cpu_count() or 1, bar.advance)
     _print_export_result(result, folder, output)
 
 
 def _resolve_single_output_file(output: str, formats: list[str]) -> Path | None:
-    """Return the output path if it is one file, as for csv and coco. Return None if it is a folder."""
+    """Return the output path if it is a file, as csv and coco allow. Return None if it is a folder."""
     path = Path(output)
     if path.is_dir() or output.endswith(("/", os.sep)):
         return None
@@ -81,7 +90,7 @@ def _print_export_result(result: "ExportResult", folder: str, output: str) -> No
     json_output.print_result("export", {"output": output, **counts, "failures": failures})
     if result.n_rows_without_map:
         base.print_note(
-            f"{result.n_rows_without_map} of them have no map; see: {base.build_failed_rows_command(folder)}"
+            f"{result.n_rows_without_map} of them have no map; see: {base.build_rows_command(folder, base.FAILED_CONDITION)}"
         )
     if result.n_escaped_cells:
         cells = plural(result.n_escaped_cells, "cell of the table was", "cells of the table were")

@@ -1,4 +1,4 @@
-"""`camscope features`: draw the channels of a layer for one image, its feature maps, as a grid of images."""
+"""`camscope features`: draw the feature maps of a layer for one image. Each channel is one image of a grid."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -55,21 +55,21 @@ def run(
 
 def _extract_channels(model: "nn.Module", image: Path, layer: str, preprocess: str | None) -> "Tensor":
     """Return the activations (K,h,w) of a layer for one image."""
-    from camscope.explainers.core.evaluation_context import device_and_dtype, inspect_model
-    from camscope.explainers.core.inputs import read_model_input
+    from camscope.explainers.core.evaluation_context import get_device_and_dtype, inspect_model
+    from camscope.explainers.core.model_input import read_model_input
     from camscope.hooks import extract_features, find_layer
     from camscope.images.preprocess import as_preprocess
     from camscope.layers.layout import CHANNELS_FIRST_MODULES
-    from camscope.layers.layout_probe import OutputLocation, make_layout_error, probe_layout
-    from camscope.layers.layout_verification import LayoutVerdict
-    from camscope.layers.selection import find_doubt_reason, infer_layer_layout, record_layout_hints
+    from camscope.layers.layout_noise_probe import OutputLocation, build_contradicted_layout_error, probe_layout
+    from camscope.layers.layout_verdict import LayoutVerdict
+    from camscope.layers.spatial_layers import find_doubt_reason, infer_layer_layout, record_layout_hints
     from camscope.model_metadata import get_card
 
     inner, card = inspect_model(model).model, get_card(model)
     name, module = find_layer(inner, layer)
     card_preprocess = card.preprocess if card is not None else None
     resolved_preprocess = as_preprocess(preprocess or card_preprocess) if preprocess or card_preprocess else None
-    x = read_model_input(image, resolved_preprocess, inner, device_and_dtype(inner)).x[None]
+    x = read_model_input(image, resolved_preprocess, inner, get_device_and_dtype(inner)).x[None]
     with ExitStack() as scope:
         layout_hints = record_layout_hints(inner, scope)
         output = extract_features(inner, module, x)[name]
@@ -79,5 +79,5 @@ def _extract_channels(model: "nn.Module", image: Path, layer: str, preprocess: s
         undecided = finding.verdict is LayoutVerdict.UNDECIDED
         reason = find_doubt_reason(inner, layout, output.shape, layout_hints) if undecided else finding.reason
         if finding.verdict is LayoutVerdict.CONTRADICTED or reason:
-            raise make_layout_error(f"layer {name!r}", layout, reason)
+            raise build_contradicted_layout_error(f"layer {name!r}", layout, reason)
     return layout.to_maps(output)[0]

@@ -1,4 +1,4 @@
-"""`camscope info`: versions, extras and devices for a bug report."""
+"""`camscope info`: print the versions of packages, the installed extras and the devices, for a bug report."""
 
 import platform
 import re
@@ -32,7 +32,7 @@ def run(
 
 
 def collect_environment() -> dict[str, Any]:
-    """Collect package versions, torch devices, and the missing packages of each pip extra."""
+    """Collect package versions, devices of PyTorch, and the missing packages of each pip extra."""
     import torch
 
     devices = {"cpu": platform.processor() or platform.machine(), "threads": torch.get_num_threads()}

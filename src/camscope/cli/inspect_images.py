@@ -61,12 +61,12 @@ def run(
         if file.suffix.lower() not in suffixes:
             raise base.option_error(name, f"{file}; expected a file ending in {' or '.join(suffixes)}")
         check_overwrite_allowed(file, overwrite, option=name)
-    from camscope.batch import inspect_images
+    from camscope.batch import build_manifest, inspect_images
 
+    manifest = build_manifest(source, root, anywhere=allow_outside_root, strict=False)
     with progress.progress_bar("reading", 1, base.stderr_console()) as bar:
         inspection = inspect_images(
-            source,
-            root="" if allow_outside_root else root,
+            manifest,
             patient_column=patient_column,
             split_column=split_column,
             target_column=target_column,
@@ -113,7 +113,7 @@ def _print_inspection(inspection: "DatasetInspection") -> None:
 
 
 def _build_value_count_table(inspection: "DatasetInspection") -> "Table":
-    """Build a table that counts the values of each image property, such as size and format."""
+    """Build a table with the number of images for each value of each property, such as size and format."""
     table = base.new_table("property", "images")
     for name, values in inspection.value_counts.items():
         printed = list(values.items())[:MAX_VALUES_PRINTED]
@@ -150,7 +150,7 @@ def _build_prevalence_table(prevalence: "TargetPrevalence") -> "Table":
 
 
 def _format_issue(inspection: "DatasetInspection", issue: "DatasetIssue") -> "Text":
-    """Format a dataset issue: its message, its reasons, and the first affected rows."""
+    """Format an issue of a dataset: its message, its reasons, and the first rows that have it."""
     parts = [(issue.message, "bold" if issue.severity == "error" else ""), (f"  [{issue.code}]", "dim")]
     reason_counts = {reason: count for reason, count in issue.row_counts.items() if reason != issue.message}
     details = [

@@ -1,4 +1,4 @@
-"""JSON output: what `--json` prints on stdout, one object per command, and the fields of these objects."""
+"""JSON output of `--json`: each command prints one object on stdout. Also describes the fields of these objects."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from camscope.batch import BatchOutcome
-    from camscope.evaluation.summary import MethodSummary
+    from camscope.evaluation.method_summaries import MethodSummary
     from camscope.explanation import Explanation
     from camscope.metrics import Estimate
 
@@ -22,7 +22,7 @@ _is_active = False
 
 @contextmanager
 def json_output_if(requested: bool) -> Iterator[None]:
-    """While the block runs, print JSON on stdout and nothing else, if it is requested."""
+    """If `requested`, print JSON on stdout and nothing else inside the `with`."""
     global _is_active
     previous, _is_active = _is_active, requested
     try:
@@ -53,7 +53,7 @@ def _print(document: Mapping[str, Any]) -> None:
 
 
 def to_json_value(value: Any) -> Any:
-    """Convert a value to what JSON can hold: NaN and infinity become null, and paths and other objects become text."""
+    """Convert a value to a JSON value. NaN and infinity become null, paths and other objects become text."""
     if isinstance(value, Mapping):
         return {str(key): to_json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -70,7 +70,7 @@ def to_json_value(value: Any) -> Any:
 
 
 def describe_explanation(explanation: "Explanation") -> dict[str, Any]:
-    """Return the facts of an explanation without its map and its images."""
+    """Return the fields of an explanation, except its map and its images."""
     from camscope.explanation import STATUS_MEANINGS
 
     names = (
@@ -82,11 +82,21 @@ def describe_explanation(explanation: "Explanation") -> dict[str, Any]:
         "title": explanation.method_title,
         "status_meaning": STATUS_MEANINGS.get(explanation.status),
         "value_range": [explanation.attribution.min(), explanation.attribution.max()],
+        "peak": _describe_peak(explanation),
     }
 
 
+def _describe_peak(explanation: "Explanation") -> dict[str, Any] | None:
+    """Return the largest value of a map and where it is, or None if all values are equal."""
+    highest = explanation.attribution.max()
+    if not highest > explanation.attribution.min():
+        return None
+    image = None if explanation.placement is None else explanation.peak
+    return {"value": highest, "input": explanation.peak_at("input"), "image": image}
+
+
 def describe_failures(outcome: "BatchOutcome | None") -> list[dict[str, Any]]:
-    """Return the reasons why images of a run have no map, with the number of images of each."""
+    """Return the reasons why images of a run have no map, and the number of images for each reason."""
     counts = {} if outcome is None else outcome.failure_counts_by_kind
     return [{"reason": reason, "kind": kind, "n_images": count} for (reason, kind), count in counts.items()]
 
@@ -129,7 +139,7 @@ def describe_summaries(
 
 
 def describe_estimate(estimate: "Estimate | None") -> dict[str, Any] | None:
-    """Return a mean with its interval, or None if there is no value."""
+    """Return a mean with its confidence interval. Return None if there is no estimate."""
     names = ("mean", "low", "high", "p_value", "n_groups")
     return None if estimate is None else {name: getattr(estimate, name) for name in names}
 
@@ -152,6 +162,9 @@ EXPLANATION_FIELDS = {
     "grid[]": "size of the map in cells",
     "input_size[]": "size of the model's input",
     "value_range[]": "smallest and largest value of the map",
+    "peak.value": "largest value; `peak` is null if all values are equal",
+    "peak.input[]": "row and column of the peak in pixels of the model's input, for a volume three indices",
+    "peak.image[]": "the same in pixels of the original image or voxels of the volume, or null if that place is unknown",
     "notes[]": "remarks of the method",
     "diagnostics.*": "numbers of the method about its map",
     "parameters.*": "settings of the method",
@@ -322,10 +335,12 @@ RESULT_FIELDS: dict[str, dict[str, str]] = {
         "n_done_before": "images that an earlier start processed",
         "n_processed": "images that this start processed",
         "n_failures": "images without a map",
+        "n_flagged": "maps with a flag, with those of earlier starts",
+        "flags.*": "maps of each flag",
         **FAILURE_FIELDS,
     },
     "show": {
-        "file": "the page",
+        "file": "the page, or null if no row matches",
         "n_displayed": "rows on the page",
         "n_matching": "rows that match",
         "n_rows": "rows of the run",
@@ -358,12 +373,19 @@ RESULT_FIELDS: dict[str, dict[str, str]] = {
         "candidates[].is_best": "whether it is recommended",
         **{f"candidates[].metrics.*.{name}": f"of each criterion: {text}" for name, text in ESTIMATE_FIELDS.items()},
         "recommendation": "the choice as a sentence",
-        "evidence": "the ground truth, or null",
+        "chosen": "method and layer that `--save` writes: the best, or without a clear winner the cheapest; null if none is left",
+        "is_clear": "whether there is a clear winner, or two that do not differ",
+        "evidence": "the ground truth with its first categories, or null",
         "n_images": "images that the best candidate explained",
         "notes[]": "images that were left out",
         "saved": "the written file, or null",
     },
-    "audit-init": {"config": "the written file"},
+    "audit-init": {
+        "config": "the written file",
+        "fill_in[].line": "line of a setting to fill in before the audit can run, counted from 1",
+        "fill_in[].text": "the text of the line",
+        "notes[]": "settings that were made for you, such as the root of the paths",
+    },
     "audit-run": {
         **_with_prefix("verdicts[].", VERDICT_FIELDS),
         "warnings[]": "warnings of the audit",
@@ -378,6 +400,10 @@ RESULT_FIELDS: dict[str, dict[str, str]] = {
         "checks[].message": "the outcome",
         "not_recomputed[]": "parts that are never recomputed",
     },
+    "audit-export": {
+        "summary": "the written one-page summary, or null",
+        "model_card": "the written model card, or null",
+    },
 }
 OTHER_SCHEMAS = {
     "benchmark": "the object of `camscope evaluate`",
@@ -387,7 +413,7 @@ OTHER_SCHEMAS = {
 
 
 def describe_json_output() -> str:
-    """Return the reference page's part on the fields of each result, as Markdown."""
+    """Return a reference of the fields of each result, as Markdown."""
     sections = []
     for command, fields in RESULT_FIELDS.items():
         rows = "\n".join(f"| `{path}` | {text} |" for path, text in fields.items())

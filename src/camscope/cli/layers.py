@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from math import prod
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from camscope.cli import base, json_output, shared_options
 from camscope.cli.shared_options import option
@@ -60,16 +60,16 @@ def run(
 
 
 def _build_example_input(model: "nn.Module", size: str | None) -> "Tensor":
-    """Return random noise (1,C,*S) as model input.
+    """Return random noise (1,C,*S) as an input of the model.
 
-    Without `size`, the size is that of the model's preprocessing.
+    Without `size`, use the size that the model's preprocessing returns.
     """
     import numpy as np
     import torch
     from torch.nn.modules.conv import _ConvNd
 
-    from camscope.explainers.core.evaluation_context import device_and_dtype, inspect_model
-    from camscope.explainers.core.inputs import infer_spatial_rank
+    from camscope.explainers.core.evaluation_context import get_device_and_dtype, inspect_model
+    from camscope.explainers.core.model_input import infer_spatial_rank
     from camscope.model_metadata import get_card
 
     inner = inspect_model(model).model
@@ -83,7 +83,7 @@ def _build_example_input(model: "nn.Module", size: str | None) -> "Tensor":
         shape = (shape[0], *_parse_size(size, len(shape) - 1))
     generator = torch.Generator(device="cpu").manual_seed(0)
     noise = torch.randn((1, *shape), generator=generator, dtype=torch.float32, device="cpu")
-    return noise.to(*device_and_dtype(inner))
+    return noise.to(*get_device_and_dtype(inner))
 
 
 def _parse_size(text: str, n_dimensions: int) -> list[int]:
@@ -96,10 +96,18 @@ def _parse_size(text: str, n_dimensions: int) -> list[int]:
     return sides
 
 
-def _find_spatial_layers(model: "nn.Module", x: "Tensor") -> tuple[set[str], str | None]:
-    """Return the names of all layers with a spatial grid, and the name of the default layer if there is one."""
+class SpatialLayers(NamedTuple):
+    """The names of all layers with a spatial grid, and of the default layer or None."""
+
+    names: set[str]
+    default_name: str | None
+
+
+def _find_spatial_layers(model: "nn.Module", x: "Tensor") -> SpatialLayers:
+    """Find the layers with a spatial grid, and among them the default layer."""
     from camscope.explainers.core.evaluation_context import inference_scope, inspect_model
-    from camscope.layers.selection import choose_layer, find_spatial_layers
+    from camscope.layers.choose_layer import choose_layer
+    from camscope.layers.spatial_layers import find_spatial_layers
     from camscope.model_metadata import get_card
     from camscope.targets import Score
 
@@ -108,12 +116,13 @@ def _find_spatial_layers(model: "nn.Module", x: "Tensor") -> tuple[set[str], str
     with inference_scope(model_info, "eval"):
         candidates = {layer.name for layer in find_spatial_layers(inner, lambda: Score(inner).forward(x), x)}
         if card is not None and card.layer:
-            return candidates, card.layer
+            return SpatialLayers(candidates, card.layer)
         try:
-            return candidates, choose_layer(inner, Score(inner).combined_class_score, x).name
+            default_name = choose_layer(inner, Score(inner).compute_weighted_sum_of_all_classes, x).name
+            return SpatialLayers(candidates, default_name)
         except CamscopeError as error:  # a model without class scores has no default layer
             base.print_note(f"no default layer: {error}")
-            return candidates, None
+            return SpatialLayers(candidates, None)
 
 
 def _build_layer_table(

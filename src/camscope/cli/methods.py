@@ -75,7 +75,7 @@ def describe_method(explainer_cls: "type[Explainer]") -> dict[str, Any]:
 
 
 def _print_method_page(explainer_cls: "type[Explainer]") -> None:
-    """Print the description of a method, with its settings, their defaults and meanings, and an example command."""
+    """Print the page of a method: its description, its settings with their defaults, and an example command."""
     from camscope.explainers.core import method_docstrings
 
     console = base.stdout_console()
@@ -96,9 +96,9 @@ def _print_method_page(explainer_cls: "type[Explainer]") -> None:
 def _print_method_table() -> None:
     """Print a table of all methods, grouped by family."""
     from camscope.explainers import BaseCAM, Explainer, LayerExplainer
-    from camscope.explainers.attention.base import TokenAttentionExplainer
-    from camscope.explainers.comparison.grid_layout import accepts_several_layers
-    from camscope.explainers.core.pixel_base import PixelExplainer
+    from camscope.explainers.attention.token_attention import TokenAttentionExplainer
+    from camscope.explainers.comparison.comparison_grid import accepts_several_layers
+    from camscope.explainers.core.pixel_explainers import PixelExplainer
 
     foreign = [m for m in METHODS.values() if m.__module__.partition(".")[0] != "camscope"]
     ours = [method for method in METHODS.values() if method not in foreign]
@@ -136,7 +136,7 @@ def _print_method_table() -> None:
 def _add_method_family(
     table: "Table", title: str, methods: "Iterable[type[Explainer]]", shared_settings: set[str]
 ) -> None:
-    """Add the heading of a method family and one row per method to the table."""
+    """Add the heading of a method family to the table, and one row for each method."""
     rows = base.order_methods_by_cost(methods)
     if rows:
         table.add_row("", base.styled_text((title, "bold")))

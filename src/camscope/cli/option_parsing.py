@@ -1,25 +1,28 @@
-"""Parsing of options shared by commands: targets, methods, layers, appearance, and `--set NAME=VALUE`."""
+"""Parse options that commands share: targets, methods, layers, the look of overlays, and `--set NAME=VALUE`."""
 
 import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
 
 from camscope.cli import base, progress
+from camscope.safe_files import read_bytes
 
 if TYPE_CHECKING:
     from torch import nn
 
     from camscope.explainers import Explainer
+MAX_CLASS_NAME_BYTES = 2**22
 
 
 def parse_overlay_options(
     colormap: str, alpha: float, contour: str | None = None, boxes: float | None = None
 ) -> dict[str, Any]:
-    """Convert the options of appearance to arguments of `Explanation.overlay`. Raise typer.BadParameter for a wrong value."""
+    """Convert options to keyword arguments of `Explanation.overlay`. Raise typer.BadParameter for a wrong value."""
     from camscope.render import COLORMAPS
 
     if colormap not in ("auto", *COLORMAPS):
@@ -35,7 +38,7 @@ def parse_overlay_options(
 
 
 def parse_targets(target: str | None, targets: str | None) -> list[int | str | None]:
-    """Parse `--target` or `--targets` to unique class indices or names. None stands for the top class of each image."""
+    """Parse `--target` or `--targets` to class indices or names, each once. None stands for the top class of each image."""
     if target is not None and targets is not None:
         raise base.option_error("--targets", "pass one class with --target or several with --targets, not both")
     class_names = base.split_list(targets) if targets is not None else [target]
@@ -48,6 +51,34 @@ def parse_targets(target: str | None, targets: str | None) -> list[int | str | N
         except ValueError:
             parsed.append(name)
     return parsed
+
+
+def parse_class_names(value: str | None) -> tuple[str, ...] | None:
+    """Parse `--class-names`: names between commas, or a text file with one name in each line. None stays None."""
+    if value is None:
+        return None
+    file = Path(value)
+    if file.suffix.lower() == ".txt" or file.is_file():
+        try:
+            lines = read_bytes(file, MAX_CLASS_NAME_BYTES).decode("utf-8-sig").splitlines()
+        except OSError as error:
+            raise base.option_error("--class-names", f"{file}: {error.strerror or error}") from error
+        except ValueError as error:
+            raise base.option_error("--class-names", f"{file} is not a text file in UTF-8") from error
+        names = [line.strip() for line in lines]
+        while names and not names[-1]:
+            names.pop()
+        if not all(names):
+            raise base.option_error(
+                "--class-names", f"{file}: line {names.index('') + 1} is empty; expected a name in each line"
+            )
+    else:
+        names = base.split_list(value)
+    if not names:
+        raise base.option_error(
+            "--class-names", f"{value!r} names no class; expected names such as cat,dog, or a text file"
+        )
+    return tuple(names)
 
 
 @dataclass(frozen=True)
@@ -77,7 +108,7 @@ class ExplainerOptions:
             if any(base.is_option_set(context, name) for name in ("method_names", "layer_names")):
                 problem = "the file names method and layer already; omit --methods and --layers"
                 raise base.option_error("--choice", problem)
-            from camscope.evaluation.selection.select import read_selection
+            from camscope.evaluation.selection.method_selection import read_selection
 
             selection = read_selection(choice)
             method_names, layer_names, model_digest = selection.method, selection.layer, selection.model_digest
@@ -88,10 +119,10 @@ class ExplainerOptions:
     def build(self, model: "nn.Module", preprocess: str | None, *, show_method_bars: bool = True) -> "list[Explainer]":
         """Create an explainer for each method and layer.
 
-        A method that takes no layer, or several at once, gets one explainer.
+        A method that takes no layer, or several layers at once, gets a single explainer.
         """
-        from camscope.explainers.comparison.grid_layout import create_at_layers
-        from camscope.hooks.base import unwrap
+        from camscope.explainers.comparison.comparison_grid import create_at_layers
+        from camscope.hooks.find_layers import unwrap
         from camscope.model_metadata import compute_model_digest
 
         if self.model_digest is not None and self.model_digest != compute_model_digest(unwrap(model)):
@@ -105,7 +136,7 @@ class ExplainerOptions:
 
     def check_single_layer(self) -> None:
         """Raise typer.BadParameter if the user named several layers and a method accepts only one."""
-        from camscope.explainers.comparison.grid_layout import accepts_layer_choice, accepts_several_layers
+        from camscope.explainers.comparison.comparison_grid import accepts_layer_choice, accepts_several_layers
 
         for name, method in self.methods.items() if self.layers and len(self.layers) > 1 else ():
             if accepts_layer_choice(method) and not accepts_several_layers(method):
@@ -115,7 +146,7 @@ class ExplainerOptions:
 
 def _parse_layers(names: str | None, explainer_classes: "dict[str, type[Explainer]]") -> list[str] | None:
     """Parse `--layers`. Raise typer.BadParameter if the list is empty, or if no method takes a layer."""
-    from camscope.explainers.comparison.grid_layout import accepts_layer_choice
+    from camscope.explainers.comparison.comparison_grid import accepts_layer_choice
 
     if names is None:
         return None
@@ -133,18 +164,18 @@ BOOLEAN_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": Fa
 
 
 class NotExpressible:
-    """Marker for a type whose values cannot be written as text, such as a tensor or a callable."""
+    """A type whose values cannot be written as text, such as a tensor or a callable."""
 
 
 @dataclass(frozen=True)
 class ListOf:
-    """The type of a comma-separated list whose items have these types."""
+    """A type of comma-separated lists. Their items have one of `item_types`."""
 
     item_types: tuple[Any, ...]
 
 
 def list_settings(explainer_cls: type) -> dict[str, tuple[Any, ...]]:
-    """Map each constructor parameter that text can express to the types of its values."""
+    """Return the types of each constructor parameter whose values can be written as text, by parameter name."""
     hints = get_type_hints(explainer_cls.__init__)  # type: ignore[misc]  # only the signature is read
     names = [name for name in inspect.signature(explainer_cls).parameters if name not in EXCLUDED_PARAMETERS]
     value_types = {name: tuple(_iter_value_types(hints.get(name))) for name in names}
@@ -152,7 +183,7 @@ def list_settings(explainer_cls: type) -> dict[str, tuple[Any, ...]]:
 
 
 def parse_settings(setting_pairs: Sequence[str], explainer_classes: dict[str, type]) -> dict[str, dict[str, Any]]:
-    """Parse `name=value` pairs to keyword arguments for each method. A method ignores the names that it does not have."""
+    """Parse `name=value` pairs to keyword arguments of each method. A method ignores settings that it does not have."""
     settings_by_method = {name: list_settings(method) for name, method in explainer_classes.items()}
     parsed: dict[str, dict[str, Any]] = {name: {} for name in explainer_classes}
     for pair in setting_pairs:

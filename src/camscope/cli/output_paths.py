@@ -1,4 +1,4 @@
-"""Paths of input images and of output files."""
+"""Find the input images that a command names, and choose the paths of its output files."""
 
 import hashlib
 import itertools
@@ -20,9 +20,9 @@ OUTPUT_FORMATS = (*RASTER_FORMATS, *MAP_FILE_FORMATS)
 
 
 def list_images(sources: Sequence[str], *, folders_are_series: bool = False) -> list[Path]:
-    """List the image files that files, folders and glob patterns name.
+    """List the images that `sources` name: files, folders and glob patterns.
 
-    With `folders_are_series`, a folder is one image: a DICOM series.
+    With `folders_are_series`, a folder is one image, a DICOM series.
     """
     paths: dict[Path, None] = {}
     for source in sources:
@@ -41,7 +41,7 @@ def _describe_no_image(source: str) -> str:
 
     A folder of scans is named by its pseudonym, because the folder name may identify a patient.
     """
-    from camscope.images.files.patient_data_removal import pseudonymize_source
+    from camscope.images.files.redaction_and_pseudonyms import pseudonymize_source
     from camscope.images.scans.scan_reader import is_scan
 
     if Path(source).is_dir() and is_scan(source):
@@ -51,7 +51,7 @@ def _describe_no_image(source: str) -> str:
 
 
 def build_file_stem(image_number: int, image: Path, pseudonym: str | None = None) -> str:
-    """Build the stem of output files from number, content hash and name of the image, such as `0003-1f0a92bc-cat`.
+    """Build the start of an image's output file names: number, content hash and name, such as `0003-1f0a92bc-cat`.
 
     A pseudonym replaces hash and name, as in `0003-scan-1f0a92bc`.
     """
@@ -74,7 +74,7 @@ class OutputFiles(NamedTuple):
 
 @dataclass(frozen=True)
 class Destination:
-    """The output folder and its file formats. `file` is set if the user named one output file."""
+    """The output folder and the formats of its files. `file` is set if the user named a single output file."""
 
     folder: Path
     formats: tuple[str, ...]
@@ -110,7 +110,7 @@ class Destination:
     ) -> OutputFiles:
         """List the output paths of an image: its figures, and the files and exports of each map.
 
-        Raises OutputExistsError for an existing file without `--overwrite`.
+        Raises OutputExistsError if a file exists and `--overwrite` is not set.
         """
         if self.file:
             stem, endings = self.file.with_suffix(""), {self.formats[0]: self.file.suffix}
@@ -131,7 +131,7 @@ class Destination:
 
 
 class OutputExistsError(OutputError):
-    """Error for an output file that exists and may not be replaced without `--overwrite`."""
+    """An output file exists, and `--overwrite` is not set."""
 
     def __init__(self, path: Path, option: str = "-o") -> None:
         super().__init__(f"{path} exists; pass --overwrite, or another {option}")
@@ -139,7 +139,7 @@ class OutputExistsError(OutputError):
 
 
 def check_overwrite_allowed(path: Path, overwrite: bool, input_image: Path | None = None, option: str = "-o") -> None:
-    """Raise an OutputError if the output file would replace the input image, or any file without `overwrite`."""
+    """Raise an OutputError if the output is the input image, or if it exists and `overwrite` is False."""
     if input_image is not None and path.exists() and input_image.exists() and path.samefile(input_image):
         raise OutputError(f"the output {path} is the input image; pass another -o")
     if os.path.lexists(path) and not overwrite:
@@ -161,9 +161,9 @@ def resolve_figure_path(
     overwrite: bool,
     pseudonym: str | None = None,
 ) -> Path:
-    """Return the path of a figure: `output`, or a generated file name in the folder.
+    """Return the path of a figure: `output`, or a generated file name in `default_folder`.
 
-    Raises OutputExistsError for an existing file without `overwrite`.
+    Raises OutputExistsError if the file exists and `overwrite` is False.
     """
     stem = build_file_stem(1, image, pseudonym)
     file = build_output_path(default_folder, f"{stem}{stem_suffix}.png") if output is None else Path(output)
@@ -175,7 +175,7 @@ def resolve_figure_path(
 
 
 def check_can_be_folder(path: Path, option: str = "--output") -> None:
-    """Raise typer.BadParameter if the path cannot be a folder, because the path or one of its parents is a file."""
+    """Raise typer.BadParameter if the path, or one of its parents, is a file, so that it cannot be a folder."""
     for parent in (path, *path.parents):
         if parent.exists() and not parent.is_dir():
             raise base.option_error(option, f"{parent} is a file, not a folder")

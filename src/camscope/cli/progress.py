@@ -1,4 +1,4 @@
-"""Progress bars of commands, which pause while a method shows its own."""
+"""Progress bars of commands. They are hidden while a method shows its own bar."""
 
 import contextlib
 import datetime
@@ -57,9 +57,9 @@ class ProgressBar:
 
 @contextlib.contextmanager
 def show_batch_progress(label: str = "") -> "Iterator[Callable[[BatchOutcome], None]]":
-    """Show the progress of a batch run. Yield a callback that takes the current BatchOutcome.
+    """Show the progress of a batch run inside the `with`. Yield a callback that takes the current BatchOutcome.
 
-    Without a terminal, a line is printed every 30 seconds.
+    Without a terminal, print a line every 30 seconds.
     """
     console, started = base.stderr_console(), time.monotonic()
     last_line_at = started
@@ -84,9 +84,9 @@ def show_batch_progress(label: str = "") -> "Iterator[Callable[[BatchOutcome], N
 
 @contextlib.contextmanager
 def progress_bar(label: str, total: int, console: "Console") -> Iterator[ProgressBar]:
-    """Show a progress bar of `total` steps while the block runs, on stderr if the command prints JSON.
+    """Show a progress bar of `total` steps inside the `with`. If the command prints JSON, show it on stderr.
 
-    Methods draw their bars on rich's global console, which is redirected to stderr.
+    Methods draw their own bars on rich's global console, which is redirected to stderr.
     """
     import rich
 
@@ -110,9 +110,9 @@ def build_progress(console: "Console") -> "Progress":
 
 
 def build_method_bar_settings(explainer_cls: "type[Explainer]", *, show: bool = True) -> dict[str, Any]:
-    """Return the keyword argument of a method that shows or hides its own progress bar.
+    """Return the keyword argument by which a method shows or hides its own progress bar.
 
-    It is empty if the method has no bar.
+    The dict is empty if the method has no bar.
     """
     show = show and sys.stderr.isatty()
     return {"progress": show} if "progress" in signature(explainer_cls).parameters else {}

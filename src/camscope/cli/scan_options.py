@@ -1,4 +1,4 @@
-"""Options for scans: reading, pseudonyms, redaction and export."""
+"""`ScanOptions`: read medical scans, hide names of files and patients by pseudonyms, and export maps."""
 
 import re
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ DEFAULT_MASK_NAME = "mask"
 
 @dataclass(frozen=True)
 class ScanOptions:
-    """Options for reading medical scans, hiding patient names, and exporting maps."""
+    """The options of a command for medical scans: how to read them, hide their names, and export their maps."""
 
     folders_are_series: bool = False  # each is one scan
     window: str | None = None
@@ -42,7 +42,7 @@ class ScanOptions:
     def require_export_packages(self) -> None:
         """Raise MissingExtraError if a package for a requested export format is not installed."""
         if self.export_formats:
-            from camscope.medical.export import require_packages
+            from camscope.medical.export_nifti_or_dicom import require_packages
 
             for kind in self.export_formats:
                 require_packages(kind)
@@ -54,7 +54,7 @@ class ScanOptions:
         return (self.folders_are_series and path.is_dir()) or is_scan_name(path.name) or is_scan(path)
 
     def read_scan_or_return_path(self, path: Path) -> Any:
-        """Read a medical scan with the chosen intensity window. The path of any other image is returned unread."""
+        """Read a medical scan with the chosen window. For any other image, return the path unread."""
         if not self.is_read_as_scan(path):
             if self.window is not None:
                 raise ImageError(f"{path} is not a scan: --window applies only to DICOM, NIfTI and other scans")
@@ -73,25 +73,25 @@ class ScanOptions:
         return replace(scan, has_burned_in_text=False) if self.allow_burned_in_text else scan
 
     def is_private(self, path: Path) -> bool:
-        """Return whether a path must be hidden in all output, because it may name a patient."""
+        """Return whether a path must not appear in any output, because it may name a patient."""
         return self.profile != "clinical" and (self.all_private or self.is_read_as_scan(path))
 
     def pseudonym(self, path: Path) -> str | None:
         """Return the pseudonym that replaces a private path, such as `scan-1f0a92bc`, or None for other paths."""
-        from camscope.images.files.patient_data_removal import pseudonymize_source
+        from camscope.images.files.redaction_and_pseudonyms import pseudonymize_source
 
         return pseudonymize_source(path) if self.is_private(path) else None
 
     def display_name(self, path: Path) -> str:
-        """Return the text that is printed for a path: the pseudonym of a private path, or the path."""
+        """Return the text to print for a path: the pseudonym of a private path, otherwise the path."""
         return self.pseudonym(path) or base.display_text(path)
 
     def for_explainers(self, explainers: "Sequence[Explainer]") -> "ScanOptions":
-        """Return a copy of these options that suits the given explainers.
+        """Return these options for the given explainers.
 
-        All images count as private if the preprocessing of an explainer reads scans.
+        If the preprocessing of an explainer reads scans, all images count as private.
         """
-        from camscope.explainers.core.inputs import accepts_scans
+        from camscope.explainers.core.model_input import accepts_scans
         from camscope.images.scans.monai_preprocess import MonaiPreprocess
 
         preprocesses = [explainer.preprocess for explainer in explainers]
@@ -101,18 +101,18 @@ class ScanOptions:
 
     def redact_explanation(self, explanation: "Explanation", path: Path) -> "Explanation":
         """Return a copy of the explanation in which a pseudonym replaces the names of private files."""
-        from camscope.explainers.core.base_method import redact_parameters
+        from camscope.explainers.core.settings_as_text import redact_parameters
 
         if (pseudonym := self.pseudonym(path)) is None:
             return explanation
         return replace(explanation, name=pseudonym, parameters=redact_parameters(explanation.parameters))
 
     def format_redacted_error(self, error: Exception, path: Path) -> str:
-        """Format an error as one line. For a private path, remove the path and the messages of other libraries."""
+        """Format an error as one line. If the path is private, remove it, and hide the messages of other libraries."""
         pseudonym = self.pseudonym(path)
         if pseudonym is None:
             return base.format_error(error)
-        from camscope.images.files.patient_data_removal import redact_error_message
+        from camscope.images.files.redaction_and_pseudonyms import redact_error_message
 
         if isinstance(error, OSError) and error.strerror:
             return f"{type(error).__name__}: {error.strerror}"
@@ -123,9 +123,9 @@ class ScanOptions:
     def export_map(
         self, explanation: "Explanation", paths: Sequence[Path], source: Path, *, overwrite: bool
     ) -> list[Path]:
-        """Export a map to each format and return the written paths.
+        """Export a map in each requested format. Return the written paths.
 
-        The slices of a volume are written to a folder of that name without `.dcm`.
+        For the slices of a volume, a path without its suffix `.dcm` becomes a folder.
         """
         from camscope.medical import export
 
@@ -141,12 +141,12 @@ class ScanOptions:
 
 
 def read_named_masks(mask_options: Sequence[str], shape: tuple[int, ...]) -> "dict[str, Any]":
-    """Read masks from `--mask` values such as `lungs=FILE`, or `lesion=FILE:2` for label 2. Return them by name.
+    """Read the masks of `--mask`, such as `lungs=FILE`, or `lesion=FILE:2` for label 2. Return the masks by name.
 
-    `shape` is the size of the image, which each mask must have.
+    Each mask must have `shape`, the size of the image.
     """
-    from camscope.images.files.patient_data_removal import redact_error_message
-    from camscope.images.mask_files import read_label_image
+    from camscope.images.files.redaction_and_pseudonyms import redact_error_message
+    from camscope.images.mask_file_reader import read_label_image
     from camscope.mask_labels import LabelChoice, format_name_list
 
     masks = {}

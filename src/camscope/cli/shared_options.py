@@ -25,24 +25,24 @@ _PANEL_BY_OPTION = {f"--{name}": panel for panel, names in PANELS.items() for na
 
 
 def find_help_panel(option_name: str) -> str:
-    """Return the title of the panel that shows an option such as `--model` in the help, by default `Advanced`."""
+    """Return the title of the help panel that shows an option such as `--model`. The default is `Advanced`."""
     return _PANEL_BY_OPTION.get(option_name, ADVANCED_PANEL)
 
 
 def complete_method(incomplete: str) -> list[str]:
-    """Complete the last method name in a comma-separated list, for shell completion."""
+    """Return completions of the last method name in a comma-separated list, for the shell."""
     return _complete_last_name(incomplete, METHODS)
 
 
 def complete_metric(incomplete: str) -> list[str]:
-    """Complete the last metric name in a comma-separated list, for shell completion."""
+    """Return completions of the last metric name in a comma-separated list, for the shell."""
     from camscope.metrics import METRICS
 
     return _complete_last_name(incomplete, METRICS)
 
 
 def complete_colormap(incomplete: str) -> list[str]:
-    """Complete the name of a colormap, for shell completion."""
+    """Return completions of the name of a colormap, for the shell."""
     from camscope.render import COLORMAPS
 
     return _complete_last_name(incomplete, ("auto", *COLORMAPS))
@@ -107,6 +107,14 @@ SetOption = Annotated[
     list[str] | None,
     option("--set", "NAME=VALUE", "Setting of a method, such as n_samples=50; lists as A,B. Repeat for several."),
 ]
+ClassNamesOption = Annotated[
+    str | None,
+    option(
+        "--class-names",
+        "A,B|FILE",
+        "Names of the model's classes in order, or a text file with one in each line; default: those of the model.",
+    ),
+]
 TargetOption = Annotated[
     str | None,
     option("--target -t", "CLASS", "Class, by index or name, for images without their own; default: the top class."),
@@ -130,7 +138,7 @@ SourceArgument = Annotated[
     str,
     argument(
         "SOURCE",
-        "A folder, a pattern in quotes, a .csv or .parquet manifest, hf:NAME:SPLIT, or torchvision:NAME:SPLIT.",
+        "An image, a folder, a pattern in quotes, a .csv or .parquet manifest, hf:NAME:SPLIT, or torchvision:NAME:SPLIT.",
     ),
 ]
 JsonOption = Annotated[

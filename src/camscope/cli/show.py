@@ -1,4 +1,4 @@
-"""`camscope show`: draw rows of a run on one HTML page."""
+"""`camscope show`: write rows of a run, with their maps, as one HTML page (contact sheet)."""
 
 import os
 from pathlib import Path
@@ -16,10 +16,12 @@ def run(
     folder: shared_options.RunArgument,
     where: shared_options.WhereOption = None,
     sort: shared_options.SortOption = None,
-    limit: shared_options.RowLimitOption = 60,
+    max_rows: shared_options.RowLimitOption = 60,
     image_height: Annotated[int, option("--size", None, "Height of an image in pixels.", min=32, max=2048)] = 224,
     output: Annotated[str, option("--output -o", "FILE", "HTML file to write.")] = "page.html",
     image_source: shared_options.ImageSourceOption = None,
+    root: shared_options.RootOption = None,
+    allow_outside_root: shared_options.AllowOutsideRootOption = False,
     fetch: shared_options.FetchOption = False,
     overwrite: shared_options.OverwriteOption = False,
     as_json: shared_options.JsonOption = False,
@@ -33,10 +35,18 @@ def run(
     from camscope.batch.contact_sheet import build_contact_sheet
     from camscope.safe_files import write_bytes
 
-    batch_run, query = BatchRun(folder, image_source, fetch=fetch), Query(where, sort, limit)
+    source = run_or_images.open_image_source(image_source, root, allow_outside_root=allow_outside_root)
+    batch_run, query = BatchRun(folder, source, fetch=fetch), Query(where, sort, max_rows)
+    if where is not None and not query.count_matching(batch_run.dataset):
+        base.print_field("page", f"no map of {len(batch_run):,} matches {where}; no page is written")
+        counts = {"n_displayed": 0, "n_matching": 0, "n_rows": len(batch_run)}
+        json_output.print_result("show", {"file": None, **counts})
+        return
     matching = run_or_images.require_matching_rows(batch_run, query)
     run_or_images.print_missing_images_note(batch_run)
-    with progress.progress_bar("drawing", min(limit, matching), base.stderr_console()) as bar:
+    if source is None and batch_run.is_pseudonymized:
+        base.print_note(f"the maps are shown without their images: {run_or_images.MISSING_SCANS}")
+    with progress.progress_bar("drawing", min(max_rows, matching), base.stderr_console()) as bar:
         contact_sheet = build_contact_sheet(batch_run, query, image_height, os.cpu_count() or 1, bar.advance)
     write_bytes(file, contact_sheet.html.encode(), overwrite=overwrite)
     rows_text = f"{plural(contact_sheet.n_displayed, 'row')} of {contact_sheet.n_matching}"

@@ -1,1 +1,1 @@
-"""Names and numbers of other toolkits over camscope's explainers, for scripts that change one import."""
+"""Drop-in replacements for other toolkits: their names and numbers, computed by camscope's explainers."""

@@ -1,10 +1,10 @@
 """Metrics for the maps of a batch run, and comparisons of attribution methods. Needs the extra `metrics`."""
 
 from camscope.evaluation.comparison_result import ComparisonResult
+from camscope.evaluation.evaluate_run import EvaluationResult, evaluate
 from camscope.evaluation.ground_truth import GroundTruth, load_ground_truth
 from camscope.evaluation.map_generation import generate_maps
 from camscope.evaluation.method_comparison import compare_methods
-from camscope.evaluation.run_evaluation import EvaluationResult, evaluate
 
 __all__ = [
     "ComparisonResult",

@@ -1,4 +1,4 @@
-"""The result of a comparison of methods: numbers, sentences and a figure."""
+"""`ComparisonResult`: what a comparison of methods found, as records, sentences and a figure."""
 
 import contextlib
 import html
@@ -15,10 +15,11 @@ import numpy as np
 from camscope import render
 from camscope.batch import BatchRun
 from camscope.batch.manifest import import_arrow
-from camscope.batch.map_collection import read_original, render_thumbnail
-from camscope.batch.query import table_to_dicts
+from camscope.batch.run_reader import read_original, render_thumbnail
+from camscope.batch.sql_query import table_to_dicts
 from camscope.errors import OutputError, UndefinedError
 from camscope.evaluation.comparison_statements import iter_statements
+from camscope.evaluation.evaluate_run import EvaluationResult
 from camscope.evaluation.ground_truth import GroundTruth, Mask
 from camscope.evaluation.interval_plots import (
     FIGURE_FORMATS,
@@ -26,16 +27,15 @@ from camscope.evaluation.interval_plots import (
     TEXT_COLOR,
     compute_panel_rows_and_columns,
     draw_forest_plot,
-    draw_title,
+    draw_title_and_subtitle,
     import_matplotlib_figure,
     literal_text_scope,
     sort_methods,
 )
 from camscope.evaluation.map_agreement import METHOD_KEY_COLUMNS, MapAgreement, MethodKey
-from camscope.evaluation.run_evaluation import EvaluationResult
-from camscope.evaluation.summary import MethodSummary
+from camscope.evaluation.method_summaries import MethodSummary
 from camscope.explanation import PixelArray
-from camscope.metrics.base import FloatArray
+from camscope.metrics.metric_registry import FloatArray
 from camscope.plurals import plural
 from camscope.safe_files import write_bytes
 
@@ -63,9 +63,9 @@ class ComparisonResult:
         run: The run.
         evaluation: The values.
         summaries: The summaries of each metric, the best first, including controls.
-        agreement: The agreement of the maps.
-        names: The display name of each method key and whether it is a control.
-        seconds_per_image: The seconds per image of each method.
+        agreement: The similarity of the maps of each pair of methods.
+        names: The display name by method key and whether the method is a control.
+        seconds_per_image: The computation time of each method in seconds per image.
         n_images: The number of images.
         ground_truth: The annotations, for the figure.
 
@@ -111,13 +111,13 @@ class ComparisonResult:
 
     @property
     def title(self) -> str:
-        """A title with the model, the layer if there is only one, and the number of images."""
+        """A title for figures: the model and the number of images. A single layer is named as well."""
         layers = {key[1] for key in self.agreement.keys} - {None}
         model, layer = self.run.run_info["run_config"]["model"]["source"], layers.pop() if len(layers) == 1 else None
         return " · ".join(filter(None, (Path(model).name, layer, plural(self.n_images, "image"))))
 
     def compute_correlation_matrix(self) -> FloatArray:
-        """Return the mean Spearman correlation (M,M) of the maps of each pair of methods, or NaN if undefined.
+        """Return the mean Spearman correlation (M,M) between the maps of two methods. An undefined one is NaN.
 
         Returns:
             (M,M) correlations in -1..1.
@@ -143,8 +143,8 @@ class ComparisonResult:
     def to_records(self) -> list[dict[str, Any]]:
         """Return one dict for each metric and method, with the mean, its interval and paired differences.
 
-        `difference_to_best` is corrected for all pairs of methods and all metrics. `difference_to_control`, the difference to
-        the best control, is corrected for all methods and metrics. Both are signed so that higher is better.
+        `difference_to_best` is corrected for all pairs of methods and all metrics. `difference_to_control` is the difference
+        to the best control, corrected for all methods and metrics. A positive difference is better for every metric.
 
         Returns:
             The records.
@@ -171,7 +171,7 @@ class ComparisonResult:
         """Draw a matplotlib figure with the intervals of every metric, the agreement of maps, and example images.
 
         Args:
-            n_examples: Number of images. Default: as many as fit.
+            n_examples: Number of example images. The default is as many as fit.
             seed: Seed by which the images are chosen.
 
         Returns:
@@ -229,7 +229,7 @@ class ComparisonResult:
 
 @dataclass(frozen=True)
 class ExampleImage:
-    """An example image with an overlay for each method. Its size is (H,W), and its mask (H,W) is optional."""
+    """An example image of size (H,W) with one overlay for each method. There is no mask (H,W) without ground truth."""
 
     caption: str
     image: PixelArray
@@ -270,7 +270,7 @@ def draw_comparison_figure(comparison: ComparisonResult, n_examples: int | None,
 def select_examples(
     comparison: ComparisonResult, methods: Sequence[str], max_images: int, seed: int
 ) -> list[ExampleImage]:
-    """Return at most `max_images` random images for which every method has a map."""
+    """Choose at most `max_images` images at random. Each must have a map of every method."""
     keys = {key: name for (key, is_control), name in comparison.names.items() if not is_control and name in methods}
     row_numbers = np.unique(comparison.run.table(columns=["row"])["row"].to_numpy())
     examples: list[ExampleImage] = []
@@ -318,7 +318,7 @@ def _compute_matrix_size(n_methods: int) -> float:
 
 
 def _compute_examples_height(examples: Sequence[ExampleImage], width: float) -> float:
-    """Return the height of all example images in inches, for a given width in inches."""
+    """Return the total height in inches of the example images if their rows are `width` inches wide."""
     heights = [width / (1 + len(e.overlays)) * e.size[0] / e.size[1] for e in examples]
     return sum(min(MAX_IMAGE_INCHES, height) + CAPTION_INCHES for height in heights) + 0.2
 
@@ -372,7 +372,9 @@ def _draw_agreement_matrix(figure: Any, comparison: ComparisonResult, method_nam
         bar = figure.colorbar(matrix_image, cax=bar_axes, orientation="horizontal", **scale)
         bar.outline.set_visible(False)
         bar_axes.tick_params(labelsize=8, length=0)
-    draw_title(panel, "agreement of the maps", "Spearman, mean over images" + (" [95 %]" if has_intervals else ""))
+    draw_title_and_subtitle(
+        panel, "agreement of the maps", "Spearman, mean over images" + (" [95 %]" if has_intervals else "")
+    )
 
 
 def _draw_examples(figure: Any, examples: Sequence[ExampleImage]) -> None:

@@ -1,11 +1,11 @@
-"""Sentences about a comparison of methods: equivalent maps, significant differences, and controls."""
+"""Write sentences about a comparison: methods with the same maps, significant differences, and controls."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from camscope.evaluation.map_agreement import MapAgreement, MethodKey
-from camscope.evaluation.summary import SIGNIFICANCE_LEVEL, MethodSummary, is_compared_with_controls
+from camscope.evaluation.method_summaries import SIGNIFICANCE_LEVEL, MethodSummary, is_compared_with_controls
 from camscope.metrics import METRICS
-from camscope.metrics.statistics import MIN_GROUPS_FOR_INTERVAL, compute_min_p_value
+from camscope.metrics.intervals_and_p_values import MIN_GROUPS_FOR_INTERVAL, compute_min_p_value
 from camscope.plurals import plural
 from camscope.registry import METHODS
 
@@ -16,7 +16,7 @@ MethodNames = Mapping[tuple[MethodKey, bool], str]
 def iter_statements(
     summaries: Mapping[str, Sequence[MethodSummary]], agreement: MapAgreement, names: MethodNames
 ) -> Iterator[str]:
-    """Yield sentences about the maps, then about several metrics, then about single metrics."""
+    """Yield sentences about the maps first, then about all metrics, then about single metrics and controls."""
     for group in agreement.equivalent_groups:
         yield f"{join_names([names[key, False] for key in group])}: the same maps here, as they are displayed"
     if reason := explain_missing_intervals([summary for group in summaries.values() for summary in group]):
@@ -44,7 +44,7 @@ def iter_statements(
 
 
 def explain_missing_intervals(summaries: Sequence[MethodSummary]) -> str:
-    """Return the reason for missing intervals, or "" if no group holds most of the images."""
+    """Return why intervals are missing if a few groups hold most of the images. Otherwise return ""."""
     all_estimates = [
         estimate
         for line in summaries
@@ -57,14 +57,14 @@ def explain_missing_intervals(summaries: Sequence[MethodSummary]) -> str:
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Join names as `a, b and c`. A long list ends in the number of further names."""
+    """Join names as `a, b and c`. A long list ends with the number of names that are left out."""
     if len(names) > MAX_NAMES_IN_LIST + 1:
         return f"{', '.join(names[:MAX_NAMES_IN_LIST])} and {len(names) - MAX_NAMES_IN_LIST} more"
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 class _MetricRanking:
-    """The ranking of methods by one metric, with the methods that are significantly worse than the best."""
+    """A ranking of methods by one metric. It marks the methods that are significantly worse than the best."""
 
     def __init__(self, summaries: Sequence[MethodSummary], names: MethodNames) -> None:
         is_ranked = METRICS[summaries[0].metric].higher_is_better is not None
@@ -88,7 +88,7 @@ class _MetricRanking:
 
 
 def _iter_control_statements(summaries: Mapping[str, Sequence[MethodSummary]], names: MethodNames) -> Iterator[str]:
-    """Yield sentences about metrics in which some methods are not better than the best control."""
+    """Yield one sentence for each metric in which a method is not better than the best control."""
     metrics_by_control: dict[str, list[str]] = {}
     partial_statements = []
     for metric, group in summaries.items():

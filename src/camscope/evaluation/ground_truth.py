@@ -17,9 +17,9 @@ from camscope.batch.path_resolver import PathResolver
 from camscope.batch.result_rows import hash_parameters
 from camscope.errors import CamscopeError, CategoryError, ImageError, InputError, UndefinedError
 from camscope.images.files.image_file_access import list_image_paths
-from camscope.images.mask_files import read_label_image
+from camscope.images.mask_file_reader import read_label_image
 from camscope.mask_labels import ALL_LABELS, LabelChoice, choose_categories, parse_categories
-from camscope.plurals import inflect, plural
+from camscope.plurals import inflect, join_first, plural
 from camscope.safe_files import describe_file_problem
 from camscope.untrusted_files import MAX_ERROR_CHARACTERS, read_errors_converted, read_json
 
@@ -38,7 +38,7 @@ class FilenameIndex(Generic[IndexedValue]):
             self._values_by_name.setdefault(parts[-1], {})[parts] = value
 
     def find(self, path: str) -> IndexedValue | None:
-        """Among the files with the name of `path`, choose the one that shares most parent folders with it. Return its value."""
+        """Return the value of the file with the same name that shares most parent folders with `path`."""
         parts = self._split_path(path)
         candidates = self._values_by_name.get(parts[-1], {})
         common = dict.fromkeys(candidates, 0)  # the number of equal parts at the end
@@ -59,6 +59,10 @@ class FilenameIndex(Generic[IndexedValue]):
 
 MAX_COCO_BYTES = 2**30  # the largest file of the COCO challenge has half of that
 MAX_OUTLINE_PX = 2**20  # largest coordinate of an outline
+EVIDENCE_FORMATS = (
+    "the path of a mask (PNG, TIFF, JPEG, NIfTI, DICOM and other images, of the size of its image, 0 outside), boxes "
+    "[x, y, width, height] or points [x, y] in pixels, as a list or as JSON text such as [[10, 20, 30, 40]]"
+)
 UNFIT_MASK_REASON = "its mask cannot be read, or differs from its image in size"  # no name: it may be a patient's
 Mask = npt.NDArray[np.bool_]
 Row = Mapping[str, Any]
@@ -69,8 +73,8 @@ class GroundTruth(ABC):
     """A source of ground-truth masks for images.
 
     Attributes:
-        source: A description without file names.
-        label_choice: The labels of masks that count.
+        source: A description of the annotations, without file names.
+        label_choice: The labels that count as inside a mask.
         excluded_categories: The categories that do not count.
 
     >>> from camscope.evaluation import load_ground_truth
@@ -89,8 +93,8 @@ class GroundTruth(ABC):
         return self.label_choice.categories
 
     def __str__(self) -> str:
-        counted = f"{', '.join(self.categories)} of {self.source}" if self.categories else self.source
-        excluded = f" (not counted: {', '.join(self.excluded_categories)})" if self.excluded_categories else ""
+        counted = f"{join_first(self.categories)} of {self.source}" if self.categories else self.source
+        excluded = f" (not counted: {join_first(self.excluded_categories)})" if self.excluded_categories else ""
         return counted + excluded
 
     @abstractmethod
@@ -99,13 +103,13 @@ class GroundTruth(ABC):
 
     @property
     def digest(self) -> str:
-        """8 hex digits that change with the annotations."""
+        """A digest of 8 hex digits that changes if the annotations change."""
         return ""
 
 
 @dataclass(frozen=True)
 class MaskFolder(GroundTruth):
-    """A folder of mask images. A mask has the name of its image, and black pixels are outside."""
+    """A folder of mask images. Each mask has the file name of its image. Black pixels lie outside the region."""
 
     files: Sequence[str]
     label_choice: LabelChoice = field(default_factory=LabelChoice)
@@ -114,7 +118,7 @@ class MaskFolder(GroundTruth):
 
     @property
     def digest(self) -> str:
-        """The digest of the names, sizes and times of the mask files, and of the chosen labels."""
+        """A digest that changes with the mask files (name, size, time) and with the chosen labels."""
         states = [(file, Path(file).stat()) for file in sorted(self.files)]
         parameters: dict[str, Any] = {file: (status.st_size, status.st_mtime_ns) for file, status in states}
         return hash_parameters(parameters | ({"categories": self.categories} if self.categories else {}))
@@ -133,7 +137,10 @@ class MaskFolder(GroundTruth):
 
 @dataclass(frozen=True)
 class AnnotationColumn(GroundTruth):
-    """A column of the manifest with mask paths, boxes [x, y, width, height] or points [x, y], as lists or JSON."""
+    """A column of the manifest that holds mask paths, boxes [x, y, width, height] or points [x, y].
+
+    Boxes and points are lists or JSON text.
+    """
 
     name: str
     locations: PathResolver
@@ -205,7 +212,7 @@ class CocoAnnotations(GroundTruth):
     def read(
         cls, path: Path, categories: Iterable[str] = (), *, allow_outside_root: bool = False, fetch: bool = True
     ) -> "CocoAnnotations":
-        """Read the annotations of a COCO file. `fetch` allows masks from other machines."""
+        """Read the annotations of a COCO file. If `fetch` is true, masks at a URL may be downloaded."""
         message = f"{path}: this is not a COCO file of annotations"
         with read_errors_converted(message):
             coco = read_json(path, message, max_bytes=MAX_COCO_BYTES)
@@ -267,13 +274,13 @@ def load_ground_truth(
 ) -> GroundTruth:
     """Load ground truth from a COCO file, a column of the run, or a folder of mask images.
 
-    A name that is both a column and a folder means the column; `./name` or a Path means the folder.
+    If a name is both a column and a folder, the column is used. Pass `./name` or a Path for the folder.
 
     Args:
         source: The file, column or folder.
         columns: The columns of the run.
-        root: The folder of masks in a column; masks of a COCO file are in its own folder.
-        categories: Names of COCO categories, or labels of masks, that count; "all" for every one.
+        root: The folder of the mask paths in a column. Mask paths of a COCO file start at the folder of that file.
+        categories: The COCO categories or mask labels that count, or "all".
         allow_outside_root: Whether masks may lie outside these folders.
 
     Returns:
@@ -281,7 +288,7 @@ def load_ground_truth(
 
     Raises:
         InputError: There is no such file, column or folder.
-        CategoryError: There are several categories and none is chosen. For masks the first such mask raises it.
+        CategoryError: There are several categories and none is chosen. For masks, reading the first such mask raises it.
 
     >>> load_ground_truth("boxes", ["id", "boxes"], Path()).excluded_categories
     ()
@@ -306,7 +313,7 @@ def load_ground_truth(
 
 
 def read_mask(source: str | bytes, size: ImageSize, label_choice: LabelChoice | None = None, name: str = "") -> Mask:
-    """Read a mask file as a bool mask (H,W) or (D,H,W) of the chosen labels. Errors name the file by `name`."""
+    """Read a mask file as a bool mask (H,W) or (D,H,W) of the chosen labels. `name` is the file's name in errors."""
     try:
         labels = read_label_image(source, is_volume=len(size) == 3)  # pages of a TIFF are slices of a volume
     except ImageError as error:
@@ -319,7 +326,7 @@ def read_mask(source: str | bytes, size: ImageSize, label_choice: LabelChoice | 
 
 
 def is_mask_path(value: object) -> TypeGuard[str]:
-    """Return whether a cell of a column holds the path of a mask. Lists of boxes or points do not count."""
+    """Return whether a cell of a column holds the path of a mask, not a list of boxes or points."""
     return isinstance(value, str) and bool(value) and not value.lstrip().startswith("[")
 
 
@@ -334,7 +341,7 @@ def open_mask_source(locations: PathResolver, path: str) -> str | bytes:
 
 
 def mask_from_boxes(boxes: npt.NDArray[np.float64], size: ImageSize) -> Mask:
-    """Return the mask (H,W) of pixels with their center in a box (M,4): x, y, width, height in pixels."""
+    """Return the mask (H,W) of all pixels whose center lies in a box. Boxes (M,4) are x, y, width, height in pixels."""
     rows, columns = np.arange(size[0])[:, None] + 0.5, np.arange(size[1]) + 0.5
     mask = np.zeros(size, np.bool_)
     for x, y, width, height in boxes:
@@ -349,7 +356,7 @@ def mask_from_boxes(boxes: npt.NDArray[np.float64], size: ImageSize) -> Mask:
 
 
 def mask_from_points(points: npt.NDArray[np.float64], size: ImageSize) -> Mask:
-    """Return the mask (H,W) of the pixels that contain a point (M,2): x, y in pixels."""
+    """Return the mask (H,W) of the pixels that contain a point. Points (M,2) are x, y in pixels."""
     mask = np.zeros(size, np.bool_)
     if not np.isfinite(points).all():
         raise InputError("a point has a coordinate that is NaN or infinite; expected pixel coordinates")
@@ -360,7 +367,7 @@ def mask_from_points(points: npt.NDArray[np.float64], size: ImageSize) -> Mask:
 
 
 def mask_from_run_lengths(run_lengths: Mapping[str, Any], size: ImageSize) -> Mask:
-    """Return the mask (H,W) of a COCO run-length encoding, which may be compressed."""
+    """Decode the run lengths of a COCO mask, compressed or not, to a mask (H,W)."""
     counts = run_lengths["counts"]
     if isinstance(counts, str):
         counts = _decompress_run_lengths(counts)
@@ -373,7 +380,7 @@ def mask_from_run_lengths(run_lengths: Mapping[str, Any], size: ImageSize) -> Ma
 
 
 def _decompress_run_lengths(text: str) -> list[int]:
-    """Decompress the run lengths of a COCO mask."""
+    """Decompress the text form of COCO run lengths to a list of counts."""
     counts: list[int] = []  # not by pycocotools, which writes past its buffer when the counts are malformed
     value = shift = 0
     for character in text:

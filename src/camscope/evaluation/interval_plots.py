@@ -1,6 +1,7 @@
-"""Figures of metric values: a panel for each metric, with the interval of each method."""
+"""Draw metric values as intervals: one panel for each metric, one row for each method."""
 
 import io
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from camscope.errors import InputError
-from camscope.evaluation.summary import MethodSummary, is_compared_with_controls
+from camscope.evaluation.method_summaries import MethodSummary, is_compared_with_controls
 from camscope.metrics import METRICS
 from camscope.optional import require
 from camscope.registry import METHODS
@@ -17,6 +18,7 @@ from camscope.registry import METHODS
 FIGURE_FORMATS = (".png", ".svg", ".pdf")
 LITERAL_TEXT_SETTINGS = {"text.parse_math": False, "text.usetex": False, "axes.formatter.use_mathtext": False}
 MAX_SUMMARY_COLUMNS, MAX_FOREST_COLUMNS, METHOD_ROW_INCHES = 3, 4, 0.24  # panels in a row; inches for a method
+MAX_TITLE_CHARACTERS_PER_INCH, LEGEND_INCHES = 7.5, 11.0  # of a bold title, and of the whole legend in one line
 TEXT_COLOR, METHOD_COLOR, CONTROL_COLOR, BAND_COLOR, GRID_COLOR = "#222222", "#1f3b73", "#8a8f98", "#e9ebef", "#dddddd"
 LEGEND = (
     "filled: first, or not significantly worse",
@@ -30,7 +32,7 @@ GetName = Callable[[MethodSummary], str]
 def draw_summary_figure(
     summaries: Mapping[str, Sequence[MethodSummary]], suffix: str = ".png", title: str = ""
 ) -> bytes:
-    """Draw a panel for each metric, with the best method on top. Return the encoded figure."""
+    """Draw one panel for each metric, with the best method on top. Return the bytes of the figure's file."""
     if suffix not in FIGURE_FORMATS:
         raise InputError(f"cannot write a figure with suffix {suffix!r}; expected {', '.join(FIGURE_FORMATS)}")
     figures = import_matplotlib_figure()
@@ -40,11 +42,14 @@ def draw_summary_figure(
         raise InputError("there is nothing to draw: all metric values are undefined")
     n_columns = 2 if len(defined) == 4 else min(MAX_SUMMARY_COLUMNS, len(defined))  # four panels form a square
     n_rows, n_lines = -(-len(defined) // n_columns), max(map(len, defined.values()))
-    size = max(5.4, 4.6 * n_columns), n_rows * (0.95 + METHOD_ROW_INCHES * n_lines) + 0.3 + 0.35 * bool(title)
+    width = max(5.4, 4.6 * n_columns)
+    title_lines = textwrap.wrap(title, int(MAX_TITLE_CHARACTERS_PER_INCH * width))
+    margins = 0.15 + 0.1 * bool(title) + 0.25 * len(title_lines) + 0.15 * (1 if width >= LEGEND_INCHES else 3)
+    size = width, n_rows * (0.95 + METHOD_ROW_INCHES * n_lines) + margins
     with literal_text_scope():
         figure = figures.Figure(figsize=size, layout="constrained")
         if title:
-            figure.suptitle(title, fontsize=13, fontweight="bold", x=0.01, ha="left")
+            figure.suptitle("\n".join(title_lines), fontsize=13, fontweight="bold", x=0.01, ha="left")
         panels = figure.subplots(n_rows, n_columns, squeeze=False).ravel()
         for panel, (metric, lines) in zip(panels, defined.items(), strict=False):
             is_unique = len({line.method for line in lines}) == len(lines)  # then no layer is shown
@@ -53,7 +58,7 @@ def draw_summary_figure(
         for panel in panels[len(defined) :]:
             panel.set_axis_off()
         has_control_rows = any(line.is_control for lines in defined.values() for line in lines)
-        _draw_legend(figure, has_control_rows, separator="      " if n_columns > 1 else "\n")
+        _draw_legend(figure, has_control_rows)
         stream = io.BytesIO()
         figure.savefig(stream, format=suffix[1:], dpi=110)
     return stream.getvalue()
@@ -66,7 +71,7 @@ def import_matplotlib_figure() -> Any:
 
 @contextmanager
 def literal_text_scope() -> Iterator[None]:
-    """Draw all text literally inside the `with` block, so that `$`, `_` and `^` are no formulas."""
+    """Make matplotlib draw text literally inside the `with` block: `$`, `_` and `^` do not start formulas."""
     with import_module("matplotlib").rc_context(LITERAL_TEXT_SETTINGS):
         yield
 
@@ -77,7 +82,7 @@ def sort_methods(
     method_names: Sequence[str],
     equivalent_groups: Sequence[Sequence[str]],
 ) -> MethodRows:
-    """Return methods, then controls, by their mean rank over metrics. Equivalent methods are adjacent."""
+    """Sort methods by their mean rank over metrics, controls last. Methods with the same maps stay adjacent."""
     places: dict[tuple[str, bool], list[int]] = {(name, False): [] for name in method_names}
     for group in summaries.values():
         for place, line in enumerate(group):
@@ -103,7 +108,7 @@ def compute_panel_rows_and_columns(n_panels: int) -> tuple[int, int]:
 def draw_forest_plot(
     figure: Any, summaries: Mapping[str, Sequence[MethodSummary]], get_name: GetName, rows: MethodRows
 ) -> None:
-    """Draw a panel for each metric into a matplotlib figure. All panels have the same rows of methods."""
+    """Draw one panel for each metric into a matplotlib figure. All panels share the rows of methods."""
     n_rows, n_columns = compute_panel_rows_and_columns(len(summaries))
     panels = figure.subplots(n_rows, n_columns, squeeze=False, sharey=True).ravel()
     for panel in panels[len(summaries) :]:
@@ -114,7 +119,7 @@ def draw_forest_plot(
     _draw_legend(figure, any(is_control for _, is_control in rows))
 
 
-def draw_title(axes: Any, title: str, subtitle: str) -> None:
+def draw_title_and_subtitle(axes: Any, title: str, subtitle: str) -> None:
     """Draw a bold title with a small subtitle below it."""
     axes.set_title(
         METRICS.display_name(title),
@@ -128,9 +133,10 @@ def draw_title(axes: Any, title: str, subtitle: str) -> None:
     axes.annotate(subtitle, (0, 1), fontsize=8, color=CONTROL_COLOR, **place)
 
 
-def _draw_legend(figure: Any, has_control_rows: bool, separator: str = "      ") -> None:
-    """Draw a legend of markers, gray labels and bands below all panels."""
+def _draw_legend(figure: Any, has_control_rows: bool) -> None:
+    """Draw a legend of markers, gray labels and bands below all panels. A narrow figure gets several lines."""
     phrases = [*LEGEND, CONTROL_LEGEND] if has_control_rows else LEGEND
+    separator = "      " if figure.bbox.width >= LEGEND_INCHES * figure.dpi else "\n"
     figure.supxlabel(separator.join(phrases), fontsize=8, color=CONTROL_COLOR, x=0.01, ha="left")
 
 
@@ -144,7 +150,7 @@ def _draw_panel(
     """Draw the interval of each method for one metric, and a band for the best control."""
     metric = summaries[0].metric
     direction = {True: "higher is better →", False: "← lower is better", None: ""}[METRICS[metric].higher_is_better]
-    draw_title(axes, title, direction)
+    draw_title_and_subtitle(axes, title, direction)
     for place, summary in enumerate(row_summaries):
         if summary is not None and summary.estimate is not None:
             estimate, color = summary.estimate, CONTROL_COLOR if summary.is_control else METHOD_COLOR

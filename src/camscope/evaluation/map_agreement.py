@@ -1,4 +1,4 @@
-"""Agreement of attribution methods: Spearman's correlation of the displayed maps of each pair of methods."""
+"""Compute how similar the maps of two methods are, by Spearman's correlation of the displayed maps."""
 
 import contextlib
 import os
@@ -12,16 +12,16 @@ import numpy as np
 from camscope.batch import BatchRun
 from camscope.batch.image_loading import map_in_order, require_valid_num_threads
 from camscope.batch.manifest import import_arrow
-from camscope.batch.query import read_rows
 from camscope.batch.result_rows import FAILED
 from camscope.batch.run_store import RunStore
+from camscope.batch.sql_query import read_rows
 from camscope.errors import UndefinedError
 from camscope.evaluation.metric_value_files import RowsByImage, open_value_files, write_missing_value_files
-from camscope.explainers.comparison.compare import MAX_HEATMAP_DIFFERENCE
+from camscope.explainers.comparison.equal_maps import MAX_HEATMAP_DIFFERENCE
 from camscope.explanation import Explanation
 from camscope.geometry import Placement
-from camscope.metrics.similarity import center_and_normalize_rows, rank_values
-from camscope.metrics.statistics import Estimate, estimate_mean
+from camscope.metrics.map_similarity import center_and_normalize_rows, rank_values
+from camscope.metrics.mean_estimates import Estimate, estimate_mean
 from camscope.plurals import plural
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ AGREEMENT_COLUMNS = {
 
 @dataclass(frozen=True)
 class MapAgreement:
-    """The agreement of the maps of each pair of methods of a run."""
+    """The mean correlation of each pair of methods of a run, and the groups of methods with the same maps."""
 
     keys: Sequence[MethodKey]  # in the run's order
     estimates: Mapping[tuple[int, int], Estimate]  # of the i-th and the j-th method over images, for i < j
@@ -66,7 +66,7 @@ def compute_agreement(
     overwrite: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> MapAgreement:
-    """Compute the agreement of the methods of a run. Interrupted computations resume from `output`."""
+    """Correlate the maps of each pair of methods of a run. An interrupted computation resumes from `output`."""
     require_valid_num_threads(num_threads)
     store, pa = RunStore(output), import_arrow()
     schema = pa.schema([pa.field(name, getattr(pa, kind)()) for name, kind in AGREEMENT_COLUMNS.items()])
@@ -88,7 +88,7 @@ def compute_agreement(
 
 
 def iter_pair_agreements(run: BatchRun, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """Yield the agreement of each pair of maps of an image, for each target."""
+    """Yield one table row for each target and each pair of maps of an image, with their correlation."""
     maps = [row for row in rows if row["attribution"] is not None]
     for _, group in groupby(maps, lambda row: row["target"]):
         target_rows = list(group)
@@ -104,7 +104,7 @@ def iter_pair_agreements(run: BatchRun, rows: Sequence[Row]) -> Iterator[dict[st
 def summarize_agreement(
     pair_table: "pa.Table", keys: Sequence[MethodKey], group_by_row: Mapping[int, Hashable] | None = None
 ) -> MapAgreement:
-    """Return the mean correlation of each pair of methods, and the groups of methods whose maps are always equal."""
+    """Average the correlations of each pair of methods over images. Find groups of methods whose maps are always equal."""
     indices = {key: n for n, key in enumerate(keys)}
     correlations: dict[tuple[int, int], list[tuple[int, float]]] = {}
     same_displays: dict[tuple[int, int], list[bool]] = {}
@@ -127,7 +127,7 @@ def summarize_agreement(
 
 
 class _ImageMaps:
-    """The maps of one image, with cached ranks and cached displayed values."""
+    """The maps of one image. Their ranks and displayed values are computed once."""
 
     def __init__(self, maps: Sequence[Explanation]) -> None:
         self._maps, self._ranks_by_grid = maps, dict[tuple[int, tuple[int, ...]], Any]()
@@ -135,14 +135,14 @@ class _ImageMaps:
         self._is_empty = [not values.any() for values in self._display_values]
 
     def have_same_display(self, first_index: int, second_index: int) -> bool | None:
-        """Return whether two maps look the same when displayed, or None if both are empty."""
+        """Return whether two displayed maps are the same. Return None if both are empty, since these do not count."""
         if self._is_empty[first_index] or self._is_empty[second_index]:
             return None if self._is_empty[first_index] == self._is_empty[second_index] else False
         first, second = self._display_values[first_index], self._display_values[second_index]
         return first.shape == second.shape and bool(np.abs(first - second).max() <= MAX_HEATMAP_DIFFERENCE)
 
     def correlate_maps(self, first_index: int, second_index: int) -> tuple[float | None, str | None]:
-        """Return Spearman's correlation of two maps, or None and the reason why it is undefined."""
+        """Return Spearman's correlation of two maps and no reason, or None and the reason why it is undefined."""
         grids = self._maps[first_index].grid, self._maps[second_index].grid
         if len(grids[0]) != len(grids[1]):
             return None, f"maps with {len(grids[0])} and {plural(len(grids[1]), 'axis')}"
@@ -153,7 +153,7 @@ class _ImageMaps:
         return float(np.clip(first @ second, -1, 1)), None
 
     def _rank_on_grid(self, map_index: int, grid: tuple[int, ...]) -> Any:
-        """Return the normalized ranks (M,) of a map on a grid, or None for a constant map."""
+        """Return the normalized ranks (M,) of a map on a grid. Return None for a constant map or a map with NaN."""
         if (map_index, grid) not in self._ranks_by_grid:
             values, ranks = self._display_values[map_index].astype(np.float64), None
             if np.isfinite(values).all():

@@ -1,4 +1,4 @@
-"""Computation of attribution maps for an evaluation, as a batch run."""
+"""Compute the attribution maps of all images or a random sample, as a batch run, and check the ground truth first."""
 
 import os
 from collections import Counter
@@ -14,9 +14,9 @@ from camscope.batch.local_engine import OutcomeCallback
 from camscope.batch.manifest import contains_scans
 from camscope.errors import CategoryError, InputError, RunError, UndefinedError
 from camscope.evaluation.ground_truth import UNFIT_MASK_REASON, AnnotationColumn, GroundTruth, load_ground_truth
-from camscope.evaluation.summary import format_no_ground_truth
+from camscope.evaluation.method_summaries import format_missing_ground_truth_error
 from camscope.explainers import Explainer
-from camscope.images.photo import read_photo
+from camscope.images.photo_reader import read_photo
 from camscope.images.scans.scan_reader import is_scan, read_scan
 from camscope.targets import TargetLike
 
@@ -40,9 +40,7 @@ def generate_maps(
     overwrite: bool = False,
     on_progress: OutcomeCallback | None = None,
 ) -> BatchOutcome:
-    """Compute the maps of the images in `source`, all or a random sample. Write them as a run to the folder `output`.
-
-    See `run_batch`.
+    """Compute the maps of all images in `source`, or of a random sample. Write them as a run to `output` (see `run_batch`).
 
     Args:
         explainers: The methods.
@@ -51,7 +49,7 @@ def generate_maps(
         targets: The targets of each image.
         masks: Ground truth as for `evaluate`, checked before any map is computed.
         categories: See `evaluate`.
-        max_images: The size of the sample. Default: all images.
+        max_images: The size of the sample. The default is all images.
         seed: Seed of the sample.
         root: Folder of relative paths.
         allow_outside_root: See `evaluate`.
@@ -63,8 +61,8 @@ def generate_maps(
         The outcome of the run.
 
     Raises:
-        InputError: The ground truth has an annotation of none of the images.
-        RunError: No image has a map in the end.
+        InputError: No image has an annotation in the ground truth.
+        RunError: The map of every image failed.
 
     >>> import tempfile
     >>> from camscope import GradCAM, load_model
@@ -94,7 +92,7 @@ def generate_maps(
 
 
 def sample_manifest(manifest: Manifest, max_images: int | None, seed: int = 0) -> Manifest:
-    """Return a random sample of at most `max_images` rows of a manifest, in their order. None: all rows."""
+    """Draw a random sample of at most `max_images` rows, in the order of the manifest. None selects all rows."""
     if max_images is not None and max_images < 1:
         raise InputError(f"max_images={max_images}; expected 1 or more")
     if max_images is None or max_images >= len(manifest):
@@ -110,7 +108,7 @@ def check_ground_truth(
     *,
     allow_outside_root: bool = False,
 ) -> GroundTruth:
-    """Load the ground truth. Raises InputError unless at least one image has an annotation that fits."""
+    """Load the ground truth. Raises InputError unless the annotation of at least one image fits its image."""
     ground_truth = masks if isinstance(masks, GroundTruth) else None
     if ground_truth is None:
         source, columns = masks if isinstance(masks, str) else Path(str(masks)), manifest.table.column_names
@@ -133,11 +131,11 @@ def check_ground_truth(
                 if _mask_fits_image(ground_truth, row, manifest):
                     return ground_truth
                 reasons["the image cannot be read"] += 1
-    raise InputError(format_no_ground_truth(reasons))
+    raise InputError(format_missing_ground_truth_error(reasons))
 
 
 def _mask_fits_image(ground_truth: GroundTruth, row: dict[str, Any], manifest: Manifest) -> bool:
-    """Return whether the image of a row can be read. Raises InputError if its mask differs in size."""
+    """Return whether the image of a row can be read. Raises InputError if the mask has another size than the image."""
     try:
         source = manifest.read_source(row)
         scan = isinstance(source, Path) or is_scan(source)

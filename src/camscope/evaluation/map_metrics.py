@@ -1,9 +1,9 @@
-"""Evaluation of metrics that need only maps and masks, for the maps of a run and for control maps."""
+"""Evaluate metrics that need no model, only maps and masks, for the maps of a run and for control maps."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,17 +11,17 @@ from torch import Tensor
 
 from camscope.batch import BatchRun
 from camscope.batch.manifest import RESERVED_COLUMNS, import_arrow
-from camscope.batch.map_collection import require_unchanged
+from camscope.batch.run_reader import require_unchanged
 from camscope.errors import CategoryError, ImageError, InputError, UndefinedError
 from camscope.evaluation.ground_truth import UNFIT_MASK_REASON, GroundTruth, Mask
-from camscope.explainers.controls import compute_center_gaussian, compute_edge_map
+from camscope.explainers.control_methods import compute_center_gaussian, compute_edge_map
 from camscope.explanation import Explanation
 from camscope.geometry import Placement
-from camscope.images.photo import read_photo
+from camscope.images.photo_reader import read_photo
 from camscope.images.scans.scan import convert_scan_to_display_pixels
 from camscope.images.scans.scan_reader import is_scan, read_scan
 from camscope.metrics import Metric
-from camscope.metrics.base import FloatArray
+from camscope.metrics.metric_registry import FloatArray
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,8 +31,16 @@ REGIONS_ALONG_SHORTEST_SIDE = 14  # removed single pixels disturb a model wherev
 CONTROL_NAMES = ("uniform", "center", "edges", "random")  # compared with every method
 
 
-def crop_to_model_input(explanation: Explanation, mask: Mask | None) -> tuple[FloatArray, Mask, tuple[slice, ...]]:
-    """Return the map on the image, and the mask, both cropped to the model input. Also return the crop."""
+class CroppedMap(NamedTuple):
+    """A map and its mask on the part of the image that the model saw. `window` is that part of the image."""
+
+    attribution: FloatArray
+    mask: Mask
+    window: tuple[slice, ...]
+
+
+def crop_map_and_mask_to_model_input(explanation: Explanation, mask: Mask | None) -> CroppedMap:
+    """Project a map to the image. Crop the map and the mask to the part of the image that the model saw."""
     if explanation.placement is None:
         raise UndefinedError("the placement of the map on the image is unknown")
     if not np.isfinite(explanation.attribution).all():
@@ -40,15 +48,15 @@ def crop_to_model_input(explanation: Explanation, mask: Mask | None) -> tuple[Fl
     attribution, covered = explanation.placement.project(explanation.attribution)
     window = tuple(slice(int(axis.min()), int(axis.max()) + 1) for axis in np.nonzero(covered))
     if mask is None:
-        return attribution[window], np.zeros_like(covered[window]), window
+        return CroppedMap(attribution[window], np.zeros_like(covered[window]), window)
     inside = mask[window] & covered[window]
     if mask.any() and not inside.any():
         raise UndefinedError("the annotated region lies outside the model input")
-    return attribution[window], inside, window
+    return CroppedMap(attribution[window], inside, window)
 
 
 def make_control_maps(x: Tensor, explanation: Explanation) -> Mapping[str, FloatArray]:
-    """Return control maps (*S) of an image x (C,*S) by name. Control maps do not depend on the model."""
+    """Return control maps (*S) of an image x (C,*S) by their name. They do not depend on the model."""
     image = x.detach().cpu().double()[None]
     seed = int.from_bytes(explanation.name.encode()[-8:], "little")
     noise = np.random.default_rng(seed).random(explanation.grid)
@@ -60,12 +68,12 @@ def make_control_maps(x: Tensor, explanation: Explanation) -> Mapping[str, Float
 
 
 def get_default_region_size(x: Tensor) -> int:
-    """Return the default side of removed regions in pixels: a fourteenth of the shortest side of x (C,*S)."""
+    """Return the default side of removed regions in pixels: 1/14 of the shortest side of x (C,*S), at least 1."""
     return max(1, min(x.shape[1:]) // REGIONS_ALONG_SHORTEST_SIDE)
 
 
 def read_image_tensor(source: Any) -> Tensor:
-    """Return the displayed image as a tensor (C,*S). A float tensor is returned unchanged."""
+    """Read an image as it is displayed, as a tensor (C,*S). Return a float tensor unchanged."""
     if isinstance(source, Tensor) and source.dtype != torch.uint8:
         return source.detach()
     if isinstance(source, Path) or is_scan(source):
@@ -80,7 +88,7 @@ VALUE_COLUMNS = {"control": "bool_", "metric": "string", "imputation": "string",
 
 
 def build_value_schema(run_schema: "pa.Schema") -> "pa.Schema":
-    """Return the schema of the table of values: the columns of the run, of the values and of the manifest."""
+    """Return the Parquet schema of a table of metric values, with the columns of the run and of its manifest."""
     pa = import_arrow()
     value_fields = [pa.field(name, getattr(pa, kind)()) for name, kind in VALUE_COLUMNS.items()]
     manifest_fields = [field for field in run_schema if field.name not in (*RESERVED_COLUMNS, *VALUE_COLUMNS)]
@@ -108,7 +116,7 @@ def build_control_row(row: Mapping[str, Any], control_name: str) -> Row:
 
 @dataclass(frozen=True)
 class MapMetricEvaluator:
-    """Evaluates metrics of maps and masks. With `strict`, an unreadable mask is an error."""
+    """Evaluates metrics of maps and masks, image by image. If `strict` is true, an unreadable mask is an error."""
 
     run: BatchRun
     metrics: Sequence[Metric]
@@ -116,7 +124,7 @@ class MapMetricEvaluator:
     strict: bool = True
 
     def evaluate_image(self, rows: Sequence[Row]) -> list[Row]:
-        """Return the table rows with the metric values of all maps of an image and of its control maps."""
+        """Evaluate all maps of an image and its control maps. Return one table row for each map and metric."""
         maps = [row for row in rows if row["attribution"] is not None]
         if not maps:
             reasons = [(row, f"no map: {row['error']}") for row in rows]
@@ -151,7 +159,7 @@ class MapMetricEvaluator:
 
     def _evaluate_map(self, row: Row, mask: Mask | None, no_mask_reason: str) -> Iterator[Row]:
         try:
-            attribution, inside, _ = crop_to_model_input(self.run.explanation(row), mask)
+            attribution, inside, _ = crop_map_and_mask_to_model_input(self.run.explanation(row), mask)
         except UndefinedError as error:
             yield from (build_value_row(row, metric.name, None, str(error)) for metric in self.metrics)
             return
@@ -160,13 +168,13 @@ class MapMetricEvaluator:
             yield build_value_row(row, metric.name, *value)
 
     def _evaluate_controls(self, row: Row, mask: Mask | None, no_mask_reason: str) -> list[Row]:
-        """Return the table rows of the control maps, or none if the image is not available."""
+        """Return the table rows of the control maps. Return no rows if the image is not available."""
         if not self.metrics:
             return []
         try:
             explanation, source = self.run.explanation(row), self.run.read_source(row)
             require_unchanged(row, source)
-            _, cropped_mask, window = crop_to_model_input(explanation, mask)
+            _, cropped_mask, window = crop_map_and_mask_to_model_input(explanation, mask)
             x = read_image_tensor(source)
         except (ImageError, UndefinedError):
             return []
@@ -181,13 +189,19 @@ class MapMetricEvaluator:
         return values
 
 
-def _compute_metric_value(
-    metric: Metric, attribution: Any, mask: Mask | None, no_mask_reason: str
-) -> tuple[float | None, str | None]:
-    """Return the value of a metric, or None and the reason why the value is undefined."""
+class ValueOrReason(NamedTuple):
+    """A metric value and no reason, or no value and the reason why it is undefined."""
+
+    value: float | None
+    reason: str | None
+
+
+def _compute_metric_value(metric: Metric, attribution: Any, mask: Mask | None, no_mask_reason: str) -> ValueOrReason:
+    """Compute the metric of one map. An undefined value is returned as None with its reason."""
     if metric.input_kind == "mask" and mask is None:
-        return None, no_mask_reason
+        return ValueOrReason(None, no_mask_reason)
     try:
-        return float(metric(attribution) if metric.input_kind == "map" else metric(attribution, mask)), None
+        value = float(metric(attribution) if metric.input_kind == "map" else metric(attribution, mask))
+        return ValueOrReason(value, None)
     except UndefinedError as error:
-        return None, str(error)
+        return ValueOrReason(None, str(error))

@@ -1,4 +1,4 @@
-"""Comparison of attribution methods and layers over the images of a run, by metrics and by the similarity of maps."""
+"""Compare the methods and layers of a run: evaluate metrics, correlate the maps, and summarize both."""
 
 import os
 from collections import Counter
@@ -10,10 +10,15 @@ import numpy as np
 
 from camscope.batch import BatchRun
 from camscope.evaluation.comparison_result import ComparisonResult
+from camscope.evaluation.evaluate_run import evaluate, resolve_ground_truth
 from camscope.evaluation.ground_truth import GroundTruth
 from camscope.evaluation.map_agreement import METHOD_KEY_COLUMNS, MethodKey, compute_agreement
-from camscope.evaluation.run_evaluation import evaluate, resolve_ground_truth
-from camscope.evaluation.summary import MethodSummary, check_group_column, check_some_ground_truth, summarize_values
+from camscope.evaluation.method_summaries import (
+    MethodSummary,
+    check_group_column,
+    require_some_ground_truth,
+    summarize_values,
+)
 from camscope.metrics import METRICS
 from camscope.registry import METHODS
 
@@ -39,20 +44,20 @@ def compare_methods(
 ) -> ComparisonResult:
     """Compare the methods and layers of a run over its images.
 
-    The values of each image are written to `output` as `evaluate` writes them, the agreement of the maps to its subfolder
-    `agreement`. A comparison that was interrupted resumes.
+    The metric values are written to `output`, in the format of `evaluate`. The correlations of the maps are written to the
+    subfolder `agreement`. An interrupted comparison resumes.
 
     Args:
         run: The run, or its folder.
         output: The folder for the values.
         masks: The ground truth (see `evaluate`).
-        metrics: Names of metrics. Default: all that need no further input.
-        group_column: A column of the manifest, such as the patient; intervals resample its groups as a whole.
+        metrics: Names of metrics. The default is all that need no further input.
+        group_column: A column of the manifest, such as the patient. Intervals resample whole groups.
         categories: See `evaluate`.
         allow_outside_root: See `evaluate`.
         num_threads: Threads that read images. Default: one for each core.
         overwrite: Whether to replace the values at `output`.
-        on_progress: Called with the numbers of finished and of all steps.
+        on_progress: Called with the number of finished steps and the number of all steps.
         evaluate_options: Further options of `evaluate`: `model`, `preprocess`, `explainers`, `imputations`, `n_steps`
             and others.
 
@@ -90,7 +95,7 @@ def compare_methods(
     order = [METRICS.find(name).name for name in (DEFAULT_METRICS if metrics is None else metrics)]
     check_group_column(table, group_column)
     if ground_truth is not None:
-        check_some_ground_truth(table)
+        require_some_ground_truth(table)
     agreement = compute_agreement(
         batch_run,
         Path(output) / "agreement",
@@ -113,7 +118,7 @@ def compare_methods(
 def _build_display_names(
     run: BatchRun, keys: Sequence[MethodKey], summaries: Sequence[MethodSummary]
 ) -> dict[tuple[MethodKey, bool], str]:
-    """Return display names of methods and controls. Layers and settings appear where methods differ by them."""
+    """Return the display names of methods and controls. A name holds the layer or settings only if methods differ by them."""
     all_keys = dict.fromkeys([*((key, False) for key in keys), *((line.key, line.is_control) for line in summaries)])
     method_keys = [key for key, is_control in all_keys if not is_control]
     names = {key: _build_display_name(key, run, method_keys) for key in method_keys}
@@ -140,7 +145,7 @@ def _build_display_name(key: MethodKey, run: BatchRun, keys: Sequence[MethodKey]
 
 
 def _compute_seconds_per_image(run: BatchRun) -> dict[MethodKey, float]:
-    """Return the median computation time of each method in seconds per image."""
+    """Return the median over images of the computation time of each method, in seconds."""
     rows = run.table(columns=["row", *METHOD_KEY_COLUMNS, "seconds"]).to_pylist()
     seconds_by_method: dict[MethodKey, dict[int, float]] = {}
     for row in rows:

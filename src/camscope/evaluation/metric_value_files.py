@@ -1,17 +1,17 @@
-"""Files of metric values of a run: missing files are written, and all files are read as one dataset."""
+"""Write the missing Parquet files of metric values of a run, and open all of them as one dataset."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from camscope.batch import BatchRun
 from camscope.batch.manifest import import_arrow
-from camscope.batch.query import group_rows_by_image, open_map_parts, open_parts, read_rows
 from camscope.batch.result_rows import rows_to_table
 from camscope.batch.run_store import RunStore
+from camscope.batch.sql_query import group_rows_by_image, open_map_parts, open_parts, read_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,7 +39,7 @@ ValueIterator = Callable[[RowsByImage], Iterable[tuple[int, list[dict[str, Any]]
 
 
 def open_value_files(folder: str | os.PathLike[str]) -> "ds.Dataset":
-    """Open all value files in a folder as one dataset."""
+    """Open all Parquet files of metric values in a folder as one dataset."""
     store = RunStore(folder)
     return open_parts([str(store.part_path(chunk)) for chunk in sorted(store.finished_chunks())])
 
@@ -54,9 +54,9 @@ def write_missing_value_files(
     max_images: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Write the value files that are missing. Finished files are kept.
+    """Compute and write the missing files of metric values. Finished files stay unchanged.
 
-    `iter_values` yields the number of finished images with their rows of values. `selection`: only these maps.
+    `iter_values` yields pairs: how many images are finished, and their rows of values. `selection`: only these maps.
     """
     run_store, finished, n_done = RunStore(run.folder), store.finished_chunks(), 0
     chunks = sorted(run_store.finished_chunks())
@@ -84,10 +84,16 @@ def write_missing_value_files(
                 store.write_part(number, rows_to_table(value_rows, schema), source)
 
 
-def _split_chunk_into_parts(
-    run: BatchRun, chunk: int, rows: Any, max_images: int | None
-) -> Iterator[tuple[int, range, int]]:
-    """Yield the parts of a chunk of the run: number, row positions, and number of images."""
+class ChunkPart(NamedTuple):
+    """A part of a chunk of a run: its file number, the positions of its rows in the chunk, and its image count."""
+
+    number: int
+    row_positions: range
+    n_images: int
+
+
+def _split_chunk_into_parts(run: BatchRun, chunk: int, rows: Any, max_images: int | None) -> Iterator[ChunkPart]:
+    """Split a chunk of the run into parts of at most `max_images` images. Each part is one file."""
     chunk_size = int(run.run_info["run_config"]["chunk_size"])
     images = np.asarray(read_rows(rows, ["row"])["row"])
     ends = [*np.flatnonzero(np.diff(images, prepend=-1)).tolist(), len(images)]  # of the rows of each image
@@ -95,7 +101,8 @@ def _split_chunk_into_parts(
     images_per_part = max_images or max(1, n_images)
     for n, first in enumerate(range(0, n_images, images_per_part)):
         last = min(first + images_per_part, n_images)
-        yield chunk * -(-chunk_size // (max_images or chunk_size)) + n, range(ends[first], ends[last]), last - first
+        number = chunk * -(-chunk_size // (max_images or chunk_size)) + n
+        yield ChunkPart(number, range(ends[first], ends[last]), last - first)
 
 
 def _count_images_in_chunk(run: BatchRun, chunk: int) -> int:

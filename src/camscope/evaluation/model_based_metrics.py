@@ -1,4 +1,4 @@
-"""Evaluation of metrics that need the model, in batches of images."""
+"""Evaluate metrics that need the model, in batches of images, for the maps of a run and for control maps."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,9 +22,9 @@ from camscope.evaluation.map_metrics import (
 )
 from camscope.evaluation.run_replay import RunReplay, format_method_key
 from camscope.explainers import METHODS, Explainer
-from camscope.explainers.core.evaluation_context import Mode, device_and_dtype
+from camscope.explainers.core.evaluation_context import Mode, get_device_and_dtype
 from camscope.geometry import Placement
-from camscope.hooks.base import unwrap
+from camscope.hooks.find_layers import unwrap
 from camscope.metrics import Metric
 from camscope.metrics.explainer_probe import ExplainerProbe, reuse_passes
 from camscope.metrics.model_scorer import ModelScorer, scoring_scope
@@ -40,7 +40,7 @@ MapBatch = tuple[Tensor, Sequence[Row | None], MapFunction | None]
 
 @dataclass
 class EvaluationCase:
-    """One image with one target, and the rows of the maps of this target."""
+    """One image with one target. Its rows are those of the maps that explain this target."""
 
     x: Tensor | None  # (C,*S) the model's input, None if it is not available, with the `reason`
     target: TargetLike = None
@@ -52,7 +52,7 @@ class EvaluationCase:
 
     @property
     def batch_key(self) -> object:
-        """A key that is equal for cases that can share forward passes."""
+        """A key by which cases are batched: cases with equal keys can share forward passes."""
         return None if self.x is None else (tuple(self.x.shape), self.mode)
 
     @property
@@ -62,7 +62,7 @@ class EvaluationCase:
 
 
 def build_evaluation_cases(replay: RunReplay, rows: Sequence[Row]) -> list[EvaluationCase]:
-    """Return the evaluation cases of one image. Rows without a map or an image give cases without an input."""
+    """Group the rows of one image by target into evaluation cases. A row that cannot be evaluated gets a case with a reason."""
     cases: dict[object, EvaluationCase] = {}
     missing: list[EvaluationCase] = []
     x: Tensor | None = None
@@ -86,7 +86,7 @@ def build_evaluation_cases(replay: RunReplay, rows: Sequence[Row]) -> list[Evalu
 def iter_run_maps(
     replay: RunReplay, cases: Sequence[EvaluationCase], x: Tensor, targets: Any, explainers: Mapping[str, Explainer]
 ) -> Iterator[MapBatch]:
-    """Yield the stored maps of the run for x (N,C,*S), one method at a time."""
+    """Yield the stored maps of the cases with inputs x (N,C,*S), one method at a time."""
     no_map = np.full(x.shape[2:], np.nan)
     for slot in dict.fromkeys(slot for case in cases for slot in case.rows):
         rows = [case.rows.get(slot) for case in cases]
@@ -97,7 +97,7 @@ def iter_run_maps(
 
 
 def iter_control_maps(replay: RunReplay, cases: Sequence[EvaluationCase], x: Tensor) -> Iterator[MapBatch]:
-    """Yield the control maps of x (N,C,*S), one control at a time."""
+    """Compute the control maps of x (N,C,*S). Yield the maps of one control at a time."""
     explanations = [replay.run.explanation(case.first_row) for case in cases]
 
     def compute_control_maps(name: str, images: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ def iter_control_maps(replay: RunReplay, cases: Sequence[EvaluationCase], x: Ten
 
 
 def _explain_other_images(explainer: Explainer, x: Tensor, targets: Any, images: Tensor) -> Tensor:
-    """Return the maps of other images for the targets of x, at the resolution of the model's input."""
+    """Explain other images for the targets of x. Return the maps at the resolution of the model's input."""
     maps = ExplainerProbe.from_explainer(explainer, x, targets).compute_maps(images, range(len(images)))
     placement = Placement.identity(tuple(images.shape[2:]))
     return torch.from_numpy(np.stack([placement.project(attribution)[0] for attribution in maps]))
@@ -140,7 +140,7 @@ class ModelMetricEvaluator:
                 yield sum(case.is_last_of_image for case in batch), self._evaluate_cases(batch)
 
     def _evaluate_cases(self, cases: Sequence[EvaluationCase]) -> list[Row]:
-        """Evaluate a batch of cases. Without enough memory, evaluate its halves."""
+        """Evaluate a batch of cases. If the memory does not suffice, evaluate its halves."""
         if cases[0].x is None:
             return [
                 build_value_row(case.first_row, metric.name, None, case.reason, imputation=imputation)
@@ -159,7 +159,7 @@ class ModelMetricEvaluator:
 
     def _evaluate_batch(self, cases: Sequence[EvaluationCase]) -> Iterator[Row]:
         model, class_names = self.replay.model, self.replay.input_explainer.class_names
-        x = torch.stack([case.x for case in cases if case.x is not None]).to(*device_and_dtype(unwrap(model)))
+        x = torch.stack([case.x for case in cases if case.x is not None]).to(*get_device_and_dtype(unwrap(model)))
         targets: Any = [case.target for case in cases]
         map_metrics = [metric for metric in self.metrics if metric.input_kind != "explainer"]
         if map_metrics:
@@ -205,11 +205,11 @@ class ModelMetricEvaluator:
                         yield build_value_row(row, metric.name, number, reason or None, **kind)
 
     def _select_imputations(self, metric: Metric) -> Sequence[str | None]:
-        """Return the imputations with which a metric is evaluated, or None for a metric without imputation."""
+        """Return the imputations with which a metric is evaluated: only None if the metric uses no imputation."""
         return self.imputations if metric.uses_imputation else (None,)
 
     def _evaluate_explainers(self, case: EvaluationCase, x: Tensor) -> Iterator[Row]:
-        """Yield the table rows of the metrics that need an explainer, for one image with input x (1,C,*S)."""
+        """Evaluate the metrics that need an explainer for one input x (1,C,*S). Yield their table rows."""
         metrics = [metric for metric in self.metrics if metric.input_kind == "explainer"]
         if not metrics:
             return

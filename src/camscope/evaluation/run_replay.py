@@ -1,4 +1,4 @@
-"""Restored inputs of a run: the model, images, targets and explainers with which the maps were computed."""
+"""`RunReplay`: restore the model inputs, targets and explainers with which the maps of a run were computed."""
 
 import ast
 from collections.abc import Mapping, Sequence
@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from camscope.batch import BatchRun
 from camscope.batch.batch_worker import parse_target
 from camscope.batch.image_loading import prepare_input
-from camscope.batch.map_collection import require_unchanged
 from camscope.batch.result_rows import hash_parameters
+from camscope.batch.run_reader import require_unchanged
 from camscope.errors import ImageError, InputError, PreprocessError, Remedy, UndefinedError
 from camscope.explainers import METHODS, Explainer, GradCAM
-from camscope.explainers.core.base_method import format_without_address
 from camscope.explainers.core.evaluation_context import Mode
-from camscope.hooks.base import unwrap
+from camscope.explainers.core.settings_as_text import format_without_address
+from camscope.hooks.find_layers import unwrap
 from camscope.model_metadata import compute_model_digest, get_card
 from camscope.targets import TargetLike
 
@@ -27,7 +27,7 @@ EXPLAINERS_HINT = "in Python, pass evaluate(…, explainers=[…]) the explainer
 
 @dataclass(frozen=True)
 class RunReplay:
-    """A run with its model, and an explainer that prepares images as in the run."""
+    """A run with its model. `input_explainer` prepares images as they were prepared in the run."""
 
     run: BatchRun
     model: nn.Module
@@ -35,7 +35,7 @@ class RunReplay:
 
     @classmethod
     def from_run(cls, run: BatchRun, model: nn.Module, preprocess: Any = None) -> "RunReplay":
-        """Check that the model and the preprocessing are those of the run. Return the replay of the run."""
+        """Check that the model and the preprocessing are those of the run, and build its replay."""
         settings, inner = run.run_info["run_config"], unwrap(model)
         expected_digest, digest = settings["model"]["digest"], compute_model_digest(inner)
         if digest != expected_digest:
@@ -75,8 +75,8 @@ class RunReplay:
         )
         if list(size) != row["input_size"] or not is_same:
             raise PreprocessError(
-                f"{row['path']}: the model input has size {size} and had size {tuple(row['input_size'])} in the run, or lies "
-                f"elsewhere on the image: pass the preprocess of the run"
+                f"{row['path']}: the model input has size {size}; in the run it had size {tuple(row['input_size'])} or showed "
+                f"another part of the image: pass the preprocess of the run"
             )
         return item.x
 
@@ -97,7 +97,7 @@ class RunReplay:
         return {name: settings.get(name) for name in ("input_key", "frames_first")}
 
     def rebuild_explainers(self, explainers: Sequence[Explainer] = ()) -> dict[str, Explainer]:
-        """Return the explainers of the run by method key. Explainers not in `explainers` are rebuilt from settings."""
+        """Return the explainers of the run by method key. Those missing in `explainers` are rebuilt from the run's settings."""
         given = {}
         for explainer in explainers:
             if unwrap(explainer.model) is not unwrap(self.model):
@@ -107,7 +107,7 @@ class RunReplay:
         return {key: given.get(key) or self._rebuild_explainer(key) for key in keys}
 
     def _rebuild_explainer(self, method_key: str) -> Explainer:
-        """Rebuild an explainer from its settings in the run, and check the digest of the settings."""
+        """Rebuild an explainer from its settings in the run. The digest must match the run."""
         title, _, digest = method_key.rpartition(" ")
         plugins = self.run.run_info["run_config"].get("plugins", {})
         if plugins and title not in METHODS:
@@ -133,12 +133,12 @@ class RunReplay:
 
 
 def format_method_key(row: Row) -> str:
-    """Return the key of the method of a row: its name and the digest of its settings."""
+    """Return the method key of a row: the name of the method and the digest of its settings."""
     return f"{row['method']} {row['parameters_digest']}"
 
 
 def _parse_setting(text: Any) -> Any:
-    """Parse a setting of a method from the settings in the run. Lists are stored as text."""
+    """Parse a method setting that a run stores. Lists are stored as text and become lists again."""
     if not isinstance(text, str) or not text.startswith(("[", "(")):
         return text
     try:

@@ -1,59 +1,66 @@
 """Explainers: methods that show which parts of an image a model uses. `METHODS` is their registry."""
 
+# isort: off
+# the order in which methods are registered is the order in which they are listed
 from camscope.explainers.adapters.deep_lift import DeepLIFT, DeepLIFTSHAP
 from camscope.explainers.adapters.lrp import LRP
-from camscope.explainers.adapters.surrogate import LIME, KernelSHAP
-from camscope.explainers.attention.methods import Chefer, GradECLIP, GradientRollout, LeGrad, Rollout
-from camscope.explainers.cam.ablation_cams import LIFTCAM, AblationCAM, ReciproCAM
-from camscope.explainers.cam.base import SPATIAL_AXIS, BaseCAM, BaseWeightedChannels, LayerExplainer
-from camscope.explainers.cam.decomposition import FEM, KPCACAM, EigenCAM, EigenGradCAM, SegEigenCAM
-from camscope.explainers.cam.feature_factorization import ClassGain, Concepts, DeepFeatureFactorization
-from camscope.explainers.cam.gradient import (
+from camscope.explainers.adapters.lime_and_kernel_shap import LIME, KernelSHAP
+from camscope.explainers.attention.rollout import GradientRollout, Rollout
+from camscope.explainers.attention.chefer import Chefer
+from camscope.explainers.attention.legrad import LeGrad
+from camscope.explainers.attention.grad_eclip import GradECLIP
+from camscope.explainers.cam.ablation_cam import AblationCAM
+from camscope.explainers.cam.recipro_cam import ReciproCAM
+from camscope.explainers.cam.lift_cam import LIFTCAM
+from camscope.explainers.cam.layer_explainer import LayerExplainer
+from camscope.explainers.cam.weighted_channels import SPATIAL_AXIS, BaseCAM, BaseWeightedChannels
+from camscope.explainers.cam.eigen_cams import EigenCAM, EigenGradCAM, SegEigenCAM
+from camscope.explainers.cam.kpca_cam import KPCACAM
+from camscope.explainers.cam.fem import FEM
+from camscope.explainers.cam.deep_feature_factorization import ClassGain, Concepts, DeepFeatureFactorization
+from camscope.explainers.cam.gradcam_variants import (
     BagCAM,
-    FinerCAM,
     GradCAM,
     GradCAMElementWise,
     GradCAMPlusPlus,
     HiResCAM,
     LayerCAM,
-    ShapleyCAM,
-    SmoothGradCAMPlusPlus,
     XGradCAM,
 )
+from camscope.explainers.cam.smooth_gradcam_plus_plus import SmoothGradCAMPlusPlus
+from camscope.explainers.cam.finer_cam import FinerCAM
+from camscope.explainers.cam.shapley_cam import ShapleyCAM
 from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.cam.original_cam import CAM
-from camscope.explainers.cam.score_cam import ISCAM, SSCAM, GroupCAM, OptiCAM, ScoreCAM
+from camscope.explainers.cam.score_cam import ISCAM, SSCAM, ScoreCAM
+from camscope.explainers.cam.group_cam import GroupCAM
+from camscope.explainers.cam.opti_cam import OptiCAM
 from camscope.explainers.cam.vit_cx import ViTCX
 from camscope.explainers.comparison.compare import Comparison, compare
-from camscope.explainers.controls import CenterGaussian, EdgeDetector, RandomCAM
-from camscope.explainers.core.base import METHODS, Explainer, register
-from camscope.explainers.ensemble.explainer_wrappers import Augmented, Contrast, Denoised
-from camscope.explainers.ensemble.fusion import Fused, RefineCAM, fuse
+from camscope.explainers.control_methods import CenterGaussian, EdgeDetector, RandomCAM
+from camscope.explainers.core.explainer import METHODS, Explainer, register
+from camscope.explainers.ensemble.augmented import Augmented
+from camscope.explainers.ensemble.contrast import Contrast
+from camscope.explainers.ensemble.denoised import Denoised
+from camscope.explainers.ensemble.fusion import Fused, fuse
+from camscope.explainers.ensemble.refine_cam import RefineCAM
 from camscope.explainers.ensemble.sess import SESS
 from camscope.explainers.fullgrad import FullGrad, SimpleFullGrad, completeness
 from camscope.explainers.gradient.excitation_backprop import ExcitationBackprop
-from camscope.explainers.gradient.input_gradients import (
-    Deconvnet,
-    GuidedBackprop,
-    GuidedGradCAM,
-    InputXGradient,
-    Saliency,
-    SmoothGrad,
-    SmoothGradSquared,
-    VarGrad,
-)
-from camscope.explainers.path.integrated_gradients import (
-    BlurIG,
-    ExpectedGradients,
-    GradientSHAP,
-    GuidedIG,
-    IntegratedGradients,
-)
+from camscope.explainers.gradient.guided_backprop import Deconvnet, GuidedBackprop
+from camscope.explainers.gradient.saliency import InputXGradient, Saliency
+from camscope.explainers.gradient.guided_gradcam import GuidedGradCAM
+from camscope.explainers.gradient.smoothgrad import SmoothGrad, SmoothGradSquared, VarGrad
+from camscope.explainers.path.integrated_gradients import IntegratedGradients
+from camscope.explainers.path.guided_ig import GuidedIG
+from camscope.explainers.path.expected_gradients import ExpectedGradients, GradientSHAP
+from camscope.explainers.path.blur_ig import BlurIG
 from camscope.explainers.path.xrai import XRAI
-from camscope.explainers.perturbation.global_sensitivity import HSIC, Sobol
+from camscope.explainers.perturbation.sobol_and_hsic import HSIC, Sobol
 from camscope.explainers.perturbation.mask_optimization import ExtremalPerturbation, MeaningfulPerturbation
 from camscope.explainers.perturbation.occlusion import Occlusion, SegmentAblation
 from camscope.explainers.perturbation.rise import DRISE, RISE
+# isort: on
 
 __all__ = [
     "CAM",

@@ -1,22 +1,24 @@
-"""Capture biases and their gradients at the torch functions that add a bias, such as `F.conv2d`."""
+"""Capture the biases that a model adds, and the gradients there, at functions such as `F.conv2d`."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from camscope.errors import LayerError
-from camscope.hooks.base import register_gradient_hook
 from camscope.hooks.function_mode import BaseFunctionMode
 from camscope.hooks.spatial_map_tracker import SpatialMapTracker
-from camscope.layers.layout import CHANNELS_FIRST, Layout, LayoutHints, infer_image_token_layout, infer_layout
-from camscope.layers.layout_probe import OutputLocation, probe_layout
-from camscope.layers.layout_verification import LayoutVerdict
+from camscope.hooks.thread_local_hooks import register_gradient_hook
+from camscope.layers.infer_layout import infer_image_token_layout, infer_layout
+from camscope.layers.layout import CHANNELS_FIRST, Layout
+from camscope.layers.layout_hints import LayoutHints
+from camscope.layers.layout_noise_probe import OutputLocation, probe_layout
+from camscope.layers.layout_verdict import LayoutVerdict
 from camscope.pytree import iter_leaves, replace_leaf
 from camscope.targets import Score
 
@@ -30,7 +32,7 @@ BIAS_FUNCTIONS = {*BIAS_ARGUMENT_INDEX, *BATCH_STATISTICS_ARGUMENT, *CLIPPING_LI
 
 @dataclass(frozen=True)
 class Bias:
-    """The bias that one call of a function adds to its output. `values()` broadcasts against the output."""
+    """The bias that one call of a function adds. `values()` can be broadcast to the shape of the output."""
 
     layer: str  # the module that holds it, or the function's name
     values: Callable[[], Tensor]
@@ -38,8 +40,8 @@ class Bias:
     sample_axis: int = 0
 
     def to_maps(self, values: Tensor, x: Tensor, layouts: Mapping[tuple[int, ...], Layout]) -> Tensor | None:
-        """Convert values at the positions of the output to maps (N,K,*s) over the input x, or return None if they have
-        no grid.
+        """Convert values in the shape of the output to maps (N,K,*s) over the input. Return None if the output has no
+        grid.
         """
         if self.channels_last:
             layout = layouts.get(tuple(values.shape))
@@ -52,12 +54,19 @@ class Bias:
         return maps if maps is not None and maps[0, 0].numel() > 1 else None
 
 
+class OutputLayouts(NamedTuple):
+    """Layouts of outputs with channels last by shape, and whether any of these layouts could not be verified."""
+
+    layout_by_shape: dict[tuple[int, ...], Layout]
+    any_unverified: bool
+
+
 def infer_output_layouts(
     score: Score, x: Tensor, layout_hints: LayoutHints, sample_axis_by_shape: Mapping[tuple[int, ...], int]
-) -> tuple[dict[tuple[int, ...], Layout], bool]:
-    """Return the layouts of channels-last outputs by shape, and whether any layout is unverified.
+) -> OutputLayouts:
+    """Infer the layouts of outputs with channels last, and test each layout by noise.
 
-    Layouts that the probe contradicts are left out.
+    Layouts that the test contradicts are left out.
     """
     layouts, any_unverified = dict[tuple[int, ...], Layout](), False
     for shape, sample_axis in sample_axis_by_shape.items():
@@ -67,17 +76,17 @@ def infer_output_layouts(
             any_unverified |= verdict is LayoutVerdict.UNDECIDED
             if verdict is not LayoutVerdict.CONTRADICTED:
                 layouts[shape] = layout
-    return layouts, any_unverified
+    return OutputLayouts(layouts, any_unverified)
 
 
 def is_any_map_unverified(score: Score, x: Tensor, capture: "BiasCapture") -> bool:
-    """Whether the maps (N,K,*grid) to which biases are added may lie elsewhere.
+    """Whether it is uncertain that the maps (N,K,*grid) to which biases are added have their cells in order.
 
-    Maps that could not be followed from the input are probed.
+    Maps that could not be followed from the input are tested by noise.
     """
     moved, untracked = (
         [shape for shape in sorted(shapes) if len(shape) == x.ndim and shape[0] == len(x)]
-        for shapes in (capture.moved_shapes, capture.untracked_shapes)
+        for shapes in (capture.misplaced_shapes, capture.untracked_shapes)
     )
     verified = LayoutVerdict.VERIFIED
     return bool(moved) or any(
@@ -87,7 +96,7 @@ def is_any_map_unverified(score: Score, x: Tensor, capture: "BiasCapture") -> bo
 
 
 class FirstOutputCapture(BaseFunctionMode):
-    """Inside the `with`, in this thread: keep the first output of some functions whose shape without the samples is `shape`."""
+    """A function mode that keeps the first output with a given shape of some functions. `shape` is without the samples."""
 
     def __init__(self, functions: Collection[object], shape: Sequence[int], sample_axis: int) -> None:
         super().__init__()
@@ -96,7 +105,7 @@ class FirstOutputCapture(BaseFunctionMode):
         self._shape, self._sample_axis = tuple(shape), sample_axis
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call the function. Store its output if it has the requested shape."""
+        """Call a function and return its result. Store the first output that has the requested shape."""
         result = func(*args, **kwargs)
         if self.output is None and func in self._functions:
             output = next(iter_leaves(result))[1]
@@ -106,7 +115,7 @@ class FirstOutputCapture(BaseFunctionMode):
 
 
 def _infer_output_layout(shape: tuple[int, ...], x: Tensor, layout_hints: LayoutHints) -> Layout | None:
-    """Infer the layout of an output (N,...,K), or return None if the output has fewer than two cells."""
+    """Infer the layout of an output (N,...,K). Return None if the output has no grid with at least two cells."""
     try:
         if len(shape) == 3 and shape[1] in layout_hints.image_token_positions:
             return infer_image_token_layout(shape, x.shape, layout_hints)
@@ -120,7 +129,7 @@ def _infer_output_layout(shape: tuple[int, ...], x: Tensor, layout_hints: Layout
 def _verify_output_layout(
     score: Score, x: Tensor, shape: tuple[int, ...], sample_axis: int, layout: Layout
 ) -> LayoutVerdict:
-    """Verify the layout of the first output of this shape. See `probe_layout`."""
+    """Test by noise the layout of the first output with this shape. See `probe_layout`."""
     functions: Collection[object] = CHANNELS_LAST_FUNCTIONS
     if layout.kind == CHANNELS_FIRST:
         functions = BIAS_FUNCTIONS.difference(CHANNELS_LAST_FUNCTIONS)
@@ -140,10 +149,12 @@ def _verify_output_layout(
 
 
 class BiasCapture(BaseFunctionMode):
-    """Inside the `with`, in this thread: pass the gradient at each output to which a bias is added to `on_bias_gradient`.
+    """A function mode that calls `on_bias_gradient` with each bias that a model adds and the gradient at the output
+    there.
 
-    The call happens during the backward pass, which may come after the `with`. `include_clipping`: the limit of a clipped
-    activation counts as a bias. `tracker`: follows the maps to which biases are added; enter it before the capture.
+    The call happens in the backward pass, which may come after the `with`. With `include_clipping`, the value at which
+    an activation is clipped counts as a bias. A `tracker` must be entered before, and tells which maps have their cells
+    in order.
     """
 
     def __init__(
@@ -157,7 +168,7 @@ class BiasCapture(BaseFunctionMode):
         super().__init__()
         self._tracker = tracker
         # of maps (N,K,*grid) to which a bias was added: those that were moved, and those that could not be followed
-        self.moved_shapes: set[tuple[int, ...]] = set()
+        self.misplaced_shapes: set[tuple[int, ...]] = set()
         self.untracked_shapes: set[tuple[int, ...]] = set()
         tensors = (*model.named_buffers(), *model.named_parameters())
         self._layer_names = {id(tensor): name.rpartition(".")[0] for name, tensor in tensors}
@@ -168,7 +179,7 @@ class BiasCapture(BaseFunctionMode):
         self._on_bias_gradient = on_bias_gradient
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call the function. If it adds a bias, add a gradient hook to its output."""
+        """Call a function and return its result. If it adds a bias, register a gradient hook at its output."""
         result = func(*args, **kwargs)
         if func not in self._bias_functions:
             return result
@@ -189,12 +200,12 @@ class BiasCapture(BaseFunctionMode):
         return result
 
     def _record_place(self, output: Tensor) -> None:
-        """Record whether the cells of maps (N,K,*grid) lie in place, as far as the tracker follows them."""
+        """Record whether the tracker finds the cells of maps (N,K,*grid) misplaced, or could not follow them."""
         if self._tracker is None or math.prod(output.shape[2:]) <= 1:
             return
-        if self._tracker.is_moved(output):
-            self.moved_shapes.add(tuple(output.shape))
-        elif not self._tracker.is_in_place(output):
+        if self._tracker.is_misplaced(output):
+            self.misplaced_shapes.add(tuple(output.shape))
+        elif not self._tracker.has_all_cells_in_position(output):
             self.untracked_shapes.add(tuple(output.shape))
 
     def _capture_added_bias(
@@ -241,21 +252,28 @@ def _compute_clipping_values(
     return values if at_low is None else values + low * at_low.to(dtype)
 
 
+class NormBias(NamedTuple):
+    """The tensors from which the bias of a norm comes, and the bias, or None if the norm has none."""
+
+    tensors: list[Tensor | None]
+    values: Tensor | None
+
+
 def _compute_norm_bias(
     args: Sequence[Any], kwargs: Mapping[str, Any], statistics_argument: str, uses_batch_statistics: bool
-) -> tuple[list[Tensor | None], Tensor | None]:
-    """Return the tensors of a norm's bias, and the bias: beta - mean gamma / sqrt(var + eps), or beta with batch statistics."""
+) -> NormBias:
+    """Compute the bias of a norm: beta - mean gamma / sqrt(var + eps), or beta if batch statistics are used."""
     names = ("running_mean", "running_var", "weight", "bias")
     mean, variance, gamma, beta = (
         _get_argument(args, kwargs, place, name) for place, name in enumerate(names, start=1)
     )
     if mean is None or variance is None or _get_argument(args, kwargs, 5, statistics_argument, uses_batch_statistics):
-        return [beta], beta
+        return NormBias([beta], beta)
     eps = _get_argument(args, kwargs, 7, "eps", 1e-5)
     with torch.no_grad():
         shift = -mean * (variance + eps).rsqrt()
         shift = shift if gamma is None else shift * gamma
-        return [beta, mean], shift if beta is None else shift + beta
+        return NormBias([beta, mean], shift if beta is None else shift + beta)
 
 
 def _get_argument(args: Sequence[Any], kwargs: Mapping[str, Any], index: int, name: str, default: Any = None) -> Any:

@@ -1,17 +1,16 @@
-"""Methods that decompose a score into the contributions of the input and of every bias (full gradients)."""
+"""FullGrad and Simple FullGrad: decompose a score into contributions of the input and of every bias."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from camscope.explainers.bias_capture import Bias, BiasCapture, infer_output_layouts, is_any_map_unverified
-from camscope.explainers.core.base import Explainer, register
-from camscope.explainers.core.base_method import AttributionMaps, is_below_precision
+from camscope.explainers.core.attribution_maps import AttributionMaps, is_below_precision
 from camscope.explainers.core.evaluation_context import (
     check_differentiable,
     check_finite,
@@ -19,22 +18,23 @@ from camscope.explainers.core.evaluation_context import (
     has_interacting_samples,
     inspect_model,
 )
-from camscope.explainers.core.resampling import resize_maps
+from camscope.explainers.core.explainer import Explainer, register
+from camscope.explainers.core.resize_and_blur import resize_maps
 from camscope.explainers.core.shared_passes import select_sample_target
-from camscope.hooks.base import unwrap
-from camscope.hooks.gradients import GradientScope, run_with_gradients
+from camscope.hooks.find_layers import unwrap
+from camscope.hooks.input_gradients import GradientScope, run_with_gradients
 from camscope.hooks.spatial_map_tracker import SpatialMapTracker
 from camscope.layers.layout import Layout
-from camscope.layers.selection import record_layout_hints
+from camscope.layers.spatial_layers import record_layout_hints
 from camscope.targets import Score, TargetLike, full_precision
 
 
 @dataclass(frozen=True)
 class Completeness:
-    """The parts of a score, (N,) each, in units of the score.
+    """The parts of a score, each (N,) in units of the score.
 
-    `input_part`: Σ x ∂f/∂x; `mapped_bias_part`: Σ b ∂f/∂z of the biases with a place on the input;
-    `unmapped_bias_part`: the same of the other biases.
+    `input_part` is Σ x ∂f/∂x. `mapped_bias_part` is Σ b ∂f/∂z over the biases whose outputs have a grid on the input.
+    `unmapped_bias_part` is the sum over all other biases.
     """
 
     score: Tensor
@@ -53,7 +53,7 @@ class Completeness:
 
 @dataclass
 class ScoreDecomposition:
-    """The sums of one score's backward pass so far: maps by grid, and totals (N,)."""
+    """Running sums during the backward pass of one score: a map for each grid, and the parts (N,) of the score."""
 
     x: Tensor
     score: Tensor
@@ -71,7 +71,7 @@ class ScoreDecomposition:
         )
 
     def add_input_gradient(self, gradient: Tensor) -> None:
-        """Add the gradient (N,C,*S) at the input."""
+        """Add the contribution of the input, from the gradient (N,C,*S) there."""
         check_finite("the gradient at the input", gradient, self.explainer.on_nonfinite)
         values = full_precision(gradient) * self.x
         self.is_below_precision = is_below_precision(self.precision, self.score, full_precision(gradient), self.x)
@@ -79,7 +79,7 @@ class ScoreDecomposition:
         self._add_to_map(values, gradient)
 
     def add_bias_gradient(self, bias: Bias, gradient: Tensor) -> None:
-        """Add the gradient at the output of a function that adds a bias."""
+        """Add the contribution of a bias, from the gradient at the output to which it is added."""
         check_finite(f"the gradient at {bias.layer}", gradient, self.explainer.on_nonfinite)
         gradient = full_precision(gradient).movedim(bias.sample_axis, 0)
         values = self.explainer.layer_term(gradient, bias)
@@ -93,7 +93,7 @@ class ScoreDecomposition:
             self._add_to_map(maps, gradient)
 
     def to_completeness(self) -> Completeness:
-        """Return the totals as a `Completeness`."""
+        """Return the parts of the score as a `Completeness`."""
         return Completeness(self.score, self.input_part, self.mapped_bias_part, self.unmapped_bias_part)
 
     def sum_maps(self) -> Tensor:
@@ -110,7 +110,7 @@ class ScoreDecomposition:
         self.map_by_grid[grid] = self.map_by_grid[grid] + maps if grid in self.map_by_grid else maps
 
     def _sum_by_sample(self, values: Tensor) -> Tensor:
-        """Return sums (N,). Several rows of one sample, such as windows or tiles, must be consecutive."""
+        """Sum values over all rows of each sample (N,). Rows of one sample, such as tiles, must be consecutive."""
         n_samples = len(self.x)
         if len(values) % n_samples:
             return self.score.new_zeros(n_samples)
@@ -120,7 +120,7 @@ class ScoreDecomposition:
 def decompose_scores(x: Tensor, scores: Sequence[Score], explainer: "BaseFullGrad") -> list[ScoreDecomposition]:
     """Decompose each score into contributions of the input and of the biases.
 
-    There is one forward pass, or a second one if the model detaches its input.
+    There is one forward pass. If the model turns gradients off, there is a second one.
     """
     return run_with_gradients(lambda gradients_on: _decompose_in_one_pass(x, scores, explainer, gradients_on))
 
@@ -166,17 +166,25 @@ def _decompose_in_one_pass(
     return decompositions
 
 
-def sum_scaled_magnitudes(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale |values| (N,K,*s) of each sample to 0..1 and sum over K. Return the sum (N,*s) and whether (N,) it is nonzero."""
+class ScaledSums(NamedTuple):
+    """Sums (N,*s) of scaled absolute values over the channels, and whether any value of a sample is nonzero (N,)."""
+
+    sums: Tensor
+    is_nonzero: Tensor
+
+
+def sum_scaled_magnitudes(values: Tensor) -> ScaledSums:
+    """Scale the absolute values (N,K,*s) of each sample to 0..1, and sum them over the channels."""
     magnitudes = values.abs()
     flat, rows = magnitudes.flatten(1), (-1, *[1] * (values.ndim - 2))
     low, high = flat.amin(1).view(rows), flat.amax(1).view(rows)  # aminmax is slower than both
     sums = magnitudes.sum(1) - values.shape[1] * low  # sums first, so that fewer values are scaled
-    return torch.where(high > low, sums / torch.where(high > low, high - low, 1), 0), high.flatten() > 0
+    scaled = torch.where(high > low, sums / torch.where(high > low, high - low, 1), 0)
+    return ScaledSums(scaled, high.flatten() > 0)
 
 
 class BaseFullGrad(Explainer):
-    """Map = ψ(x ∘ ∂f/∂x) + Σ_layers ψ(term), summed over channels; a subclass implements the term of a layer, `layer_term`.
+    """Base class of maps ψ(x ∘ ∂f/∂x) + Σ_layers ψ(term), summed over channels. A subclass implements `layer_term`.
 
     ψ: the absolute value, scaled to 0..1 and linearly enlarged to the input. The scaling is over all channels of a layer
     together, as in the authors' code. The paper may be read as channel by channel, but then a channel without any
@@ -189,7 +197,7 @@ class BaseFullGrad(Explainer):
 
     @abstractmethod
     def layer_term(self, gradient: Tensor, bias: Bias) -> Tensor:
-        """Return the maps (N,K,*s) of one bias, from the gradient at the output and the bias."""
+        """Compute the term (N,K,*s) of one bias, from the bias and the gradient at the output to which it is added."""
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
         """Return the map (N,*S) of an input (N,C,*S)."""
@@ -209,7 +217,7 @@ class BaseFullGrad(Explainer):
         ]
 
     def describe_decomposition(self, decomposition: ScoreDecomposition) -> tuple[tuple[str, ...], ...]:
-        """Return the notes of each sample."""
+        """Return notes about the decomposition, one tuple for each sample. By default there is no note."""
         return ()
 
 
@@ -237,7 +245,7 @@ class FullGrad(BaseFullGrad):
         return gradient * bias.values()
 
     def describe_decomposition(self, decomposition: ScoreDecomposition) -> tuple[tuple[str, ...], ...]:
-        """Return a note with the contributions to each score."""
+        """Return a note for each sample that lists the parts of its score."""
         parts, names = decomposition.to_completeness(), list(decomposition.unmapped_layers)
         rows = torch.stack([*vars(parts).values(), parts.gap], 1)
         where = ", ".join(names[:2] + ["…"] * (len(names) > 2)) or "none"

@@ -1,10 +1,11 @@
 """Hooks for layers: record and edit values inside a model, clip gradients, and read gradients at a layer."""
 
-from camscope.hooks.base import find_layer, find_layers, unwrap
-from camscope.hooks.edit import clip_gradients, edit_layers
+from camscope.hooks.edit_layers import clip_gradients, edit_layers
+from camscope.hooks.find_layers import find_layer, find_layers, unwrap
+from camscope.hooks.layer_record import LayerCall, LayerRecord, Recording
 from camscope.hooks.layer_table import LayerRow, LayerTable, inspect_layers
-from camscope.hooks.record import LayerCall, LayerRecord, Recording, extract_features, record_layers
-from camscope.hooks.tap import Tap
+from camscope.hooks.layer_tap import Tap
+from camscope.hooks.record_layers import extract_features, record_layers
 
 __all__ = [
     "LayerCall",

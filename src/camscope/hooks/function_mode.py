@@ -1,8 +1,8 @@
-"""Function modes: intercept the PyTorch functions that a model calls, or temporarily replace a module's forward.
+"""Intercept the PyTorch functions that a model calls, or temporarily replace the forward of a module.
 
-- `BaseFunctionMode` sends each call of a model to one method, and `bypass_torch_function` returns a function's body.
-- `override_forward` replaces the forward of modules in one thread.
-- The sets of function names sort PyTorch's functions by what they do, as `function_name` spells them.
+- `BaseFunctionMode` sends each call of a PyTorch function to one method of a subclass.
+- `override_forward` replaces the forward of modules for one thread.
+- Sets such as `ACTIVATIONS` group the names of PyTorch's functions, as `function_name` returns them.
 """
 
 import math
@@ -16,15 +16,17 @@ from typing import Any
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from camscope.hooks.hook_free_copies import ExcludedFromCopies, hooks_excluded_from_copies
+from camscope.hooks.exclude_hooks_from_copies import ExcludedFromCopies, hooks_excluded_from_copies
 
 
 class BaseFunctionMode(TorchFunctionMode):
-    """Base class of modes that send every PyTorch call of this thread to `run_function`, except calls made by it."""
+    """Base class of modes that send every PyTorch call of this thread to `run_function`. Calls inside it are not
+    sent.
+    """
 
     @abstractmethod
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Return the result of the function for the model. `kwargs` belongs to this call alone."""
+        """Call an intercepted function and return the result that the model gets. `kwargs` may be changed."""
 
     def __torch_function__(
         self,
@@ -38,12 +40,16 @@ class BaseFunctionMode(TorchFunctionMode):
 
 
 def function_name(func: Callable[..., Any]) -> str:
-    """Return the name of a PyTorch function without its class or underscore: `relu` for `torch.relu` and `Tensor.relu_`."""
+    """Return the name of a PyTorch function without its class and underscores: `relu` for `torch.relu` and
+    `Tensor.relu_`.
+    """
     return getattr(func, "__name__", "").strip("_")
 
 
 def bypass_torch_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the body of a function, which runs without calling a function mode again."""
+    """Return a function with the same body that is not sent to function modes itself. Functions that it calls are
+    sent.
+    """
     body = FunctionType(function.__code__, {**function.__globals__, "has_torch_function": lambda _: False})
     body.__defaults__, body.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
     return body
@@ -54,13 +60,15 @@ _override_lock = threading.Lock()
 
 
 class ForwardOverride(ExcludedFromCopies):
-    """Stands in for a module's forward: threads with a replacement run that, the others the forward."""
+    """A replacement of a module's forward. Threads that set a function run this function, all others the original
+    forward.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self.module, self.replacements = module, dict[int, ForwardReplacement]()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run this thread's replacement, or the module's own forward."""
+        """Run the function of this thread, or the original forward."""
         if replacement := self.replacements.get(threading.get_ident()):
             return replacement(self.module, args, kwargs)
         return type(self.module).forward(self.module, *args, **kwargs)
@@ -71,7 +79,7 @@ class ForwardOverride(ExcludedFromCopies):
 
 @contextmanager
 def override_forward(replacements: Mapping[nn.Module, ForwardReplacement]) -> Iterator[None]:
-    """Replace the forward of modules inside the `with`, in this thread."""
+    """Replace the forward of modules by functions inside the `with`, for this thread."""
     thread_id = threading.get_ident()
     with hooks_excluded_from_copies():
         with _override_lock:
@@ -89,7 +97,7 @@ def override_forward(replacements: Mapping[nn.Module, ForwardReplacement]) -> It
 
 
 def has_instance_forward(module: nn.Module) -> bool:
-    """Whether the module's forward is an attribute of the instance, as in TorchScript and patched modules."""
+    """Whether the forward of a module is an attribute of the instance, as in TorchScript and patched modules."""
     return not isinstance(module.__dict__.get("forward"), ForwardOverride | None)
 
 
@@ -97,7 +105,7 @@ SPATIAL_RANKS = (1, 2, 3)
 
 
 def split_names(text: str) -> frozenset[str]:
-    """Split a text at blanks into a set of names."""
+    """Return the set of the names in a text, which are separated by blanks."""
     return frozenset(text.split())
 
 
@@ -129,7 +137,7 @@ LOWER_BOUND_ARGUMENTS: dict[str, tuple[int, str, float | None]] = {
 
 
 def activation_lower_bound(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
-    """Return the smallest possible output of an activation function. `args` are its arguments after the first."""
+    """Return the smallest value that an activation function can return. `args` are its arguments after the first."""
     if name in ("relu", "relu6", "sigmoid", "hardsigmoid", "softplus"):
         return 0.0
     if name not in LOWER_BOUND_ARGUMENTS:
@@ -142,5 +150,5 @@ def activation_lower_bound(name: str, args: Sequence[Any], kwargs: Mapping[str, 
 
 
 def has_negative_weights(kwargs: Mapping[str, Any]) -> bool:
-    """Whether an average pooling can have negative weights."""
+    """Whether an averaging function with these keywords may have negative weights, as bicubic interpolation has."""
     return kwargs.get("mode") == "bicubic"

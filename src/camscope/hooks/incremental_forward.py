@@ -1,4 +1,4 @@
-"""Incremental forward passes: for many variants of one input, compute only the cells that a changed window affects."""
+"""Run a model on many variants of one input, and compute only the cells that the changed window of a variant affects."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from torch import Tensor
 from camscope.hooks.function_mode import split_names
 from camscope.pytree import map_leaves
 
-MAX_PATCH_SHARE = 0.7  # of a map's cells: with a larger patch the full map costs no more
+MAX_WINDOW_SHARE = 0.7  # of a map's cells: with a larger window the full map costs no more
 aten = torch.ops.aten
 POINTWISE_OPS = {
     getattr(aten, name)
@@ -28,11 +28,10 @@ POOLING_OPS = {aten.max_pool2d_with_indices, aten.max_pool3d_with_indices, aten.
 
 @dataclass
 class CostTracker:
-    """What forward passes of variants cost and saved, in multiplications of convolutions and in bytes.
+    """Counts of the multiplications that incremental forward passes save and need, and of the bytes of a row.
 
-    `saved_multiplications` counts those of the variants, `clean_multiplications` those of the clean input, and `max_row_bytes`
-    the bytes of the largest row. A forward pass that needs full tensors before `min_saved_multiplications` are saved ends with
-    NotWorthwhileError.
+    `saved_multiplications` are those that the variants did not need. `clean_multiplications` are those of the unchanged
+    input. If a pass needs full tensors before `min_saved_multiplications` are saved, it ends with NotWorthwhileError.
     """
 
     saved_multiplications: int = 0
@@ -41,49 +40,50 @@ class CostTracker:
     min_saved_multiplications: float = 0.0
 
     def record_row_bytes(self, values: Tensor) -> None:
-        """Record the number of bytes per row of an operation's output."""
+        """Update `max_row_bytes` by the bytes per row of a tensor."""
         self.max_row_bytes = max(self.max_row_bytes, values.nbytes // max(1, len(values)))
 
 
 class NotWorthwhileError(Exception):
-    """Full tensors are needed before enough is saved."""
+    """Error that ends a forward pass which needs full tensors before enough multiplications are saved."""
 
 
 class WindowTensor(Tensor):
     """R variants (R,C,*S) of one sample, on which a model runs without gradients.
 
-    They equal `clean` (1,C,*S) except for `patch` (R,C,*s), whose first cell is at `patch_start` (R,axes). Convolutions,
-    poolings, batch norms, sums, concatenations and activations return such variants and compute only what each patch reaches.
-    The result equals that of a full forward pass except for rounding. Any other operation gets the full tensors.
+    Each variant equals `clean` (1,C,*S) outside of its `window` (R,C,*s), whose first cell is at `window_start`
+    (R,axes). Convolutions, poolings, batch norms, sums, concatenations and activations compute only the cells that a
+    window affects. Any other operation gets the full tensors. The result is that of a full forward pass, up to
+    rounding.
     """
 
     clean: Tensor
-    patch: Tensor
-    patch_start: Tensor
+    window: Tensor
+    window_start: Tensor
     cost_tracker: CostTracker
 
     @staticmethod
     def __new__(
         cls: type["WindowTensor"],
         clean: Tensor,
-        patch: Tensor,
-        patch_start: Tensor,
+        window: Tensor,
+        window_start: Tensor,
         cost_tracker: CostTracker | None = None,
     ) -> "WindowTensor":
-        """Create a tensor with a shape and a dtype, and no values."""
+        """Create the tensor with its shape and dtype. The values are only in `clean` and `window`."""
         tensor: WindowTensor = Tensor._make_wrapper_subclass(
-            cls, (len(patch), *clean.shape[1:]), dtype=clean.dtype, device=clean.device
+            cls, (len(window), *clean.shape[1:]), dtype=clean.dtype, device=clean.device
         )
-        tensor.clean, tensor.patch, tensor.patch_start = clean, patch, patch_start
+        tensor.clean, tensor.window, tensor.window_start = clean, window, window_start
         tensor.cost_tracker = CostTracker() if cost_tracker is None else cost_tracker
-        tensor.cost_tracker.record_row_bytes(patch)
+        tensor.cost_tracker.record_row_bytes(window)
         return tensor
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # PyTorch calls it so; its stub is of an instance
         cls, func: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Run the operation by its rule, or on full tensors."""
+        """Run an operation on the windows if it has a rule here, else on full tensors."""
         kwargs, kind = kwargs or {}, func.overloadpacket
         result: Any = None
         if kind in (aten.detach, aten.alias):
@@ -100,37 +100,41 @@ class WindowTensor(Tensor):
             result = _run_pooling(func, *args)
         return _run_on_full_tensors(func, args, kwargs) if result is None else result
 
-    def materialize(self) -> Tensor:
-        """Return the full tensor (R,C,*S), and store it as the patch."""
-        if self.patch.shape != self.shape:
+    def compute_full_tensor(self) -> Tensor:
+        """Compute all cells of the variants, (R,C,*S), and keep them: the window then covers the whole map."""
+        if self.window.shape != self.shape:
             if self.cost_tracker.saved_multiplications < self.cost_tracker.min_saved_multiplications:
                 raise NotWorthwhileError
-            start = torch.zeros_like(self.patch_start)
-            self.patch, self.patch_start = self.extract_windows(start, self.shape[2:]), start
-            self.cost_tracker.record_row_bytes(self.patch)
-        return self.patch
+            start = torch.zeros_like(self.window_start)
+            self.window, self.window_start = self.extract_windows(start, self.shape[2:]), start
+            self.cost_tracker.record_row_bytes(self.window)
+        return self.window
 
     def extract_windows(self, start: Tensor, size: Sequence[int], fill_value: float = 0.0) -> Tensor:
-        """Cut one window from each variant: (R,axes) -> (R,C,*size). Outside cells get `fill_value`."""
+        """Cut one window (R,C,*size) from each variant, first cell at `start` (R,axes). Cells outside the map get
+        `fill_value`.
+        """
         windows = cut_windows(self.clean[0], start, size, fill_value)
-        shifts = (self.patch_start - start).tolist()  # of each patch in its window
-        for row, shift, patch in zip(windows, shifts, self.patch, strict=True):
+        shifts = (self.window_start - start).tolist()  # of each changed window in its cut-out
+        for row, shift, window in zip(windows, shifts, self.window, strict=True):
             destination, source = [slice(None)], [slice(None)]
-            for offset, length, extent in zip(shift, size, patch.shape[1:], strict=True):
+            for offset, length, extent in zip(shift, size, window.shape[1:], strict=True):
                 low = max(0, offset)
                 high = max(low, min(length, offset + extent))
                 destination.append(slice(low, high))
                 source.append(slice(low - offset, high - offset))
-            row[tuple(destination)] = patch[tuple(source)]
+            row[tuple(destination)] = window[tuple(source)]
         return windows
 
-    def with_patch(self, clean: Tensor, patch: Tensor, patch_start: Tensor | None = None) -> "WindowTensor":
-        """Return variants with new values and the same cost tracker."""
-        return WindowTensor(clean, patch, self.patch_start if patch_start is None else patch_start, self.cost_tracker)
+    def with_window(self, clean: Tensor, window: Tensor, window_start: Tensor | None = None) -> "WindowTensor":
+        """Return variants with another window and clean tensor, and the same cost tracker."""
+        return WindowTensor(
+            clean, window, self.window_start if window_start is None else window_start, self.cost_tracker
+        )
 
 
 def cut_windows(values: Tensor, corners: Tensor, size: Sequence[int], fill_value: float = 0.0) -> Tensor:
-    """Cut windows (R,C,*size) from values (C,*S), with the first cell at `corners` (R,axes). Outside cells get `fill_value`."""
+    """Cut windows (R,C,*size) from values (C,*S), first cells at `corners` (R,axes). Cells outside get `fill_value`."""
     corner_lists, pads, starts = corners.tolist(), list[int](), list[int]()
     for axis, length in enumerate(size):
         along = [corner[axis] for corner in corner_lists]
@@ -143,53 +147,55 @@ def cut_windows(values: Tensor, corners: Tensor, size: Sequence[int], fill_value
     return windows
 
 
-def materialize_tensor(value: Tensor) -> Tensor:
-    """Return the full tensor of a `WindowTensor`. Other tensors are returned unchanged."""
-    return value.materialize() if isinstance(value, WindowTensor) else value
+def to_full_tensor(value: Tensor) -> Tensor:
+    """Return a `WindowTensor` with all its cells computed, as a tensor. Other tensors are returned unchanged."""
+    return value.compute_full_tensor() if isinstance(value, WindowTensor) else value
 
 
 def _run_on_full_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run the operation on full tensors, without savings."""
-    result = func(*map_leaves(tuple(args), materialize_tensor), **map_leaves(dict(kwargs), materialize_tensor))
-    return args[0] if args and isinstance(args[0], WindowTensor) and result is args[0].patch else result
+    """Run an operation on all cells of its tensors, so that nothing is saved."""
+    result = func(*map_leaves(tuple(args), to_full_tensor), **map_leaves(dict(kwargs), to_full_tensor))
+    return args[0] if args and isinstance(args[0], WindowTensor) and result is args[0].window else result
 
 
 def _run_pointwise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> WindowTensor | None:
-    """Run a pointwise operation on the changed windows only."""
+    """Run a pointwise operation on the windows only. Return None if it needs full tensors."""
     variants = [arg for arg in args if isinstance(arg, WindowTensor)]
     if any(isinstance(arg, Tensor) and not _is_per_channel(arg, variants[0]) for arg in args):
         return None
-    if len({arg.shape for arg in variants}) > 1 or (aligned := _align_patches(variants)) is None:
+    if len({arg.shape for arg in variants}) > 1 or (common := _cut_common_windows(variants)) is None:
         return None
-    patches, first = aligned
+    windows, first = common
 
     def call_with(replacements: Iterable[Tensor]) -> Tensor:
         values = iter([value.clone() for value in replacements])
         result: Tensor = func(*(next(values) if isinstance(arg, WindowTensor) else arg for arg in args), **kwargs)
         return result
 
-    clean, patch = call_with(variant.clean for variant in variants), call_with(patches)
+    clean, window = call_with(variant.clean for variant in variants), call_with(windows)
     if func._schema.is_mutable:
-        variants[0].clean, variants[0].patch, variants[0].patch_start = clean, patch, first
+        variants[0].clean, variants[0].window, variants[0].window_start = clean, window, first
         return variants[0]
-    return variants[0].with_patch(clean, patch, first)
+    return variants[0].with_window(clean, window, first)
 
 
 def _is_per_channel(value: Tensor, reference: WindowTensor) -> bool:
-    """Whether a tensor has at most one value per channel, or is a `WindowTensor`."""
+    """Whether an operand has at most one value per channel. A `WindowTensor` also counts."""
     if isinstance(value, WindowTensor) or value.numel() == 1:
         return True
     return value.ndim == reference.ndim and value.shape[0] == 1 and set(value.shape[2:]) == {1}
 
 
-def _align_patches(variants: Sequence[WindowTensor]) -> tuple[list[Tensor], Tensor] | None:
-    """Return the patches of several variants on one common window, and its start, or None if the window is large."""
+def _cut_common_windows(variants: Sequence[WindowTensor]) -> tuple[list[Tensor], Tensor] | None:
+    """Cut the same window from several operands. Return the cut windows and their start, or None if the window is
+    large.
+    """
     if len(variants) == 1:
-        is_large = _is_large(variants[0].patch.shape[2:], variants[0].shape[2:])
-        return None if is_large else ([variants[0].patch], variants[0].patch_start)
-    begin = torch.stack([variant.patch_start for variant in variants]).amin(0)
-    sizes = [torch.tensor(variant.patch.shape[2:], device=begin.device) for variant in variants]
-    ends = torch.stack([variant.patch_start + size for variant, size in zip(variants, sizes, strict=True)]).amax(0)
+        is_large = _is_large(variants[0].window.shape[2:], variants[0].shape[2:])
+        return None if is_large else ([variants[0].window], variants[0].window_start)
+    begin = torch.stack([variant.window_start for variant in variants]).amin(0)
+    sizes = [torch.tensor(variant.window.shape[2:], device=begin.device) for variant in variants]
+    ends = torch.stack([variant.window_start + size for variant, size in zip(variants, sizes, strict=True)]).amax(0)
     size: list[int] = (ends - begin).amax(0).tolist()
     last = torch.tensor(variants[0].shape[2:], device=begin.device) - torch.tensor(size, device=begin.device)
     begin = torch.minimum(begin, last)
@@ -198,28 +204,28 @@ def _align_patches(variants: Sequence[WindowTensor]) -> tuple[list[Tensor], Tens
     return [variant.extract_windows(begin, size) for variant in variants], begin
 
 
-def _is_large(patch_size: Sequence[int], size: Sequence[int]) -> bool:
-    return math.prod(patch_size) > MAX_PATCH_SHARE * math.prod(size)
+def _is_large(window_size: Sequence[int], size: Sequence[int]) -> bool:
+    return math.prod(window_size) > MAX_WINDOW_SHARE * math.prod(size)
 
 
 def _run_batch_norm(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """Run a batch norm with its running statistics on the changed windows only."""
+    """Run a batch norm with running statistics on the windows only. Return None if it needs full tensors."""
     x, trains = args[0], func.overloadpacket is not aten._native_batch_norm_legit_no_training and args[5]
     if not isinstance(x, WindowTensor) or trains or kwargs:
         return None
     clean, *empty_results = func(x.clean, *args[1:])
-    return x.with_patch(clean, func(x.patch, *args[1:])[0]), *empty_results
+    return x.with_window(clean, func(x.window, *args[1:])[0]), *empty_results
 
 
 def _run_concat(func: Any, parts: Sequence[Tensor], axis: int) -> WindowTensor | None:
-    """Concatenate variants along the channel axis."""
+    """Concatenate variants along the channels on their windows only. Return None if that needs full tensors."""
     variants = [part for part in parts if isinstance(part, WindowTensor)]
     if axis != 1 or len(variants) < len(parts) or len({part.shape[2:] for part in variants}) > 1:
         return None
-    if (aligned := _align_patches(variants)) is None:
+    if (common := _cut_common_windows(variants)) is None:
         return None
-    patches, first = aligned
-    return variants[0].with_patch(func([part.clean for part in variants], 1), func(patches, 1), first)
+    windows, first = common
+    return variants[0].with_window(func([part.clean for part in variants], 1), func(windows, 1), first)
 
 
 def _run_convolution(
@@ -242,8 +248,8 @@ def _run_convolution(
 
     result = _run_windowed(convolve, x, weight.shape[2:], stride, padding, dilation)
     if result is not None:
-        cells, patch_cells = math.prod(result.shape[2:]), math.prod(result.patch.shape[2:])
-        x.cost_tracker.saved_multiplications += len(result) * weight.numel() * (cells - patch_cells)
+        cells, window_cells = math.prod(result.shape[2:]), math.prod(result.window.shape[2:])
+        x.cost_tracker.saved_multiplications += len(result) * weight.numel() * (cells - window_cells)
         x.cost_tracker.clean_multiplications += weight.numel() * cells
     return result
 
@@ -256,7 +262,7 @@ def _run_pooling(
     padding: Sequence[int] | int = 0,
     *options: Any,
 ) -> Any:
-    """Run a max or average pooling on the changed windows only."""
+    """Run a max or average pooling on the windows only. Return None if it needs full tensors."""
     axes = x.ndim - 2
     largest = func.overloadpacket in (aten.max_pool2d_with_indices, aten.max_pool3d_with_indices)
     dilation = _per_axis(options[0], axes) if largest and options else [1] * axes
@@ -293,20 +299,22 @@ def _run_windowed(
     dilation: Sequence[int],
     fill_value: float = 0.0,
 ) -> WindowTensor | None:
-    """Run `operation(values, padding)` once on the clean tensor, and on the changed window of each variant."""
+    """Run `operation(values, padding)` on the clean tensor and on the window of each variant. Return None for large
+    windows.
+    """
     clean = operation(x.clean, padding)
     axes = range(x.ndim - 2)
     extents = [dilation[i] * (kernel[i] - 1) for i in axes]
-    size = [min(clean.shape[2 + i], (x.patch.shape[2 + i] + extents[i] - 1) // stride[i] + 1) for i in axes]
+    size = [min(clean.shape[2 + i], (x.window.shape[2 + i] + extents[i] - 1) // stride[i] + 1) for i in axes]
     if _is_large(size, clean.shape[2:]):
         return None
     steps, pads, extent_tensor = (
-        torch.tensor(list(lengths), device=x.patch_start.device) for lengths in (stride, padding, extents)
+        torch.tensor(list(lengths), device=x.window_start.device) for lengths in (stride, padding, extents)
     )
-    last = torch.tensor([clean.shape[2 + i] - size[i] for i in axes], device=x.patch_start.device)
+    last = torch.tensor([clean.shape[2 + i] - size[i] for i in axes], device=x.window_start.device)
     # the first that reaches it, rounded up
-    first = -torch.div(extent_tensor - x.patch_start - pads, steps, rounding_mode="floor")
+    first = -torch.div(extent_tensor - x.window_start - pads, steps, rounding_mode="floor")
     first = torch.minimum(first.clamp(min=0), last)
     window_size = [(size[i] - 1) * stride[i] + extents[i] + 1 for i in axes]
     windows = x.extract_windows(first * steps - pads, window_size, fill_value)
-    return x.with_patch(clean, operation(windows, [0] * len(window_size)), first)
+    return x.with_window(clean, operation(windows, [0] * len(window_size)), first)

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError, LayerError
-from camscope.hooks.base import Hooks, check_initialized, evaluation_mode, thread_local_hook, unwrap
+from camscope.hooks.evaluation_mode import evaluation_mode
+from camscope.hooks.find_layers import check_initialized, unwrap
+from camscope.hooks.thread_local_hooks import Hooks, thread_local_hook
 from camscope.plurals import plural
 from camscope.pytree import iter_leaves
 
@@ -28,8 +30,9 @@ class LayerRow:
     Attributes:
         name: Name of the layer.
         type: Name of its class.
-        output_shape: Shape of the floating tensor of highest rank in its last output, or None where it returned none.
-        stride: Input pixels per output cell along each spatial axis, or None where the output is not a grid over the
+        output_shape: Shape of its last output, or None if it returned no floating tensor. Of several tensors it is that
+            of highest rank.
+        stride: Input pixels per output cell along each spatial axis, or None if the output is not a grid over the
             input.
         n_parameters: Number of parameters of the layer and all layers inside it.
         n_direct_parameters: Number of parameters of the layer itself.
@@ -68,7 +71,7 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class LayerTable:
-    """Every layer of a model except the model itself, in its own order: rows as data, and a table for display.
+    """A table of all layers of a model, in the order of the model: rows as data, and text for display.
 
     Attributes:
         model: Name of the model's class.
@@ -203,7 +206,9 @@ def _count_parameters(parameters: Iterator[nn.Parameter]) -> int:
 
 
 def _compute_stride(input_shape: tuple[int, ...], output_shape: tuple[int, ...] | None) -> tuple[float, ...] | None:
-    """Return the stride per axis (input size / output size), or None if it is undefined."""
+    """Return the stride along each axis, the input size divided by the output size. Return None if the output is no
+    grid.
+    """
     if output_shape is None or len(output_shape) != len(input_shape) or len(output_shape) < 3 or 0 in output_shape:
         return None
     sizes, first, last = input_shape[2:], output_shape[2:], output_shape[1:-1]
@@ -212,6 +217,6 @@ def _compute_stride(input_shape: tuple[int, ...], output_shape: tuple[int, ...] 
 
 
 def _has_uniform_stride(sizes: tuple[int, ...], cells: tuple[int, ...]) -> bool:
-    """Whether one stride fits all axes, up to one cell of rounding."""
+    """Whether all axes have the same stride, up to one cell of rounding."""
     stride = max(size / count for size, count in zip(sizes, cells, strict=True))
     return all(abs(size / stride - count) <= 1 for size, count in zip(sizes, cells, strict=True))

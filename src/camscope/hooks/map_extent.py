@@ -1,8 +1,8 @@
-"""Extents: which part of the input a map lies over, after padding, crops and windows.
+"""Compute which part of the input a map covers, after padding, crops, convolutions and poolings.
 
-A plane of cells that were padded, cropped or moved lies over another part of the input than the one it is drawn on.
-Convolutions without padding also leave out a border, but by less than their receptive fields: that is tolerated up to a
-part of a cell. What a model crops or pads beyond what its kernels need is tolerated only up to a small part of the axis.
+If a model pads, crops or shifts a map, its cells no longer cover the part of the input over which they are drawn. A
+border that convolutions without padding leave out is tolerated up to a part of a cell. Crops and pads that no kernel
+needs are tolerated up to a small part of the axis.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,17 +20,18 @@ STRIDE_ARGUMENTS = {
     "avg_pool": (2, 1),
 }
 RESIZE_FUNCTIONS = ("adaptive_", "interpolate", "upsample")
-MAX_SHIFT = 0.75  # of a cell, by which a plane in place may lie off
-MAX_MARGIN = 0.15  # of an axis, which a plane in place with small cells may leave out, or add, on each side
-MAX_CUT = 0.032  # of an axis, by which crops and pads may move an end of a plane in place
+MAX_SHIFT = 0.75  # largest shift of a map that still covers the input evenly, in cells
+MAX_MARGIN = 0.15  # largest margin on each side that such a map may leave out or add, as a share of the axis
+MAX_CUT = 0.032  # by how much crops and pads may move an end of such a map, as a share of the axis
 EXTENT_DIGITS = 9
 
 
 class AxisExtent(NamedTuple):
-    """Where a plane starts and ends along one axis, as shares of the input.
+    """The part of one axis of the input that a map covers, from `low` to `high`, as shares of the axis.
 
-    `low_cut`, `high_cut`: by how much crops moved each end inward; negative for pads. Windows do not count, and neither
-    does a crop or a pad by one cell. `low_pad`, `high_pad`: what was padded since the last window, which may need it.
+    `low_cut` and `high_cut` say how far crops moved each end inward. They are negative for pads, and ignore a crop or a
+    pad by one cell. `low_pad` and `high_pad` are the padding since the last convolution or pooling, which the next one
+    may need.
     """
 
     low: float = 0.0
@@ -44,7 +45,7 @@ class AxisExtent(NamedTuple):
 Extent = tuple[AxisExtent, ...]
 
 
-def update_extent(
+def compute_output_extent(
     extent: Extent,
     name: str,
     size: Sequence[int],
@@ -52,50 +53,64 @@ def update_extent(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Extent:
-    """Return the extent of a function's output, from that of its input."""
+    """Compute the extent of a function's output from the extent of its input. `size` is that of the input in cells."""
     if name == "pad":
         widths = list(args[1] if len(args) > 1 else kwargs["pad"])
         pairs = reversed([*zip(widths[::2], widths[1::2], strict=True), *[(0, 0)] * len(size)][: len(size)])
         padded = []
         for axis, cells, (before, after) in zip(extent, size, pairs, strict=True):
             step = (axis.high - axis.low) / cells
-            padded.append(_move_ends(axis, axis.low - step * before, axis.high + step * after, step))
+            padded.append(_crop_or_pad_axis(axis, axis.low - step * before, axis.high + step * after, step))
         return tuple(padded)
     if name[:-2] not in STRIDE_ARGUMENTS:
         is_resized = name.startswith(RESIZE_FUNCTIONS)
         cells_of_axes = zip(extent, size, strict=True) if is_resized else ()
-        return tuple(_use_padding(axis, 0.0, (axis.high - axis.low) / cells) for axis, cells in cells_of_axes) or extent
+        return (
+            tuple(_apply_window_margin(axis, 0.0, (axis.high - axis.low) / cells) for axis, cells in cells_of_axes)
+            or extent
+        )
     kind, (place, kernel_place) = name[:-2], STRIDE_ARGUMENTS[name[:-2]]
     stride = args[place] if len(args) > place else kwargs.get("stride")
     if kernel_place and stride in (None, [], ()):
         stride = args[kernel_place] if len(args) > kernel_place else kwargs["kernel_size"]
     strides = list(stride) if isinstance(stride, list | tuple) else [stride or 1]
-    # without padding, a window returns fewer cells than it takes, on both sides
+    # without padding, a convolution returns fewer cells than it takes, on both sides
     scaled = []
     for axis, before, after, step in zip(extent, size, output_size, strides * len(size), strict=False):
         share = after / (before * step) if kind == "conv_transpose" else after * step / before
         width = axis.high - axis.low
-        scaled.append(_use_padding(axis, width * (share - 1) / 2, width / before))
+        scaled.append(_apply_window_margin(axis, width * (share - 1) / 2, width / before))
     return tuple(scaled)
 
 
-def _move_ends(axis: AxisExtent, low: float, high: float, cell: float) -> AxisExtent:
-    """Return the extent of a plane that is cropped or padded to other ends. `cell`: the size of a cell."""
-    low_cut, low_pad = _add_cut(axis.low_cut, axis.low_pad, low - axis.low, cell)
-    high_cut, high_pad = _add_cut(axis.high_cut, axis.high_pad, axis.high - high, cell)
+def _crop_or_pad_axis(axis: AxisExtent, low: float, high: float, cell: float) -> AxisExtent:
+    """Return the extent of a map after a crop or a pad that moves its ends to `low` and `high`."""
+    low_cut, low_pad = _move_end_inward(axis.low_cut, axis.low_pad, low - axis.low, cell)
+    high_cut, high_pad = _move_end_inward(axis.high_cut, axis.high_pad, axis.high - high, cell)
     return _round_extent(AxisExtent(low, high, low_cut, high_cut, low_pad, high_pad))
 
 
-def _add_cut(cut: float, pad: float, change: float, cell: float) -> tuple[float, float]:
-    """Return the cut and the padding at one end that moves inward by `change`. A crop first removes the padding."""
-    cropped = change - pad
+class AxisEnd(NamedTuple):
+    """What happened to one end of an axis: how far crops moved it inward, and its padding since the last window."""
+
+    cut: float
+    pad: float
+
+
+def _move_end_inward(cut: float, pad: float, distance: float, cell_size: float) -> AxisEnd:
+    """Move one end of a map inward by a distance. A crop first removes padding, and a negative distance adds
+    padding.
+    """
+    cropped = distance - pad
     if cropped <= 0:
-        return cut, -cropped
-    return (cut + cropped if cropped > _round_up(cell) else cut), 0.0
+        return AxisEnd(cut, -cropped)
+    return AxisEnd(cut + cropped if cropped > _round_up(cell_size) else cut, 0.0)
 
 
-def _use_padding(axis: AxisExtent, margin: float, cell: float) -> AxisExtent:
-    """Return the extent of what a window makes of a plane, which moves each end outward by `margin`."""
+def _apply_window_margin(axis: AxisExtent, margin: float, cell: float) -> AxisExtent:
+    """Return the extent after a convolution or pooling that moves each end outward by `margin`. It uses up the
+    padding.
+    """
     unused = [max(0.0, pad + min(margin, 0.0)) for pad in (axis.low_pad, axis.high_pad)]
     low_left, high_left = (share if share > _round_up(cell) else 0.0 for share in unused)
     low, high = axis.low - margin, axis.high + margin
@@ -110,23 +125,23 @@ def _round_extent(axis: AxisExtent) -> AxisExtent:
     return AxisExtent(*(round(share, EXTENT_DIGITS) for share in axis))
 
 
-def is_aligned(extent: Extent | None, grid: Sequence[int]) -> bool:
-    """Whether the cells of a plane with this extent lie about where they are drawn, evenly over the whole input."""
+def covers_input_evenly(extent: Extent | None, grid: Sequence[int]) -> bool:
+    """Whether a map with this extent covers the whole input evenly, up to a small shift or margin."""
     for axis, cells in zip(extent or (), grid, strict=False):
         low, high = axis.low, axis.high
         shift, margin = abs(low + high - 1) / 2, abs(high - low - 1) / 2
         if shift * cells > MAX_SHIFT or (margin > MAX_MARGIN and margin * (cells - 1) > MAX_SHIFT):
             return False
-        used = _use_padding(axis, 0.0, (high - low) / cells)
+        used = _apply_window_margin(axis, 0.0, (high - low) / cells)
         if max(abs(used.low_cut), abs(used.high_cut)) > MAX_CUT:
             return False
     return extent is not None
 
 
 def join_extents(extents: Sequence[Extent | None], grid: Sequence[int]) -> Extent | None:
-    """Return the mean extent of several planes of one grid, or None if they lie over different parts of the input.
+    """Return the mean extent of several maps on one grid. Return None if they cover different parts of the input.
 
-    A crop that makes a plane fit to what convolutions left of another one is no cut.
+    A crop that fits one map to a smaller one, which convolutions without padding made, does not count as a crop.
     """
     in_order = [extent for extent in dict.fromkeys(extents) if extent is not None]
     if not in_order or None in extents:
@@ -148,13 +163,14 @@ def join_extents(extents: Sequence[Extent | None], grid: Sequence[int]) -> Exten
         for axis, mean_axis, cells in zip(extent, joined, grid, strict=True)
         for end, mean in zip(axis[:2], mean_axis[:2], strict=True)
     )
-    return joined if is_close or all(is_aligned(extent, grid) for extent in in_order) else None
+    return joined if is_close or all(covers_input_evenly(extent, grid) for extent in in_order) else None
 
 
-def find_ends(positions: Tensor, axis: int, length: int, extent: AxisExtent) -> list[AxisExtent | None]:
-    """Return for each plane (planes,*grid) of positions where it starts and ends along one axis, within the extent.
+def find_channel_extents(positions: Tensor, axis: int, length: int, extent: AxisExtent) -> list[AxisExtent | None]:
+    """Return the extent of each channel along one axis, from the source positions of its cells (channels,*grid).
 
-    None: the positions do not ascend evenly along this axis, or differ along another one.
+    `length` and `extent` are those of the source map. A channel has no extent, but None, if its positions do not ascend
+    evenly along the axis, or if they vary along another axis.
     """
     n_after = positions.ndim - axis - 2
     lines = positions  # (planes, cells)
@@ -172,6 +188,6 @@ def find_ends(positions: Tensor, axis: int, length: int, extent: AxisExtent) -> 
     scale = (extent.high - extent.low) / length
     ends = zip(starts.tolist(), stops.tolist(), (steps[:, 0] * scale).tolist(), is_in_order.tolist(), strict=True)
     return [
-        _move_ends(extent, extent.low + scale * start, extent.low + scale * stop, cell) if valid else None
+        _crop_or_pad_axis(extent, extent.low + scale * start, extent.low + scale * stop, cell) if valid else None
         for start, stop, cell, valid in ends
     ]

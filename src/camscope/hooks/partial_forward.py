@@ -1,7 +1,7 @@
-"""Partial forward passes: run the layers before a given layer once, for many variants of its output.
+"""Run the part of a model before a layer once, and the part after it for many variants of the layer's output.
 
-- `branch_layer_output` replaces one layer's output by many variants of it.
-- `PrefixCache` lets later forward passes of one input skip what comes before a layer.
+- `replace_output_by_variants` replaces the output of a layer by many variants of it.
+- `PrefixCache` stores the outputs before a layer, so that later forward passes of the same input skip these layers.
 """
 
 from collections import Counter
@@ -12,21 +12,15 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from camscope.hooks.base import (
-    Hooks,
-    find_layer,
-    has_global_hooks,
-    reentrant_checkpoints_disabled,
-    thread_local_hook,
-    unwrap,
-)
+from camscope.hooks.find_layers import find_layer, unwrap
 from camscope.hooks.function_mode import has_instance_forward, override_forward
+from camscope.hooks.thread_local_hooks import Hooks, has_global_hooks, reentrant_checkpoints_disabled, thread_local_hook
 from camscope.pytree import find_main_tensor, iter_leaves, replace_leaf
-from camscope.tensor_kinds import find_unusual_kind
+from camscope.unusual_tensors import describe_unusual_tensor
 
 
 @contextmanager
-def branch_layer_output(
+def replace_output_by_variants(
     model: nn.Module,
     layer: str | nn.Module,
     sample_index: Tensor,
@@ -37,12 +31,12 @@ def branch_layer_output(
 ) -> Iterator[None]:
     """Replace a layer's N output rows by R variants inside the `with`. Row i is `transform` of row `sample_index[i]`.
 
-        with branch_layer_output(model, "layer4", torch.zeros(512, dtype=int), remove_one_channel_each):
+        with replace_output_by_variants(model, "layer4", torch.zeros(512, dtype=int), remove_one_channel_each):
             scores = model(x)        # (512,): the layers up to layer4 ran on one image, the rest on 512
 
-    `sample_index` (R,) is int64. `transform` maps (R,...) to (R,...) and may work in place. Only call number `call_index` is
-    changed. A model that joins the layer's output with a tensor of N rows raises its own error, unless N = 1, where
-    broadcasting is right.
+    `sample_index` (R,) is int64. `transform` maps (R,...) to (R,...) and may work in place. Only call number
+    `call_index` of the layer is changed. If the model joins the output with a tensor of N rows, it raises its own
+    error. With N = 1 broadcasting gives the right result.
     """
     name, module = find_layer(unwrap(model), layer)
     n_calls = 0
@@ -64,11 +58,12 @@ MAX_CACHED_BYTES = 2**28  # bytes that are stored, the last outputs first
 
 
 class PrefixCache:
-    """Forward passes of one input through one model, each inside `with cache:`, in one thread and without gradients.
+    """Cache for repeated forward passes of one input, each inside `with cache:`, in one thread and without gradients.
 
-    The first pass stores the outputs of the modules next to the path to the layer, and of the layer itself, up to its call
-    number `call_index`. Later passes reuse them. A module runs again if it changes its input in place, is changed later, has
-    hooks inside, is in train mode, or is TorchScript. So does a whole model that draws random numbers.
+    The first pass stores the outputs of the modules before the layer and of the layer itself, up to its call number
+    `call_index`. Later passes reuse them. A module runs again if it is in train mode, is TorchScript, has hooks inside,
+    or changes its input in place. So does a module whose output was changed later. If the model draws random numbers,
+    nothing is reused.
     """
 
     def __init__(self, model: nn.Module, layer: str | nn.Module, call_index: int = 0) -> None:
@@ -97,11 +92,11 @@ class PrefixCache:
 
     @property
     def has_cached_outputs(self) -> bool:
-        """Whether the next forward pass can use cached outputs."""
+        """Whether outputs are stored that the next forward pass can use."""
         return bool(self._outputs)
 
     def run_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the module's output, from the cache if possible."""
+        """Return the output of a module, from the cache if possible. It replaces the forward of the module."""
         key = id(module), self._call_counts[id(module)]
         self._call_counts[id(module)] += 1
         cached = self._outputs.get(key) if self._is_filled and not self._is_past_layer else None
@@ -112,7 +107,7 @@ class PrefixCache:
             before = list(map(_version_counter, inputs))
             output = type(module).forward(module, *args, **kwargs)
             is_cacheable = isinstance(output, Tensor) and not (
-                output.requires_grad or output.is_inference() or find_unusual_kind(output)
+                output.requires_grad or output.is_inference() or describe_unusual_tensor(output)
             )
             is_cacheable = is_cacheable and before == list(map(_version_counter, inputs))
             if is_cacheable and not self._is_filled and not self._is_past_layer:
@@ -122,7 +117,9 @@ class PrefixCache:
 
 
 def _find_cacheable_modules(model: nn.Module, name: str) -> list[nn.Module]:
-    """Return the modules before the layer whose outputs can be cached, and the layer. Return an empty list if it cannot."""
+    """Return the layer and the modules before it whose outputs can be cached. Return [] if the layer's output cannot
+    be.
+    """
     path, candidates = [model], list[nn.Module]()
     for part in name.split(".") if name else []:
         candidates += path[-1].children()
@@ -136,7 +133,7 @@ def _find_cacheable_modules(model: nn.Module, name: str) -> list[nn.Module]:
 
 
 def _is_cacheable(module: nn.Module) -> bool:
-    """Whether a call of the module only computes its output, with no side effects."""
+    """Whether the output of a module can be cached: it is in eval mode, and has no hooks or patched forwards inside."""
     parts = [*module.modules()]
     usual = not any(has_instance_forward(part) or part.training for part in parts)
     heard = any(part._forward_hooks or part._forward_pre_hooks for part in parts[1:])

@@ -1,4 +1,4 @@
-"""Track which tensors of a forward pass are spatial maps of the input, and whether their cells were moved."""
+"""Track which tensors of a forward pass are spatial maps of the input, and which have misplaced cells."""
 
 import math
 import weakref
@@ -22,9 +22,16 @@ from camscope.hooks.function_mode import (
     function_name,
     split_names,
 )
-from camscope.hooks.map_extent import AxisExtent, Extent, find_ends, is_aligned, join_extents, update_extent
+from camscope.hooks.map_extent import (
+    AxisExtent,
+    Extent,
+    compute_output_extent,
+    covers_input_evenly,
+    find_channel_extents,
+    join_extents,
+)
 from camscope.pytree import iter_leaves, map_leaves
-from camscope.tensor_kinds import is_fake_mode_active
+from camscope.unusual_tensors import is_fake_mode_active
 
 WINDOW_FUNCTIONS = {
     f"{name}{rank}d"
@@ -67,40 +74,42 @@ CREATION_FUNCTIONS = split_names(
 EXPORT_FUNCTIONS = split_names(
     "array cuda_array_interface data data_ptr dlpack numpy set share_memory storage typed_storage untyped_storage"
 )
-MIN_MOVED_SHARE = 0.4  # of the planes that a window mixes; models that shift channels by a cell shift a third of them
+# of the channels that a convolution mixes; models that shift channels by a cell shift a third of them
+MIN_MISPLACED_SHARE = 0.4
 INDEX_TYPES = (torch.bool, torch.int32, torch.int64)
 FUSED_MODULES = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # intercepted, they do not run their fused kernels
 
 
 @dataclass
-class _Record:
-    """The cells of a tensor: a number for each value, 0 where it depends on none, or None where they are unknown.
+class _CellRecord:
+    """What is known about one tensor: for each value the number of the cell from which it comes, or 0 for no cell.
 
-    `version`: PyTorch counts the changes of a tensor's memory, and the record holds for no other version. `extent`: that of
-    a map. `is_moved`: it is computed from planes that do not lie in place, or mainly from such planes.
+    Unknown cells have None. The record is valid for one `version`, PyTorch's count of the
+    changes of a
+    tensor's memory. `extent` is known for maps. `is_misplaced` says whether the tensor was computed from misplaced
+    cells.
     """
 
     tensor: weakref.ref[Tensor]
     version: int
     cells: Tensor | None
     extent: Extent | None = None
-    is_moved: bool = False
+    is_misplaced: bool = False
 
 
 class SpatialMapTracker(BaseFunctionMode):
-    """Tracks, in this thread, the maps (N,K,*grid) that windowed and elementwise operations compute from the input.
+    """A function mode that tracks the maps (N,K,*grid) which convolutions, poolings and elementwise functions compute.
 
-    Only what is followed without a gap from the input x is a map. A tensor is unknown that comes from anywhere else:
-    from TorchScript, NumPy, a custom operation, or a function that is not listed above.
+    A tensor is a map only if it was followed from the input x without a gap. A tensor from TorchScript, NumPy, a custom
+    operation, or a function that is not listed above is unknown.
 
-    A convolution or a pooling returns a map if its input is one, or a plane whose cells are in order. Functions that move
-    values, such as a transposition, a flip or an index, also move the numbers of their cells. An elementwise function
-    returns a map for maps, parameters such as position embeddings, and values that are the same in all cells. Attention
-    between tokens has no such grid unless it is reshaped.
+    Each cell of a grid has a number. Functions that move values, such as a transposition or a flip, are also applied to
+    the numbers, so that they show where each value comes from. A convolution or a pooling returns a map if the cells of
+    its input are in order. An elementwise function returns a map if its other operands are maps, parameters, or the
+    same in all cells.
 
-    Padding and crops move a map as a whole. Each map therefore has an extent, the part of the input that it lies over. It
-    is in place if that is about the whole input: see `map_extent`. Each grid and extent has its own numbers, and views of
-    one plane share their memory.
+    Padding and crops shift a map as a whole. Each map therefore has an extent, the part of the input that it covers:
+    see `map_extent`. Each pair of grid and extent has its own cell numbers. The tracker acts only in its thread.
     """
 
     def __init__(self, model: nn.Module, x: Tensor, other_inputs: Sequence[Tensor] = ()) -> None:
@@ -109,9 +118,9 @@ class SpatialMapTracker(BaseFunctionMode):
             id(tensor): _get_version(tensor) for tensor in (*model.parameters(), *model.buffers())
         }
         self._n_axes = x.ndim
-        self._records: dict[int, _Record] = {}
+        self._records: dict[int, _CellRecord] = {}
         self._records_before: dict[
-            int, _Record | None
+            int, _CellRecord | None
         ] = {}  # of the arguments of a function, which it may have changed
         self._first_cells: dict[tuple[tuple[int, ...], Extent], int] = {}
         self._planes: dict[tuple[object, ...], Tensor] = {}
@@ -124,22 +133,28 @@ class SpatialMapTracker(BaseFunctionMode):
                     self._record_map(tensor, self._whole)
 
     def is_spatial_map(self, tensor: Tensor) -> bool:
-        """Whether a tensor was computed from the input by spatial operations alone, and lies in place."""
+        """Whether a tensor was computed from the input by spatial operations only, and covers the input evenly."""
         record = self._find_record(tensor)
-        return record is not None and record.extent is not None and is_aligned(record.extent, tensor.shape[2:])
+        return record is not None and record.extent is not None and covers_input_evenly(record.extent, tensor.shape[2:])
 
-    def is_moved(self, tensor: Tensor) -> bool:
-        """Whether the cells of a tensor (N,K,*grid), or many of its planes, were flipped, shuffled or otherwise moved."""
+    def is_misplaced(self, tensor: Tensor) -> bool:
+        """Whether many channels of a tensor (N,K,*grid) have misplaced cells, such as flipped, shuffled or cropped
+        ones.
+        """
         with torch._C.DisableTorchFunction():
-            return self._is_moved(tensor)
+            return self._is_misplaced(tensor)
 
-    def is_in_place(self, tensor: Tensor) -> bool:
-        """Whether each value of a tensor (N,K,*grid) was followed from the input, and lies at its cell of the grid."""
+    def has_all_cells_in_position(self, tensor: Tensor) -> bool:
+        """Whether every value of a tensor (N,K,*grid) was followed from the input and is at the position of its
+        cell.
+        """
         with torch._C.DisableTorchFunction():
-            return self._is_in_place(tensor)
+            return self._has_all_cells_in_position(tensor)
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call the function and return its result. Record whether the result is a spatial map, and where its cells lie."""
+        """Call a function and return its result. Record whether the result is a spatial map, and the cells of its
+        values.
+        """
         if is_fake_mode_active():  # of the model: its results have no values, and neither would the cell numbers
             return func(*args, **kwargs)
         name = _read_name(func)
@@ -154,7 +169,7 @@ class SpatialMapTracker(BaseFunctionMode):
         output = changed[0] if isinstance(changed, tuple) and changed else changed
         with torch._C.DisableTorchFunction():
             if extent and isinstance(output, Tensor) and output.ndim == self._n_axes:
-                self._record_map(output, update_extent(extent, name, size, output.shape[2:], args, kwargs))
+                self._record_map(output, compute_output_extent(extent, name, size, output.shape[2:], args, kwargs))
             else:
                 self._records_before = records
                 self._record_result(name, args, sources, changed, moved)
@@ -165,7 +180,7 @@ class SpatialMapTracker(BaseFunctionMode):
 
     def _record_map(self, tensor: Tensor, extent: Extent) -> None:
         cells = self._number_cells_like(tensor, extent)
-        self._records[id(tensor)] = _Record(weakref.ref(tensor), _get_version(tensor), cells, extent)
+        self._records[id(tensor)] = _CellRecord(weakref.ref(tensor), _get_version(tensor), cells, extent)
 
     def _record_export(self, name: str, tensor: object) -> None:
         if name == "data_ptr" and isinstance(tensor, Tensor) and self.is_spatial_map(tensor):
@@ -177,7 +192,9 @@ class SpatialMapTracker(BaseFunctionMode):
     def _move_cell_numbers(
         self, func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
-        """Apply a function that moves values to the cell numbers of its arguments. Return None if they are unknown."""
+        """Apply a function that moves values to the cell numbers of its arguments. Return None if the numbers are
+        unknown.
+        """
         if (name not in MOVEMENT_FUNCTIONS and name != "setitem") or not args:
             return None
         try:
@@ -199,17 +216,21 @@ class SpatialMapTracker(BaseFunctionMode):
     def _record_result(
         self, name: str, args: Sequence[Any], sources: Sequence[Tensor], result: Any, moved: Any
     ) -> None:
-        """Record the cell numbers of a function's result. `moved` comes from `_move_cell_numbers`."""
+        """Record the cell numbers of the tensors in a function's result. `moved` is the result of
+        `_move_cell_numbers`.
+        """
         outputs = [leaf for _, leaf in iter_leaves(result)]
         moved_cells = [leaf for _, leaf in iter_leaves(moved)]
         for number, output in enumerate(outputs):
             cells_after_move = moved_cells[number] if len(moved_cells) == len(outputs) else None
             try:
                 cells = self._find_cells(name, args, sources, output, cells_after_move)
-                is_moved = cells is None and self._is_computed_from_moved(name, sources)
+                is_misplaced = cells is None and self._is_computed_from_misplaced(name, sources)
             except RuntimeError:  # of sparse and nested tensors
-                cells, is_moved = None, False
-            self._records[id(output)] = _Record(weakref.ref(output), _get_version(output), cells, is_moved=is_moved)
+                cells, is_misplaced = None, False
+            self._records[id(output)] = _CellRecord(
+                weakref.ref(output), _get_version(output), cells, is_misplaced=is_misplaced
+            )
 
     def _find_cells(
         self, name: str, args: Sequence[Any], sources: Sequence[Tensor], output: Tensor, moved: Tensor | None
@@ -226,34 +247,40 @@ class SpatialMapTracker(BaseFunctionMode):
             return self._locate_matrix_product(name, sources, output.shape)
         return self._reduce_cells(sources[0], output.shape) if name in REDUCTIONS and sources else None
 
-    def _is_computed_from_moved(self, name: str, sources: Sequence[Tensor]) -> bool:
-        """Whether a result is computed from moved planes. A window mixes its planes; elsewhere no plane may be in place."""
+    def _is_computed_from_misplaced(self, name: str, sources: Sequence[Tensor]) -> bool:
+        """Whether a function's result has misplaced cells because its sources have. A convolution mixes all their
+        channels.
+        """
         if name in WINDOW_FUNCTIONS:
-            return self._is_moved(sources[0])
-        return any(map(self._is_recorded_as_moved, sources)) and not any(map(self._is_in_place, sources))
+            return self._is_misplaced(sources[0])
+        return any(map(self._is_recorded_as_misplaced, sources)) and not any(
+            map(self._has_all_cells_in_position, sources)
+        )
 
-    def _is_recorded_as_moved(self, tensor: Tensor) -> bool:
-        """Whether a tensor was computed from moved planes, or is a map that does not lie in place."""
+    def _is_recorded_as_misplaced(self, tensor: Tensor) -> bool:
+        """Whether the record of a tensor says that its cells are misplaced, or its extent does not cover the input
+        evenly.
+        """
         record = self._find_record(tensor)
         if record is None or record.extent is None:
-            return record is not None and record.is_moved
-        return not is_aligned(record.extent, tensor.shape[2:])
+            return record is not None and record.is_misplaced
+        return not covers_input_evenly(record.extent, tensor.shape[2:])
 
-    def _is_moved(self, tensor: Tensor) -> bool:
-        """Whether many planes of a tensor (N,K,*grid) were moved, or were computed from moved values."""
-        planes = Counter(self._locate_planes(tensor))
-        n_moved = sum(count for plane, count in planes.items() if not is_aligned(plane, tensor.shape[2:]))
-        is_elsewhere = bool(planes) and n_moved >= MIN_MOVED_SHARE * planes.total()
-        return is_elsewhere or self._is_recorded_as_moved(tensor)
+    def _is_misplaced(self, tensor: Tensor) -> bool:
+        """Whether many channels of a tensor (N,K,*grid) have misplaced cells, by their extents or by its record."""
+        planes = Counter(self._find_channel_extents(tensor))
+        n_moved = sum(count for plane, count in planes.items() if not covers_input_evenly(plane, tensor.shape[2:]))
+        is_elsewhere = bool(planes) and n_moved >= MIN_MISPLACED_SHARE * planes.total()
+        return is_elsewhere or self._is_recorded_as_misplaced(tensor)
 
-    def _is_in_place(self, tensor: Tensor) -> bool:
-        """Whether each value of a tensor (N,K,*grid) lies at its cell of the grid."""
-        planes = self._locate_planes(tensor)
+    def _has_all_cells_in_position(self, tensor: Tensor) -> bool:
+        """Whether every value of a tensor (N,K,*grid) is at the position of its cell."""
+        planes = self._find_channel_extents(tensor)
         is_one_cell = tensor.ndim == self._n_axes and math.prod(tensor.shape[2:]) == 1
-        return is_one_cell or (bool(planes) and all(is_aligned(plane, tensor.shape[2:]) for plane in planes))
+        return is_one_cell or (bool(planes) and all(covers_input_evenly(plane, tensor.shape[2:]) for plane in planes))
 
-    def _find_record(self, tensor: Tensor) -> _Record | None:
-        """Return the record of a tensor that has one and was not changed since."""
+    def _find_record(self, tensor: Tensor) -> _CellRecord | None:
+        """Return the record of a tensor, or None if it has none or was changed since."""
         if id(tensor) in self._records_before:
             return self._records_before[id(tensor)]
         record = self._records.get(id(tensor))
@@ -265,7 +292,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return None if is_exported else record
 
     def _number_cells_like(self, tensor: Tensor, extent: Extent) -> Tensor:
-        """Return the cell numbers of a grid with an extent, in the shape of a tensor (N,K,*grid)."""
+        """Return the cell numbers of a grid with this extent, in the shape of a tensor (N,K,*grid)."""
         grid = tuple(tensor.shape[2:])
         if math.prod(grid) == 1:  # the only cell is all of the image
             return self._no_cells_like(tensor)
@@ -291,11 +318,11 @@ class SpatialMapTracker(BaseFunctionMode):
         return cells is not None and self._depends_on_no_cell(cells)
 
     def _is_parameter(self, tensor: Tensor) -> bool:
-        """Whether a tensor is a parameter or a buffer of the model, and was not written in this forward pass."""
+        """Whether a tensor is a parameter or buffer of the model that this forward pass did not change."""
         return self._parameter_versions.get(id(tensor)) == _get_version(tensor)
 
     def _read_cells(self, tensor: Tensor) -> Tensor | None:
-        """Return the cell number of each value of a tensor, or None if they are unknown."""
+        """Return the cell number of each value of a tensor. Return None if the numbers are unknown."""
         if self._is_parameter(tensor):
             return self._no_cells_like(tensor)
         record = self._find_record(tensor)
@@ -311,7 +338,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return tensor if tensor.dtype in INDEX_TYPES else self._read_known_cells(tensor)
 
     def _merge_cells(self, sources: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
-        """Return the cell numbers of the result of an elementwise function."""
+        """Return the cell numbers of the result of an elementwise function, or None if its sources do not agree."""
         cells_of_sources = [(source.shape, self._read_cells(source)) for source in sources]
         located = [
             cells.broadcast_to(shape)
@@ -322,7 +349,7 @@ class SpatialMapTracker(BaseFunctionMode):
             return None
         merged = located[0]
         if not all(_have_same_cells(merged, cells) for cells in located[1:]):
-            planes = [self._locate_cells(cells) for cells in located]
+            planes = [self._find_extents_of_cells(cells) for cells in located]
             extent = join_extents([*chain(*planes)], shape[2:]) if all(planes) else None
             if extent is None:
                 return None
@@ -335,7 +362,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return merged
 
     def _locate_matrix_product(self, name: str, sources: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
-        """Return the cell numbers of the result of a matrix product, which keeps the rows or the columns."""
+        """Return the cell numbers of a matrix product, those of its rows or columns, or None if they are unknown."""
         rows = self._read_cells(sources[0])
         if (
             rows is not None
@@ -355,7 +382,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return columns[..., :1, :].expand(shape)
 
     def _locate_einsum(self, equation: object, sources: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
-        """Return the cell numbers of the result of an einsum, from its first operand."""
+        """Return the cell numbers of the result of an einsum, from its first operand, or None if they are unknown."""
         inputs, _, axes = str(equation).replace(" ", "").partition("->")
         own_axes, _, other_axes = inputs.partition(",")
         cells = self._read_cells(sources[0])
@@ -376,7 +403,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return cells[tuple(slice(None) if axis in order else None for axis in axes)].expand(shape)
 
     def _reduce_cells(self, source: Tensor, shape: torch.Size) -> Tensor | None:
-        """Return the cell numbers of the result of a reduction along one axis."""
+        """Return the cell numbers of the result of a reduction along one axis, or None if they are unknown."""
         cells = self._read_cells(source)
         if cells is None:
             return None
@@ -386,16 +413,19 @@ class SpatialMapTracker(BaseFunctionMode):
             return None
         return cells.select(fitting[-1], 0).reshape(shape)
 
-    def _locate_planes(self, tensor: Tensor) -> list[Extent | None]:
-        """Return the extents of the planes of a tensor (N,K,*grid), None for a plane out of order, or [] if it is unknown."""
+    def _find_channel_extents(self, tensor: Tensor) -> list[Extent | None]:
+        """Return the extents of the channels of a tensor (N,K,*grid). A channel with cells in another order has None.
+
+        Return [] for an unknown tensor.
+        """
         record = self._find_record(tensor)
         if record is not None and record.extent is not None:
             return [record.extent]
         cells = self._read_cells(tensor) if tensor.ndim == self._n_axes else None
-        return [] if cells is None or self._depends_on_no_cell(cells) else self._locate_cells(cells)
+        return [] if cells is None or self._depends_on_no_cell(cells) else self._find_extents_of_cells(cells)
 
-    def _locate_cells(self, cells: Tensor) -> list[Extent | None]:
-        """Return the extents of planes of cell numbers (N,K,*grid), as `_locate_planes` does."""
+    def _find_extents_of_cells(self, cells: Tensor) -> list[Extent | None]:
+        """Return the extents of the channels of cell numbers (N,K,*grid), as `_find_channel_extents` does."""
         if cells.ndim != self._n_axes:
             return []
         planes = cells[tuple(slice(0, None if stride else 1) for stride in cells.stride()[:2])].flatten(0, 1)
@@ -406,19 +436,21 @@ class SpatialMapTracker(BaseFunctionMode):
             if len(inside):
                 positions = torch.unravel_index(planes[inside] - first, grid)
                 axes = zip(positions, range(len(grid)), grid, extent, strict=True)
-                for plane, ends in zip(inside.tolist(), zip(*starmap(find_ends, axes), strict=True), strict=True):
+                for plane, ends in zip(
+                    inside.tolist(), zip(*starmap(find_channel_extents, axes), strict=True), strict=True
+                ):
                     extents[plane] = None if None in ends else ends
         return extents
 
     def _find_source_extent(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Extent | None:
-        """Return the extent of the maps that a function takes, or None if it does not return a map for them."""
+        """Return the extent of the maps that a function takes. Return None if its result is not a map."""
         if _is_window(name):
             source = _get_source(args, kwargs)
             if not isinstance(source, Tensor) or source.ndim != self._n_axes:
                 return None
             if math.prod(source.shape[2:]) == 1:
                 return self._whole
-            return join_extents(self._locate_planes(source), source.shape[2:])
+            return join_extents(self._find_channel_extents(source), source.shape[2:])
         if name in CONCAT_FUNCTION_NAMES:
             axis = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))
             maps = list(self._iter_map_candidates(args[0] if args else kwargs.get("tensors")))
@@ -430,13 +462,13 @@ class SpatialMapTracker(BaseFunctionMode):
         return None
 
     def _join_maps(self, maps: Sequence[Tensor]) -> Extent | None:
-        """Return the extent of what is computed from maps, or None if one of the tensors is no map."""
+        """Return the common extent of several tensors, or None if one of them is no map."""
         records = list(map(self._find_record, maps))
         extents = [None if record is None else record.extent for record in records]
         return join_extents(extents, maps[0].shape[2:]) if maps else None
 
     def _iter_map_candidates(self, value: object) -> Iterator[Tensor]:
-        """Yield the tensors of an argument whose values may differ between cells."""
+        """Yield the tensors of an argument whose values may vary from cell to cell."""
         for item in value if isinstance(value, list | tuple) else (value,):
             if (
                 isinstance(item, Tensor)
@@ -447,7 +479,7 @@ class SpatialMapTracker(BaseFunctionMode):
 
 
 def _read_name(func: Callable[..., Any]) -> str:
-    """Return the name of a PyTorch function or property, or "" for an operation of a library, which may do anything."""
+    """Return the name of a PyTorch function or property. Return "" for an operation of another library."""
     if isinstance(func, OpOverload | OpOverloadPacket):
         return ""
     name = function_name(func)
@@ -464,13 +496,13 @@ def _get_version(tensor: Tensor) -> int:
 
 
 def _get_source(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return the first argument of a function, or the first tensor of it."""
+    """Return the first argument of a function. If this is a list, return its first tensor."""
     source = args[0] if args else kwargs.get("input", kwargs.get("tensors"))
     return source[0] if isinstance(source, list | tuple) else source
 
 
 def _have_same_cells(cells: Tensor, other: Tensor, *, compare: bool = True) -> bool:
-    """Whether two tensors of cell numbers are equal. A view of the same memory is equal without a comparison."""
+    """Whether two tensors of cell numbers are equal. Views of the same memory are equal without a comparison."""
     if cells.data_ptr() == other.data_ptr() and cells.stride() == other.stride():
         return True
     return compare and torch.equal(cells, other)
@@ -485,5 +517,5 @@ def _is_constant_along(cells: Tensor, axis: int) -> bool:
 
 
 def is_interception_exact(model: nn.Module) -> bool:
-    """Whether intercepting function calls keeps the model's results bit-exact."""
+    """Whether a model gives bit-exact results while its function calls are intercepted. Fused modules do not."""
     return not any(isinstance(module, FUSED_MODULES) for module in model.modules())

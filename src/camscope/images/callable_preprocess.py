@@ -1,4 +1,4 @@
-"""Wrap a user's preprocessing function and measure, with probe images, which image region its output shows."""
+"""Wrap a user's preprocessing function. Measure with probe images which part of an image the function shows the model."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from camscope.errors import PreprocessError
 from camscope.geometry import Placement
-from camscope.tensor_kinds import check_ordinary_tensor
+from camscope.unusual_tensors import check_ordinary_tensor
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -42,17 +42,15 @@ CONTENT_INDEPENDENT_TRANSFORMS = (
 
 
 class CallablePreprocess:
-    """Convert pixels (H,W,3) uint8 to a tensor (C,H,W) and its placement, or None where the placement is unknown.
+    """A preprocessing by a user's function `transform` from a PIL image to a float tensor (C,H,W) or (1,C,H,W).
 
-    `transform` takes a PIL image and returns a float tensor (C,H,W) or (1,C,H,W).
+    A call converts pixels (H,W,3) uint8 to a tensor (C,H,W) and its placement, or None if the placement is unknown. The
+    placement is an affine map. It is measured with probe images of the image's size: black, white, two ramps and their
+    negatives. It stays unknown if the function draws random numbers, bends the image or changes values unevenly.
 
-    The placement is the affine map measured with probe images of the image's size: black, white, two ramps and their
-    negatives. No placement (None) is found where the callable draws random numbers, bends the image or changes values unevenly.
-
-    A crop may also depend on the content of an image: its colors, its brightness or its edges. Each image is therefore
-    checked: a faint pattern of squares is added to it, and the change has to appear where the placement says.
-    Otherwise no placement is returned. Transforms of torchvision that ignore the content need no check.
-    The measurement leaves the global random states unchanged.
+    A crop may depend on the content of an image, such as its brightness or its edges. Therefore each image is checked: a
+    faint pattern of squares is added, and the change must appear where the placement predicts. Transforms of
+    torchvision that ignore the content need no check. The measurement leaves the global random states unchanged.
     """
 
     def __init__(self, transform: Callable[..., Any]) -> None:
@@ -70,7 +68,7 @@ class CallablePreprocess:
         return hash(type(self.transform))
 
     def __call__(self, pixels: Pixels) -> tuple[Tensor, Placement | None]:
-        """Return the model's input (C,H,W) for an image (H,W,3) uint8, and its placement where it is known."""
+        """Return the model's input (C,H,W) for an image (H,W,3) uint8, and its placement or None if that is unknown."""
         from PIL import Image
 
         result = self._call_transform(Image.fromarray(pixels))
@@ -81,7 +79,7 @@ class CallablePreprocess:
         return result, placement if is_confirmed else None
 
     def measure_placement(self, image_size: tuple[int, int]) -> Placement | None:
-        """Return where the model's input lies on an image of `image_size` (height, width), or None if unknown."""
+        """Measure where the model's input lies on an image of `image_size` (height, width). Return None if unknown."""
         if image_size not in self._placement_cache:
             measured = self._measure_uncached_placement(image_size)
             while len(self._placement_cache) >= MAX_CACHED_PLACEMENTS:
@@ -139,7 +137,7 @@ class CallablePreprocess:
         return after.shape == before.shape and squares.compute_agreement(before, after) >= MIN_AGREEMENT
 
     def _is_confirmed_on_squares(self, placement: Placement, black_output: Floats, white_output: Floats) -> bool:
-        """Return whether a square in the middle of a probe image appears in the model's input where the placement says."""
+        """Return whether the central square of a probe image appears in the model's input where the placement predicts."""
         contrast, size = white_output - black_output, np.array(placement.image_size)
         visible = (contrast**2).sum(0) > (contrast**2).sum(0).max() / 4
         distance_from_center = abs(placement.to_image(np.argwhere(visible) + 0.5) / size - 0.5).max(1)
@@ -215,7 +213,7 @@ def _compute_placement(probe_outputs: list[Floats], image_size: tuple[int, int])
 def _fit_placement(
     points: Floats, ramp_values: Floats, image_size: tuple[int, int], input_size: tuple[int, ...]
 ) -> Placement | None:
-    """Fit an affine map from input points (M,2) to image positions, given the ramp values (M,2) at these points."""
+    """Fit an affine map from points (M,2) of the input to the image. The ramp values (M,2) tell the image positions."""
     design = np.column_stack([points, np.ones(len(points))])
     solution, _, rank, _ = np.linalg.lstsq(design, ramp_values, rcond=None)
     residual = 255 * np.sqrt(((design @ solution - ramp_values) ** 2).mean(0))
@@ -229,7 +227,7 @@ def _fit_placement(
 
 
 def _remove_small_tilt(matrix: Floats, input_size: tuple[int, ...]) -> Floats:
-    """Set small rotation and shear terms of an affine matrix to 0. The center of the input stays in place."""
+    """Set small rotation and shear terms of an affine matrix to 0, without a shift of the input's center."""
     linear = matrix[:, :2]
     center = linear @ np.divide(input_size, 2) + matrix[:, 2]
     tilt = np.abs(linear) * input_size < 0.5 * np.abs(linear).max(axis=1, keepdims=True)
@@ -275,7 +273,7 @@ def is_content_independent(transform: Any) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class SquarePattern:
-    """Brighter and darker squares that tile the model's input. `signs` (rows, columns): 1 is brighter, -1 is darker."""
+    """A pattern of squares that covers the model's input. `signs` (rows,columns) is 1 for brighter, -1 for darker."""
 
     placement: Placement
     signs: NDArray[np.int8]
@@ -303,9 +301,9 @@ class SquarePattern:
         return np.asarray(cv2.subtract(cv2.add(pixels, cv2.merge([up] * 3)), cv2.merge([down] * 3)), np.uint8)
 
     def compute_agreement(self, input_before: Floats, input_after: Floats) -> float:
-        """Return which share (0..1) of the change between two inputs (C,h,w) matches the signs of the squares.
+        """Return the share 0..1 of the change between two inputs (C,h,w) that matches the signs of the squares.
 
-        A change in the brightness or contrast of the whole image is ignored.
+        A change of brightness or contrast of the whole image does not count.
         """
         selected, signs = self._select_square_centers()
         design = np.ones((len(signs), 3))
@@ -322,7 +320,7 @@ class SquarePattern:
         return float(np.dot(agreeing, weights) / np.dot(changed, weights)) if weights.any() else 0.0
 
     def _locate_squares(self, image_size: tuple[int, ...]) -> tuple[NDArray[np.int64], ...]:
-        """Return the row and the column of the square that contains each image pixel, as arrays that broadcast to (H,W)."""
+        """Find the square that contains each image pixel. Return its row and column as arrays that broadcast to (H,W)."""
         start, *ends = self.placement.to_input([[0, 0], [1, 0], [0, 1]])
         rows, columns = np.arange(image_size[0])[:, None] + 0.5, np.arange(image_size[1]) + 0.5
         cells = []
@@ -335,7 +333,7 @@ class SquarePattern:
         return tuple(cells)
 
     def _select_square_centers(self) -> tuple[NDArray[np.bool_], Floats]:
-        """Return the mask (h,w) of the input pixels in the middle of a square, and the signs (M,) of their squares."""
+        """Select the input pixels that lie well inside a square. Return their mask (h,w) and their signs (M,)."""
         cells, inside = [], []
         axes = zip(self.placement.input_size, self.signs.shape, self.border_fractions, strict=True)
         for length, count, border in axes:
@@ -350,7 +348,7 @@ class SquarePattern:
 
 @cache
 def _choose_sign_pattern(n_rows: int, n_columns: int) -> NDArray[np.int8]:
-    """Choose a pattern of as many 1 as -1 that differs most from its flipped, transposed and shifted copies."""
+    """Choose a table of equally many 1 and -1 that correlates least with its flipped, transposed and shifted copies."""
     halves = np.resize(np.array([1, -1], np.int8), n_rows * n_columns)
     tables = [
         np.random.default_rng(seed).permutation(halves).reshape(n_rows, n_columns) for seed in range(N_PATTERN_SEEDS)

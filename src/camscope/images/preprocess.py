@@ -1,11 +1,11 @@
-"""Preprocess photos into a model's input, and record which image region it shows."""
+"""`Preprocess`: convert photos to a model's input, and record which part of the image the input shows."""
 
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from camscope.errors import PreprocessError
 from camscope.geometry import Placement
 from camscope.images.callable_preprocess import CallablePreprocess
-from camscope.images.preprocess_configs import (
+from camscope.images.preprocess_conversion import (
     convert_huggingface_processor,
     convert_timm_config,
     convert_torchvision_transform,
@@ -45,7 +45,9 @@ FIELD_CHOICES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocess:
-    """Convert pixels (H,W,3) uint8 to a tensor (C,H,W) float32 and its placement: gray, resize, center crop, scale, normalize.
+    """Preprocessing of pixels (H,W,3) uint8 to a tensor (C,H,W) float32. The steps are resize, center crop and normalize.
+
+    A call returns the tensor and its placement on the image.
 
     Args:
         mean: One number per channel, for the scaled values.
@@ -53,9 +55,9 @@ class Preprocess:
         resize: Length of the shorter side, or (height, width).
         crop: Side or (height, width) of the center crop. Where it is larger than the image, `fill` surrounds the image.
         interpolation: A filter of Pillow. All filters are antialiased.
-        fit: How (height, width) of `resize` is met: "stretch" to exactly that size, or keep the proportions and "cover"
-            it, or lie "inside" it.
-        rounding: How half of an odd margin is rounded: "even" (torchvision, timm), toward "zero" or "down".
+        fit: How the image is resized to (height, width). "stretch" gives exactly that size. The others keep the
+            proportions: with "cover" no side is shorter than requested, with "inside" no side is longer.
+        rounding: How half of an odd crop margin is rounded: to "even" (torchvision, timm), towards "zero", or "down".
         fill: One uint8 value per channel.
         channels: 3 for RGB, 1 for gray by luminance.
         scale: Factor applied to pixel values.
@@ -101,7 +103,7 @@ class Preprocess:
             raise PreprocessError(f"fill={self.fill}; expected {plural(self.channels, 'number')} from 0 to 255")
 
     def __call__(self, pixels: Pixels) -> tuple[Tensor, Placement]:
-        """Return the model's input (C,H,W) for an image (H,W,3) uint8, and the input's placement on the image."""
+        """Convert an image (H,W,3) uint8 to the model's input (C,H,W). Return it with its placement on the image."""
         from PIL import Image
 
         height, width = pixels.shape[:2]
@@ -314,9 +316,9 @@ class Preprocess:
         return Image.merge("RGB", [plane.resize(size[::-1], resampling) for plane in planes])
 
     def _compute_crop_start(self, surplus: int) -> int:
-        """Return the first pixel of a center crop, given how many pixels longer the image is than the crop.
+        """Return the first pixel of a center crop. `surplus` is the length of the image minus that of the crop.
 
-        Both numbers are negative where the crop is longer than the image.
+        Both numbers are negative if the crop is longer than the image.
         """
         if self.rounding == "down":
             return surplus // 2
@@ -332,11 +334,17 @@ class Preprocess:
         return torch.from_numpy(scaled)
 
 
+class ResizeAndCropPlan(NamedTuple):
+    """The size (H,W) after resizing, the first pixel of the crop, and the placement. None stands for no resize or no crop."""
+
+    resized_size: tuple[int, int] | None
+    crop_start: list[int] | None
+    placement: Placement
+
+
 @lru_cache(maxsize=256)
-def _plan_resize_and_crop(
-    preprocess: Preprocess, image_size: tuple[int, int]
-) -> tuple[tuple[int, int] | None, list[int] | None, Placement]:
-    """Return the size after resizing, the first pixel of the crop, and the placement, for images of one size (H,W)."""
+def _plan_resize_and_crop(preprocess: Preprocess, image_size: tuple[int, int]) -> ResizeAndCropPlan:
+    """Plan the resize and crop steps for all images of one size (H,W)."""
     placement, resized, start = Placement.identity(image_size), None, None
     if preprocess.resize is not None:
         resized = preprocess.compute_resized_size(image_size)
@@ -346,7 +354,7 @@ def _plan_resize_and_crop(
         surplus = [length - crop for length, crop in zip(placement.input_size, crop_size, strict=True)]
         start = [preprocess._compute_crop_start(pixels) for pixels in surplus]
         placement = placement.cropped(start, crop_size)
-    return resized, start, placement
+    return ResizeAndCropPlan(resized, start, placement)
 
 
 @lru_cache(maxsize=64)
@@ -367,7 +375,7 @@ def as_preprocess(value: object) -> Callable[[Any], Any]:
 
     Returns:
         A callable from pixels (H,W,3) uint8 to (tensor, placement). The placement of a custom callable is measured.
-        It is unknown (None) where the callable is random or not affine.
+        A callable that is random or not affine has the placement None.
 
     Raises:
         PreprocessError: If the value describes no preprocessing.

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from camscope import render
 from camscope.errors import CamscopeError, OutputError
 from camscope.explanation import AUTO, Explanation, PixelArray, ScaleOption
-from camscope.images.files.patient_data_removal import redact_errors
-from camscope.images.scans.dicom import load_dicom_dataset
+from camscope.images.files.redaction_and_pseudonyms import redact_errors
+from camscope.images.scans.dicom_file_reader import load_dicom_dataset
 from camscope.images.scans.dicom_header_values import SECONDARY_CAPTURE_UID, read_first_numbers, read_functional_groups
 from camscope.images.scans.scan import convert_scan_to_display_pixels
-from camscope.medical import dicom_export_common
-from camscope.medical.scan_map import ScanSpaceMap, describe_derivation, format_title, to_dicom_ascii
+from camscope.medical import dicom_export_headers
+from camscope.medical.scan_space_map import ScanSpaceMap, describe_derivation, format_title, to_dicom_ascii
 from camscope.safe_files import build_output_path, create_folder_atomically, write_bytes
 from camscope.version import __version__
 
@@ -39,9 +39,9 @@ def to_parametric_map(
 ) -> Path:
     """Write a map as a DICOM Parametric Map: one file with one float32 frame per slice.
 
-    The quantity is 130402 "Class activation" (DCM). Values are in score units, and 0 where the model did not see the image.
-    The display window is their range. Spacing, orientation, positions and frame of reference are copied from the source,
-    which the object references.
+    The quantity is 130402 "Class activation" (DCM). Values are in score units. They are 0 in parts of the image that the
+    model did not see. The display window is the range of the values. Spacing, orientation, positions and frame of reference
+    are copied from the source. The object refers to the source.
 
     Args:
         explanation: The explanation of the scan.
@@ -68,7 +68,9 @@ def to_parametric_map(
     'map.dcm'
 
     """
-    dicom_source, scan_map = dicom_export_common.prepare_export(explanation, source, profile, PARAMETRIC_MAP_NAME)
+    dicom_source, scan_map = dicom_export_headers.read_source_and_resample_map(
+        explanation, source, profile, PARAMETRIC_MAP_NAME
+    )
     header, name = dicom_source.headers[0], dicom_source.scan.name
     problem = ""
     if not header.get("FrameOfReferenceUID") or dicom_source.scan.affine is None:
@@ -77,13 +79,13 @@ def to_parametric_map(
         problem = f"has frames without functional groups, which {PARAMETRIC_MAP_NAME} cannot refer to"
     if problem:
         raise OutputError(f"{name} {problem}: use to_secondary_capture or to_nifti")
-    with dicom_export_common.convert_highdicom_errors(PARAMETRIC_MAP_NAME, name):
-        data = dicom_export_common.encode_dicom(_build_parametric_map(explanation, scan_map, dicom_source))
+    with dicom_export_headers.convert_highdicom_errors(PARAMETRIC_MAP_NAME, name):
+        data = dicom_export_headers.encode_dicom(_build_parametric_map(explanation, scan_map, dicom_source))
     return write_bytes(path, data, overwrite=overwrite)
 
 
 def _build_parametric_map(
-    explanation: Explanation, scan_map: ScanSpaceMap, source: dicom_export_common.DicomSource
+    explanation: Explanation, scan_map: ScanSpaceMap, source: dicom_export_headers.DicomSource
 ) -> "Dataset":
     from highdicom import VOILUTTransformation
     from highdicom.pm import ParametricMap, RealWorldValueMapping
@@ -94,7 +96,7 @@ def _build_parametric_map(
     low, high = scan_map.value_range
     for header in source.headers[1:]:  # rounding differences would count as different orientations
         header.ImageOrientationPatient = source.headers[0].ImageOrientationPatient
-    values, positions = _order_frames(scan_map, source)
+    values, positions = _order_values_and_positions(scan_map, source)
     mapping = RealWorldValueMapping(
         lut_label=CONTENT_LABEL,
         lut_explanation=title,
@@ -109,9 +111,9 @@ def _build_parametric_map(
     image = ParametricMap(
         source_images=source.headers,
         pixel_array=values,
-        series_number=dicom_export_common.FIRST_SERIES_NUMBER,
+        series_number=dicom_export_headers.FIRST_SERIES_NUMBER,
         instance_number=1,
-        manufacturer_model_name=dicom_export_common.MANUFACTURER,
+        manufacturer_model_name=dicom_export_headers.MANUFACTURER,
         software_versions=__version__,
         device_serial_number=to_dicom_ascii(explanation.model or "unknown", 64),
         contains_recognizable_visual_features=False,
@@ -120,17 +122,19 @@ def _build_parametric_map(
         plane_positions=positions,
         content_label=CONTENT_LABEL,
         content_description=title,
-        **dicom_export_common.build_common_arguments(explanation),
+        **dicom_export_headers.build_common_arguments(explanation),
     )
-    dicom_export_common.set_common_attributes(image, explanation, derivation, source)
+    dicom_export_headers.set_common_attributes(image, explanation, derivation, source)
     for group in image.PerFrameFunctionalGroupsSequence:
         for item in group.get("DerivationImageSequence", ()):
             item.DerivationDescription = derivation
     return image
 
 
-def _order_frames(scan_map: ScanSpaceMap, source: dicom_export_common.DicomSource) -> tuple[NDArray[np.float32], Any]:
-    """Return the map's slices in the frame order of the source, and their positions if only some frames are exported."""
+def _order_values_and_positions(
+    scan_map: ScanSpaceMap, source: dicom_export_headers.DicomSource
+) -> tuple[NDArray[np.float32], Any]:
+    """Sort the slices of the map in the frame order of the source. Return them with positions, or None for all frames."""
     values = np.ascontiguousarray(scan_map.slices)
     if not source.is_multiframe:
         return values, None
@@ -155,8 +159,9 @@ def to_secondary_capture(
 ) -> Path:
     """Write the overlay as a DICOM Secondary Capture: an RGB image with a caption and a color bar.
 
-    The caption contains "model attribution, not a diagnosis". Caption and color bar are below and to the right of the scan,
-    whose pixels keep their positions. A volume is written to a new folder as `0001.dcm` and on, in the order of the slices.
+    The caption contains "model attribution, not a diagnosis". It lies below the scan, the color bar to the right of it. The
+    pixels of the scan keep their positions. The slices of a volume are written to a new folder as `0001.dcm`, `0002.dcm`
+    and so on.
 
     Args:
         explanation: The explanation of the scan.
@@ -164,7 +169,7 @@ def to_secondary_capture(
         path: The file to write, or the folder for a volume.
         profile: "clinical" allows patient and study data to be copied, which a PACS needs for filing.
         scale: As in `Explanation.overlay`, shared by all slices.
-        overwrite: Whether an existing file is replaced, or a folder that holds only captures written by camscope.
+        overwrite: Whether an existing file is replaced. A folder is replaced if camscope wrote all files in it.
 
     Returns:
         The path that was written.
@@ -184,14 +189,16 @@ def to_secondary_capture(
     'overlay.dcm'
 
     """
-    dicom_source, scan_map = dicom_export_common.prepare_export(explanation, source, profile, SECONDARY_CAPTURE_NAME)
+    dicom_source, scan_map = dicom_export_headers.read_source_and_resample_map(
+        explanation, source, profile, SECONDARY_CAPTURE_NAME
+    )
     if scan_map.values.ndim == 2:
-        with dicom_export_common.convert_highdicom_errors(SECONDARY_CAPTURE_NAME, dicom_source.scan.name):
+        with dicom_export_headers.convert_highdicom_errors(SECONDARY_CAPTURE_NAME, dicom_source.scan.name):
             data = next(_encode_slices(explanation, scan_map, dicom_source, scale))
         return write_bytes(path, data, overwrite=overwrite)
     with (
         create_folder_atomically(path, _is_camscope_capture if overwrite else None) as folder,
-        dicom_export_common.convert_highdicom_errors(SECONDARY_CAPTURE_NAME, dicom_source.scan.name),
+        dicom_export_headers.convert_highdicom_errors(SECONDARY_CAPTURE_NAME, dicom_source.scan.name),
     ):
         for number, data in enumerate(_encode_slices(explanation, scan_map, dicom_source, scale), 1):
             write_bytes(build_output_path(folder, f"{number:04d}.dcm"), data, sync=False)
@@ -206,26 +213,26 @@ def _is_camscope_capture(file: Path) -> bool:
     except CamscopeError:
         return False
     return (header.get("ManufacturerModelName"), header.get("SOPClassUID")) == (
-        dicom_export_common.MANUFACTURER,
+        dicom_export_headers.MANUFACTURER,
         SECONDARY_CAPTURE_UID,
     )
 
 
 def _encode_slices(
-    explanation: Explanation, scan_map: ScanSpaceMap, source: dicom_export_common.DicomSource, scale: ScaleOption
+    explanation: Explanation, scan_map: ScanSpaceMap, source: dicom_export_headers.DicomSource, scale: ScaleOption
 ) -> Iterator[bytes]:
     arguments, derivation = (
-        dicom_export_common.build_common_arguments(explanation),
+        dicom_export_headers.build_common_arguments(explanation),
         describe_derivation(explanation, scan_map),
     )
     for index, rgb_image in enumerate(_render_slices(explanation, scan_map, source, scale)):
         image = _build_secondary_capture(rgb_image, source, index, arguments)
-        dicom_export_common.set_common_attributes(image, explanation, derivation, source)
-        yield dicom_export_common.encode_dicom(image)
+        dicom_export_headers.set_common_attributes(image, explanation, derivation, source)
+        yield dicom_export_headers.encode_dicom(image)
 
 
 def _render_slices(
-    explanation: Explanation, scan_map: ScanSpaceMap, source: dicom_export_common.DicomSource, scale: ScaleOption
+    explanation: Explanation, scan_map: ScanSpaceMap, source: dicom_export_headers.DicomSource, scale: ScaleOption
 ) -> Iterator[PixelArray]:
     """Yield the overlay of each slice as an RGB image (H,W,3) with a color bar and a caption."""
     if scale == AUTO:
@@ -257,27 +264,27 @@ def _add_caption_and_color_bar(
 
 
 def _build_secondary_capture(
-    rgb_image: PixelArray, source: dicom_export_common.DicomSource, index: int, arguments: dict[str, Any]
+    rgb_image: PixelArray, source: dicom_export_headers.DicomSource, index: int, arguments: dict[str, Any]
 ) -> "Dataset":
     from highdicom import UID
     from highdicom.sc import SCImage
     from highdicom.sr import CodedConcept
     from pydicom.dataset import Dataset
 
-    header, frame = source.get_slice_header(index)
+    header, frame = source.get_slice_header_and_frame(index)
     image = SCImage.from_ref_dataset(
         header,
         np.ascontiguousarray(rgb_image),
         "RGB",
         8,
         "PATIENT",
-        series_number=dicom_export_common.FIRST_SERIES_NUMBER + 1,
+        series_number=dicom_export_headers.FIRST_SERIES_NUMBER + 1,
         instance_number=index + 1,
         patient_orientation=("L", "P"),  # required by highdicom; replaced by the source's below
         **{**arguments, "sop_instance_uid": UID()},
     )
     image.copy_patient_and_study_information(header)
-    image["PatientOrientation"].value = dicom_export_common.get_patient_orientation(header, frame)
+    image["PatientOrientation"].value = dicom_export_headers.get_patient_orientation(header, frame)
     image.BurnedInAnnotation = "YES"
     reference = Dataset()
     reference.ReferencedSOPClassUID, reference.ReferencedSOPInstanceUID = header.SOPClassUID, header.SOPInstanceUID
@@ -286,5 +293,5 @@ def _build_secondary_capture(
     purpose = CodedConcept("121322", "DCM", "Source image for image processing operation")
     reference.PurposeOfReferenceCodeSequence = [purpose]
     image.SourceImageSequence = [reference]
-    dicom_export_common.copy_slice_geometry(image, source, index)
+    dicom_export_headers.copy_slice_geometry(image, source, index)
     return image

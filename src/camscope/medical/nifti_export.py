@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from camscope.errors import OutputError
 from camscope.explanation import Explanation
-from camscope.images.scans.nifti import read_nifti_header
+from camscope.images.scans.nifti_reader import read_nifti_header
 from camscope.images.scans.scan import Scan
 from camscope.images.scans.scan_reader import read_scan
-from camscope.medical.scan_map import ScanSpaceMap, build_sidecar, resample_to_scan, to_dicom_ascii
+from camscope.medical.scan_space_map import ScanSpaceMap, build_sidecar, resample_map_to_scan, to_dicom_ascii
 from camscope.optional import require
 from camscope.safe_files import write_bytes
 
@@ -32,17 +32,15 @@ def to_nifti(
 ) -> Path:
     """Write a map as a NIfTI file (`.nii` or `.nii.gz`) with the voxels and axes of the scan.
 
-    Values are float32 in score units.
-    A 2-D image becomes a volume of one slice. Voxels that the model did not see are 0, and 0 in a second file `…_covered`,
-    which is written only if there are any. A `.json` sidecar holds method, layer, target, score, versions, model digest and
-    steps. None of the files contains patient data.
+    Values are float32 in score units. A 2-D image becomes a volume of one slice. Voxels that the model did not see are 0. If
+    there are any, a second file `…_covered` marks the others with 1. A `.json` sidecar holds method, layer, target, score,
+    versions, model digest and steps. None of the files contains patient data.
 
     Args:
         explanation: The explanation of the scan.
         path: The file to write.
         source: The scan that was explained: a path, its bytes or a `Scan`. The affines, codes, zooms and units of a
-            NIfTI
-            file are copied. Without a source the affine is that of the explanation, with code 2 ("aligned").
+            NIfTI file are copied. Without a source the affine is that of the explanation, with code 2 ("aligned").
         overwrite: Whether existing files are replaced.
 
     Returns:
@@ -71,7 +69,7 @@ def to_nifti(
     stem = path.name[: -len(suffix)]
     require("nibabel", extra="medical")  # before anything is read
     scan = None if source is None else read_scan(source)
-    scan_map = resample_to_scan(explanation, scan)
+    scan_map = resample_map_to_scan(explanation, scan)
     header = _build_header(scan_map, scan, source)
     mask_path, sidecar_path = path.with_name(f"{stem}_covered{suffix}"), path.with_name(f"{stem}.json")
     for existing_path in () if overwrite else filter(os.path.lexists, (path, mask_path, sidecar_path)):
@@ -104,7 +102,7 @@ def _is_camscope_map(path: Path) -> bool:
 
 
 def _to_volume(values: NDArray[Any], scan: Scan | None) -> NDArray[Any]:
-    """Return values (D,H,W) unchanged and values (H,W) as a volume of one slice."""
+    """Convert values (H,W) to a volume of one slice. Return values (D,H,W) unchanged."""
     if values.ndim == 3:
         return values
     # a 2-D NIfTI file has the axes i and j, so that the slice is the last axis
@@ -112,7 +110,7 @@ def _to_volume(values: NDArray[Any], scan: Scan | None) -> NDArray[Any]:
 
 
 def _build_header(scan_map: ScanSpaceMap, scan: Scan | None, scan_source: Any) -> Any:
-    """Build a nibabel header with the geometry of the scan and without text."""
+    """Build a nibabel header with the geometry of the scan. Text of the source's header is not copied."""
     from nibabel.nifti1 import Nifti1Header
 
     source = None
@@ -129,7 +127,7 @@ def _build_header(scan_map: ScanSpaceMap, scan: Scan | None, scan_source: Any) -
             header[key] = source[key]
         sides = np.abs(source["pixdim"][1:4])
         header["pixdim"][:4] = source["pixdim"][0], *np.where(sides > 0, sides, 1)
-        header["xyzt_units"] = int(source["xyzt_units"]) & 7
+        header["xyzt_units"] = source["xyzt_units"]
         return header
     header.set_xyzt_units("mm")
     if scan_map.affine is not None:
@@ -142,7 +140,7 @@ def _build_header(scan_map: ScanSpaceMap, scan: Scan | None, scan_source: Any) -
 
 
 def _set_affine(header: Any, affine: NDArray[np.float64], code: int) -> None:
-    """Set the sform of a NIfTI header, and the qform if it can represent the affine. A sheared affine needs the sform."""
+    """Set the sform of a NIfTI header to an affine. Set the qform as well, unless the affine is sheared."""
     header.set_sform(affine, code)
     header.set_qform(affine, code)
     sides = np.linalg.norm(affine[:3, :3], axis=0)

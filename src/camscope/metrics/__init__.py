@@ -1,7 +1,5 @@
 """Metrics of attribution maps as pure functions, and statistics of their values over images."""
 
-from camscope.metrics.base import METRICS, Metric, MetricValues
-from camscope.metrics.complexity import effective_area, entropy, sparseness
 from camscope.metrics.confidence_drop import adcc, arcc, average_drop, average_gain, average_increase
 from camscope.metrics.deletion_insertion import (
     aopc,
@@ -31,6 +29,7 @@ from camscope.metrics.input_transforms import (
     Rotation,
     Shift,
 )
+from camscope.metrics.intervals_and_p_values import adjust_holm, compute_min_p_value
 from camscope.metrics.localization import (
     average_precision,
     centroid_distance,
@@ -44,6 +43,10 @@ from camscope.metrics.localization import (
     pointing_game,
     rank_accuracy,
 )
+from camscope.metrics.map_complexity import effective_area, entropy, sparseness
+from camscope.metrics.map_similarity import SIMILARITIES, hog_correlation, jaccard, pearson, spearman, ssim
+from camscope.metrics.mean_estimates import Estimate, estimate_difference, estimate_mean
+from camscope.metrics.metric_registry import METRICS, Metric, MetricValues
 from camscope.metrics.model_scorer import ModelScorer, scoring_scope
 from camscope.metrics.perturbation_test import PerturbationTest
 from camscope.metrics.randomization_result import RandomizationResult, RandomizationVerdict
@@ -58,8 +61,6 @@ from camscope.metrics.robustness import (
     max_sensitivity,
     stability,
 )
-from camscope.metrics.similarity import SIMILARITIES, hog_correlation, jaccard, pearson, spearman, ssim
-from camscope.metrics.statistics import Estimate, adjust_holm, compute_min_p_value, estimate_difference, estimate_mean
 from camscope.metrics.weight_randomization import randomize_weights
 
 __all__ = [

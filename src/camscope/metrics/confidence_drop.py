@@ -1,27 +1,28 @@
-"""Masking metrics: how the model's output changes when the input x is multiplied by its map a.
+"""Average drop and related metrics: how the output changes when the input x is multiplied by its map a.
 
-The map a is the positive part divided by its maximum. Maps with NaN or nothing positive are undefined. A constant map loses
-nothing.
+The map a is the positive part of the attribution, divided by its maximum. A map with NaN or without a positive value
+has no metric value. A constant map changes nothing.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from camscope.errors import GeometryError
-from camscope.metrics.base import MetricValues, register_metric
 from camscope.metrics.deletion_insertion import compute_road_gap
 from camscope.metrics.faithfulness_correlation import correlate_tensor_rows
+from camscope.metrics.metric_registry import MetricValues, register_metric
 from camscope.metrics.model_scorer import OutputKind
 from camscope.metrics.perturbation_test import NONFINITE_MAP, PerturbationTest, get_score_row
 
 GRAD_CAM_PLUS_PLUS_PAPER = "Chattopadhay et al. 2018, arXiv:1710.11063"
 MAX_ROUNDING_STEPS = 64  # machine epsilons by which another batch size may change the output
 NO_POSITIVE_VALUE = "nothing in the map is positive"
-NONPOSITIVE_SCORE = "the clean output is not positive: a relative drop is not defined"
-NO_ROOM_FOR_GAIN = "the clean output is already 1: there is no room for a gain"
+NONPOSITIVE_SCORE = "the output for the clean image is not positive: a relative drop is not defined"
+NO_ROOM_FOR_GAIN = "the output for the clean image is already 1: it cannot increase"
 NONFINITE_MASKED_MAP = "the map of the masked image contains NaN or infinity"
 ARCC_SHARES = (0.2, 0.4, 0.6, 0.8)
 _register = partial(register_metric, input_kind="perturbation_test")
@@ -44,7 +45,7 @@ def average_drop(test: PerturbationTest, output_kind: OutputKind = "probability"
         output_kind: "score" or "probability".
 
     Returns:
-        One value for each image. 0 if the output does not fall, 1 if nothing is left.
+        One value for each image. 0 if the output does not fall, 1 if it falls to 0.
 
     >>> import torch
     >>> from camscope.metrics import PerturbationTest, scoring_scope
@@ -140,9 +141,9 @@ def adcc(
 ) -> MetricValues:
     """Return the harmonic mean (N,) of coherency, 1 - complexity and 1 - average drop, 0..1.
 
-    The value is 0 where one of the three is 0. Coherency is (1 + r) / 2, where r is the correlation of a with the map of x a;
-    it is undefined where one of them is constant. Complexity is the mean of a. `compute_maps` returns the maps (N,*S) of the
-    same method for other inputs (N,C,*S), for the classes of x.
+    The value is 0 if one of the three is 0. Complexity is the mean of the map a. Coherency is (1 + r) / 2, where r is the
+    correlation of a with the map of the masked image x a. It is undefined if one of these maps is constant. `compute_maps`
+    explains the classes of x.
 
     Args:
         test: The maps and the model.
@@ -188,8 +189,8 @@ def arcc(
 ) -> MetricValues:
     """Return the harmonic mean (N,) of coherency, 1 - complexity and ROAD, 0..1.
 
-    It is `adcc` with `road` over `shares` in place of 1 - average drop, so an image is not shown times its map to measure
-    faithfulness. The value is 0 where one of the three is not positive.
+    The formula is that of `adcc`, with `road` over `shares` in place of 1 - average drop. The value is 0 if one of the three
+    is not positive.
 
     Args:
         test: The maps and the model.
@@ -218,10 +219,18 @@ def arcc(
     return test.build_values(mean, gap, undefined | reasons)
 
 
+class CoherencyAndSimplicity(NamedTuple):
+    """Coherency and 1 - complexity of maps (N,) each. `undefined_by_reason` marks the images (N,) without a value."""
+
+    coherency: Tensor
+    simplicity: Tensor
+    undefined_by_reason: dict[str, Tensor]
+
+
 def _compute_coherency_and_simplicity(
     test: PerturbationTest, compute_maps: Callable[[Tensor], Tensor]
-) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Return coherency (N,), 1 - complexity (N,), and undefined images by reason."""
+) -> CoherencyAndSimplicity:
+    """Compute the coherency and 1 - complexity of each map. `compute_maps` explains the masked images."""
     a, x = test.normalized_maps, test.scorer.x
     masked_maps = compute_maps(x * a[:, None].to(x.dtype)).detach().to(a)
     if masked_maps.shape != a.shape:
@@ -232,23 +241,29 @@ def _compute_coherency_and_simplicity(
     clean_flat, masked_flat = a.flatten(1), masked_maps.flatten(1)
     correlation, constant = correlate_tensor_rows(clean_flat, masked_flat.clamp(min=0))
     undefined = {NONFINITE_MASKED_MAP: ~masked_flat.isfinite().all(1), CONSTANT_MAP: constant}
-    return (1 + correlation) / 2, 1 - clean_flat.mean(1), undefined
+    return CoherencyAndSimplicity((1 + correlation) / 2, 1 - clean_flat.mean(1), undefined)
 
 
 def _compute_harmonic_mean(*parts: Tensor) -> Tensor:
-    """Return the harmonic mean (N,) of numbers (N,), 0 where one of them is not positive."""
+    """Return the harmonic mean (N,) of several numbers (N,). It is 0 if one of the numbers is not positive."""
     smallest = torch.stack(parts).amin(0)
     harmonic = len(parts) / torch.stack([1 / torch.where(part > 0, part, 1) for part in parts]).sum(0)
     return torch.where(smallest > 0, harmonic, 0)
 
 
-def _get_clean_and_masked_scores(
-    test: PerturbationTest, output_kind: OutputKind
-) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Return the outputs (N,) of the clean and of the masked images, and undefined images by reason."""
+class CleanAndMaskedScores(NamedTuple):
+    """Outputs (N,) for clean and for masked images. `undefined_by_reason` marks the images (N,) without a value."""
+
+    clean: Tensor
+    masked: Tensor
+    undefined_by_reason: dict[str, Tensor]
+
+
+def _get_clean_and_masked_scores(test: PerturbationTest, output_kind: OutputKind) -> CleanAndMaskedScores:
+    """Return the outputs for the clean images, and for the images multiplied by their maps."""
     nothing = ~(test.normalized_maps > 0).flatten(1).any(1)
     row, undefined = get_score_row(output_kind), {NONFINITE_MAP: ~test.is_finite, NO_POSITIVE_VALUE: nothing}
-    return test.scorer.clean_scores[row], test.scores_of_weighted_images[row], undefined
+    return CleanAndMaskedScores(test.scorer.clean_scores[row], test.scores_of_weighted_images[row], undefined)
 
 
 def _compute_relative_drop(clean_scores: Tensor, scores_of_weighted_images: Tensor) -> Tensor:

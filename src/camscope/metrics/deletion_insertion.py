@@ -1,6 +1,6 @@
 """Metrics from the model's output while the regions of a map are removed or shown step by step.
 
-Deletion, insertion, AOPC, necessity, sufficiency and ROAD. `output_kind` is "probability", that of the class, or "score".
+Deletion, insertion, AOPC, necessity, sufficiency and ROAD. `output_kind` is "probability" (of the class) or "score".
 Probabilities give values in 0..1, and differences of probabilities in -1..1. ROAD always uses `NoisyLinearImputation`.
 """
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from camscope.errors import InputError
-from camscope.explainers.core.evaluation_context import check_positive_integer
-from camscope.metrics.base import MetricValues, register_metric
+from camscope.explainers.core.setting_checks import check_positive_integer
 from camscope.metrics.imputation import NoisyLinearImputation
+from camscope.metrics.metric_registry import MetricValues, register_metric
 from camscope.metrics.model_scorer import OutputKind
 from camscope.metrics.perturbation_test import PerturbationTest, RemovalOrder, get_score_row
 
@@ -26,7 +26,7 @@ _register = partial(
 def removal_curve(
     test: PerturbationTest, order: RemovalOrder = "strongest", output_kind: OutputKind = "probability"
 ) -> Tensor:
-    """Return the model's output (N, steps + 1) while regions are removed step by step, in the given order.
+    """Remove regions step by step in the given order. Return the model's output (N, steps + 1) at each step.
 
     Args:
         test: The maps and the model.
@@ -56,7 +56,7 @@ def removal_curve(
     higher_is_better=False,
 )
 def deletion(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return the area (N,) under the output curve while the strongest regions are removed first.
+    """Return the area (N,) under the curve of the output, while regions are removed from strongest to weakest.
 
     Args:
         test: The maps and the model.
@@ -85,9 +85,9 @@ def deletion(test: PerturbationTest, output_kind: OutputKind = "probability") ->
     paper="Petsiuk et al. 2018, arXiv:1806.07421; the reversed curve is LeRF, Samek et al. 2017, arXiv:1509.06321",
 )
 def insertion(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return the area (N,) under the output curve while the strongest regions are shown first.
+    """Return the area (N,) under the curve of the output, while regions are shown from strongest to weakest.
 
-    Showing the first k regions is removing the last n - k, so the insertion curve is LeRF backwards and has the same area.
+    To show the first k regions is to remove the last n - k. The curve is therefore LeRF backwards, with the same area.
 
     Args:
         test: The maps and the model.
@@ -152,8 +152,7 @@ def lerf_morf_gap(test: PerturbationTest, output_kind: OutputKind = "probability
 def aopc(test: PerturbationTest, n_regions: int | None = None, output_kind: OutputKind = "probability") -> MetricValues:
     """Return the mean loss (N,) of the output along the MoRF curve, -1..1 for a probability.
 
-    `n_regions` is L, a number of single regions; None uses the steps of the curve. The paper uses region_size=9 and
-    n_regions=100.
+    The paper uses region_size=9 and n_regions=100.
 
     Args:
         test: The maps and the model.
@@ -186,7 +185,7 @@ def aopc(test: PerturbationTest, n_regions: int | None = None, output_kind: Outp
     lower_bound=-1.0,
 )
 def necessity(test: PerturbationTest, share: float = 0.2, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return the loss (N,) of the output when the strongest `share` of the regions is removed.
+    """Return how much the output (N,) falls if the strongest `share` of the regions is removed.
 
     Args:
         test: The maps and the model.
@@ -217,7 +216,7 @@ def necessity(test: PerturbationTest, share: float = 0.2, output_kind: OutputKin
     higher_is_better=False,
 )
 def sufficiency(test: PerturbationTest, share: float = 0.2, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return the loss (N,) of the output when only the strongest `share` of the regions is shown.
+    """Return how much the output (N,) falls if only the strongest `share` of the regions is shown.
 
     Args:
         test: The maps and the model.
@@ -369,7 +368,7 @@ def road(
 def compute_road_gap(
     test: PerturbationTest, shares: Sequence[float], noise_std: float, output_kind: OutputKind
 ) -> Tensor:
-    """Return the output without the weakest share of the regions minus that without the strongest (N,shares)."""
+    """Remove the weakest share of the regions, then the strongest. Return the difference of both outputs (N,shares)."""
     weakest, strongest = (
         _score_imputed(test, order, shares, noise_std, output_kind) for order in ("weakest", "strongest")
     )
@@ -391,7 +390,7 @@ def _compute_road(
 def _score_imputed(
     test: PerturbationTest, order: RemovalOrder, shares: Sequence[float], noise_std: float, output_kind: OutputKind
 ) -> Tensor:
-    """Return the output (N,shares) after each share of the regions is imputed."""
+    """Impute each of several shares of the regions. Return the model's output for each share (N,shares)."""
     if not len(shares):
         raise InputError("shares is empty: pass at least one share, such as 0.2")
     counts = [test.count_regions(share, "shares") for share in shares]

@@ -1,4 +1,4 @@
-"""An explainer whose targets are fixed on the clean input, for changed inputs and changed models."""
+"""`ExplainerProbe`: explains changed inputs or changed models for the targets that the clean input gave."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from camscope.errors import InputError, TargetError
-from camscope.explainers.controls import BaseControl
-from camscope.explainers.core.base import Explainer
+from camscope.explainers.control_methods import BaseControl
 from camscope.explainers.core.evaluation_context import check_finite, evaluation_context, inspect_model
+from camscope.explainers.core.explainer import Explainer
 from camscope.explainers.core.shared_passes import run_methods
-from camscope.metrics.base import FloatArray
+from camscope.metrics.metric_registry import FloatArray
 from camscope.targets import Score, TargetLike
 
 PROBE_BATCH_SIZE = 16  # inputs of one forward pass
@@ -49,7 +49,7 @@ def compute_once(key: Hashable, objects: Sequence[object], compute: Callable[[],
 
 @dataclass(frozen=True)
 class ExplainerProbe:
-    """An explainer whose targets and layer are resolved on the clean input x (N,C,*S)."""
+    """An explainer with fixed targets and layers, which were chosen on the clean input x (N,C,*S)."""
 
     explainer: Explainer
     x: Tensor
@@ -59,7 +59,7 @@ class ExplainerProbe:
 
     @classmethod
     def from_explainer(cls, explainer: Explainer, x: Tensor, target: TargetLike = None) -> "ExplainerProbe":
-        """Create a probe whose targets are resolved on x. `target` is what `Score` accepts."""
+        """Create a probe: choose the targets and layers on x once. `target` is what `Score` accepts."""
         key = ("probe", repr(target))
         return compute_once(key, (explainer, x), lambda: cls._resolve(explainer, x, target))
 
@@ -70,7 +70,7 @@ class ExplainerProbe:
             score = context.create_score(explainer.resolve_target(target))
             output = score.forward(context.x)
             probabilities = score.probability(output, len(context.x))
-            explainer = explainer.resolve(context.x, score)
+            explainer = explainer.with_chosen_layers(context.x, score)
         logits = score.logits
         return cls(explainer, x, score, _to_float_array(probabilities), None if logits is None else logits.shape[1])
 

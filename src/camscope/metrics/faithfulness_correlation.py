@@ -1,14 +1,15 @@
-"""Faithfulness metrics: compare the attribution of pixel sets with the output lost when the sets are removed."""
+"""Infidelity, sensitivity-n and related metrics: compare the attribution of a pixel set with the loss if it is removed."""
 
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from camscope.errors import GeometryError, InputError
-from camscope.explainers.core.evaluation_context import check_positive_integer
-from camscope.metrics.base import MetricValues, register_metric
+from camscope.explainers.core.setting_checks import check_positive_integer
+from camscope.metrics.metric_registry import MetricValues, register_metric
 from camscope.metrics.model_scorer import OutputKind
 from camscope.metrics.perturbation_test import (
     DEFAULT_N_SETS,
@@ -41,7 +42,7 @@ def infidelity(
     unit: AttributionUnit = "contributions",
     output_kind: OutputKind = "score",
 ) -> MetricValues:
-    """Return the mean squared difference (N,) of attribution and output loss over random squares.
+    """Return the mean squared difference (N,) of the attribution of a random square and the loss of output without it.
 
     The unit is that of the output, squared. For a map of zeros the value is the mean of the squared losses.
 
@@ -49,7 +50,7 @@ def infidelity(
         test: The maps and the model.
         n_squares: The number of random squares, with sides from 1 to half of the shortest axis.
         masks: (M,*S) bool, sets to use in place of random squares.
-        fit_scale: Whether to scale the map by the best factor β, as CAMs have no scale of their own. False: β = 1.
+        fit_scale: Whether to multiply the map by the best factor β, since CAMs have no unit. False means β = 1.
         unit: "contributions", or "gradients" for a map of gradients, which is multiplied by the change of the input.
         output_kind: "score" or "probability".
 
@@ -98,9 +99,9 @@ def infidelity(
 def faithfulness_correlation(
     test: PerturbationTest, share: float = 0.2, n_sets: int = DEFAULT_N_SETS, output_kind: OutputKind = "score"
 ) -> MetricValues:
-    """Return the correlation (N,) of attribution and output loss over random sets of regions, -1..1.
+    """Return the correlation (N,) of attribution and loss of output over random sets of regions, -1..1.
 
-    `share` is the share of the regions in a set. The value is undefined where the map or the losses are constant.
+    The value is undefined if the map is constant, or if all sets lose the same.
 
     Args:
         test: The maps and the model.
@@ -138,9 +139,9 @@ def sensitivity_n(
     n_sets: int = DEFAULT_N_SETS,
     output_kind: OutputKind = "score",
 ) -> MetricValues:
-    """Return `faithfulness_correlation` averaged over several sizes of sets (N,), -1..1.
+    """Return the mean of `faithfulness_correlation` over several set sizes (N,), -1..1.
 
-    `shares` are the sizes as shares of all regions. The value is undefined if one of the correlations is undefined.
+    The value is undefined if one of the correlations is undefined.
 
     Args:
         test: The maps and the model.
@@ -166,8 +167,8 @@ def sensitivity_n(
     """
     if not len(shares):
         raise InputError("shares is empty: pass at least one share, such as 0.2")
-    each = [_correlate_attributions_with_drops(test, share, n_sets, output_kind) for share in shares]
-    lost, correlations, undefined = (torch.stack(parts) for parts in zip(*each, strict=True))
+    correlations_by_share = [_correlate_attributions_with_losses(test, share, n_sets, output_kind) for share in shares]
+    lost, correlations, undefined = (torch.stack(parts) for parts in zip(*correlations_by_share, strict=True))
     return test.build_values(correlations.mean(0), lost.transpose(0, 1), {NO_SPREAD_REASON: undefined.any(0)})
 
 
@@ -180,9 +181,9 @@ def sensitivity_n(
     rounding_tolerance=0.0,
 )
 def completeness_gap(test: PerturbationTest, output_kind: OutputKind = "score") -> MetricValues:
-    """Return the absolute difference (N,) between the sum of each map and the output lost by full imputation.
+    """Return the absolute difference (N,) between the sum of each map and the loss of output if all pixels are imputed.
 
-    It is meant for maps whose values should sum to the difference from their own baseline, at the resolution of the input.
+    Use it for methods whose maps should sum to that loss. The maps need the resolution of the input.
 
     Args:
         test: The maps and the model.
@@ -206,10 +207,18 @@ def completeness_gap(test: PerturbationTest, output_kind: OutputKind = "score") 
     return test.build_values((total - (values[:, 0] - values[:, 1])).abs(), values)
 
 
-def _correlate_attributions_with_drops(
+class LossCorrelation(NamedTuple):
+    """Losses of output (N,M), their correlation (N,) with the attributions, and where it is undefined (N,) bool."""
+
+    losses: Tensor
+    correlation: Tensor
+    is_undefined: Tensor
+
+
+def _correlate_attributions_with_losses(
     test: PerturbationTest, share: float, n_sets: int, output_kind: OutputKind
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return output losses (N,M), their correlation with the attributions (N,), and undefined images (N,) bool."""
+) -> LossCorrelation:
+    """Remove M random sets of regions. Correlate their attributions with the losses of output."""
     check_positive_integer(n_sets=n_sets)
     if n_sets < 2:
         raise InputError(f"n_sets={n_sets}: expected 2 or more sets for a correlation")
@@ -218,25 +227,40 @@ def _correlate_attributions_with_drops(
     size = torch.maximum(clean.abs(), (clean - lost).abs()).nan_to_num().amax(1)
     r, is_constant = correlate_tensor_rows(drops.attribution_sums, lost, 4 * test.scorer.score_epsilon * size)
     flat = test.maps.flatten(1)
-    return lost, r, is_constant | (flat == flat[:, :1]).all(1)
+    return LossCorrelation(lost, r, is_constant | (flat == flat[:, :1]).all(1))
 
 
 CORRELATION_TOLERANCE = 16 * torch.finfo(torch.float64).eps
 
 
+class RowCorrelations(NamedTuple):
+    """Correlations (N,) of pairs of rows. `is_constant` (N,) bool marks pairs with a constant row, which have none."""
+
+    correlation: Tensor
+    is_constant: Tensor
+
+
 def correlate_tensor_rows(
     first_rows: Tensor, second_rows: Tensor, rounding_tolerance: Tensor | float = 0.0
-) -> tuple[Tensor, Tensor]:
-    """Return Pearson's correlation (N,) of corresponding rows (N,M), and which rows are constant (N,) bool."""
-    first, is_first_constant = _center_and_normalize(first_rows, 0.0)
-    second, is_second_constant = _center_and_normalize(second_rows, rounding_tolerance)
-    return (first * second).sum(1).clamp(-1, 1), is_first_constant | is_second_constant
+) -> RowCorrelations:
+    """Return Pearson's correlation of each row (N,M) with the same row of the second tensor."""
+    first, second = _normalize_rows(first_rows, 0.0), _normalize_rows(second_rows, rounding_tolerance)
+    correlation = (first.rows * second.rows).sum(1).clamp(-1, 1)
+    return RowCorrelations(correlation, first.is_constant | second.is_constant)
 
 
-def _center_and_normalize(values: Tensor, rounding_tolerance: Tensor | float) -> tuple[Tensor, Tensor]:
-    """Return rows (N,M) with mean 0 and length 1, and which rows are constant (N,) bool."""
+class NormalizedRows(NamedTuple):
+    """Rows (N,M) with mean 0 and length 1, and which of the rows are constant (N,) bool."""
+
+    rows: Tensor
+    is_constant: Tensor
+
+
+def _normalize_rows(values: Tensor, rounding_tolerance: Tensor | float) -> NormalizedRows:
+    """Shift each row (N,M) to mean 0 and divide it by its length. Rows within the tolerance count as constant."""
     finite = values.nan_to_num(posinf=0.0, neginf=0.0)
     tolerance = CORRELATION_TOLERANCE * finite.abs().amax(1) + rounding_tolerance
     centered = finite - finite.mean(1, keepdim=True)
     length = centered.norm(dim=1, keepdim=True)
-    return centered / torch.where(length > 0, length, 1), finite.amax(1) - finite.amin(1) <= tolerance
+    is_constant = finite.amax(1) - finite.amin(1) <= tolerance
+    return NormalizedRows(centered / torch.where(length > 0, length, 1), is_constant)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from math import nan, sqrt
 from statistics import NormalDist
 
-from camscope.metrics.statistics import Estimate, compute_min_p_value, compute_t_quantile
+from camscope.metrics.intervals_and_p_values import compute_min_p_value, compute_t_quantile
+from camscope.metrics.mean_estimates import Estimate
 
 ERROR_RATE = 0.05  # of an interval from one look
 ALL_LOOKS_SHARE = 0.8  # of the error rate, for all looks together where there are several

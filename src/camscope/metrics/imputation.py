@@ -1,4 +1,4 @@
-"""Imputation of removed pixels by constants, blur, noise, or means of the neighbors (Rong et al. 2022)."""
+"""Fill removed pixels of an image: with a constant, blur, noise, or weighted means of neighbors (Rong et al. 2022)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,9 +8,9 @@ from torch import Tensor
 
 from camscope.errors import InputError
 from camscope.explainers.core.baselines import compute_baseline_from_input
-from camscope.explainers.core.evaluation_context import check_number, check_positive_number
+from camscope.explainers.core.setting_checks import check_number, check_positive_number
 from camscope.targets import full_precision
-from camscope.tensor_kinds import check_ordinary_tensor
+from camscope.unusual_tensors import check_ordinary_tensor
 
 JACOBI_DAMPING = 0.8  # damping factor of a Jacobi step
 MAX_ITERATIONS = 500  # safeguard against an endless solution
@@ -20,8 +20,9 @@ LinearOperator = Callable[[Tensor], Tensor]
 def impute_linearly(x: Tensor, removed_mask: Tensor, tolerance: float = 1e-4) -> Tensor:
     """Replace the removed pixels of x (R,C,*S) by weighted means of their neighbors.
 
-    Solves Σ_j w_ij (v_i - v_j) = 0 over the neighbors j of each pixel i in `removed_mask` (R,*S) bool. The weight w halves with
-    each further axis along which two pixels differ. `tolerance` is the accepted relative residual.
+    For each pixel i in `removed_mask` (R,*S) bool with neighbors j, it solves Σ_j w_ij (v_i - v_j) = 0. Direct neighbors
+    have weight 1. The weight halves with each further axis along which two pixels differ. `tolerance` is the accepted
+    relative residual.
     """
     values = full_precision(x)
     mean = values.mean(tuple(range(2, x.ndim)), keepdim=True)
@@ -31,7 +32,7 @@ def impute_linearly(x: Tensor, removed_mask: Tensor, tolerance: float = 1e-4) ->
 
 
 def _solve_by_conjugate_gradients(values: Tensor, unknown_mask: Tensor, tolerance: float) -> Tensor:
-    """Solve the imputation equations for the unknown pixels (R,1,*S) of values (R,C,*S). Other pixels are 0."""
+    """Solve the imputation equations for the unknown pixels (R,1,*S) of values (R,C,*S). Return 0 at known pixels."""
     apply_laplacian, precondition = _build_laplacian(unknown_mask), _build_multigrid_cycle(unknown_mask)
     residual = _sum_neighbors(values * (1 - unknown_mask)) * unknown_mask
     target_norm = _dot_product_by_row(residual, residual) * tolerance**2
@@ -52,19 +53,19 @@ def _solve_by_conjugate_gradients(values: Tensor, unknown_mask: Tensor, toleranc
 
 
 def _build_laplacian(unknown_mask: Tensor) -> LinearOperator:
-    """Return the operator v -> Σ_j w_ij (v_i - v_j) on the unknown pixels. Expects that v is zero at known pixels."""
+    """Return the operator v -> Σ_j w_ij (v_i - v_j) on the unknown pixels. Its argument v must be 0 at known pixels."""
     degree = _sum_neighbors(torch.ones_like(unknown_mask[:1]))
     return lambda v: (degree * v - _sum_neighbors(v)) * unknown_mask
 
 
 def _build_multigrid_cycle(unknown_mask: Tensor) -> LinearOperator:
-    """Return one multigrid cycle, which approximately solves the imputation equations from a zero start."""
+    """Return a function that runs one multigrid cycle: it roughly solves the imputation equations for a residual."""
     apply_laplacian, size = _build_laplacian(unknown_mask), unknown_mask.shape[2:]
     smoothing = JACOBI_DAMPING * unknown_mask / _sum_neighbors(torch.ones_like(unknown_mask[:1]))
     halved_axes = [axis for axis in range(2, unknown_mask.ndim) if unknown_mask.shape[axis] > 1]
     half = 1 - unknown_mask
     for axis in halved_axes:
-        half = torch.add(*_split_into_pairs(half, axis)).movedim(-1, axis)
+        half = torch.add(*_split_even_and_odd_cells(half, axis)).movedim(-1, axis)
     if max(size) <= 4 or not bool((half == 0).any()):
         return lambda residual: smoothing * residual
     coarse_cycle, scale = _build_multigrid_cycle((half == 0).to(unknown_mask)), 2.0 ** (2 - len(halved_axes))
@@ -84,7 +85,7 @@ def _build_multigrid_cycle(unknown_mask: Tensor) -> LinearOperator:
 
 
 def _sum_neighbors(values: Tensor) -> Tensor:
-    """Return Σ_j w_ij v_j over the neighbors j of each pixel i, where direct neighbors have weight 1."""
+    """Return the weighted sum of the neighbors of each pixel. Direct neighbors have weight 1."""
     summed = values
     for axis in range(2, values.ndim):
         last, length = summed, summed.shape[axis]
@@ -94,8 +95,8 @@ def _sum_neighbors(values: Tensor) -> Tensor:
     return summed * 2.0 ** (3 - values.ndim) - 2 * values
 
 
-def _split_into_pairs(values: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """Split an axis into pairs of neighbors, padded with zero. Return the first and the second cells."""
+def _split_even_and_odd_cells(values: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """Return the cells at even and at odd positions along an axis. A zero is added if their number is odd."""
     lines = values.movedim(axis, -1)
     if lines.shape[-1] % 2:
         lines = torch.cat([lines, torch.zeros_like(lines[..., :1])], -1)
@@ -103,8 +104,8 @@ def _split_into_pairs(values: Tensor, axis: int) -> tuple[Tensor, Tensor]:
 
 
 def _downsample(values: Tensor, axis: int) -> Tensor:
-    """Sum neighbors at half the resolution along an axis. This is the transpose of `_upsample`."""
-    first, second = _split_into_pairs(values, axis)
+    """Halve the resolution along an axis by weighted sums. This is the transpose of `_upsample`."""
+    first, second = _split_even_and_odd_cells(values, axis)
     summed = 0.75 * (first + second)
     summed[..., :-1] += 0.25 * first[..., 1:]
     summed[..., 1:] += 0.25 * second[..., :-1]
@@ -114,7 +115,7 @@ def _downsample(values: Tensor, axis: int) -> Tensor:
 
 
 def _upsample(values: Tensor, axis: int, length: int) -> Tensor:
-    """Double the resolution along an axis by linear interpolation, and cut the result to `length` cells."""
+    """Double the resolution along an axis by linear interpolation. Keep the first `length` cells."""
     lines = values.movedim(axis, -1)
     before = torch.cat([lines[..., :1], lines[..., :-1]], -1)
     after = torch.cat([lines[..., 1:], lines[..., -1:]], -1)
@@ -133,7 +134,7 @@ Imputer = Callable[[Tensor, Tensor], Tensor]  # removed pixels (R,*S) bool, samp
 
 @dataclass(frozen=True)
 class NoisyLinearImputation:
-    """Imputation by weighted means of the neighbors plus noise. "inpainting" is the same without noise.
+    """Imputation by weighted means of the neighbors, plus noise. The imputation "inpainting" is the same without noise.
 
     Attributes:
         noise_std: Standard deviation of the noise, in shares of the standard deviation of each channel of the image.
@@ -158,8 +159,9 @@ ImputationLike = str | Tensor | NoisyLinearImputation
 def build_imputer(imputation: ImputationLike, x: Tensor, seed: int = 0) -> Imputer:
     """Return a function that imputes the removed pixels of x (N,C,*S).
 
-    "mean": of each channel of the image. "blur": a Gaussian of a tenth of each side. "noise": uniform over each channel's range.
-    "zero": in the model's input. "inpainting": see `NoisyLinearImputation`. A tensor (C,*S) or (N,C,*S) is in the model's units.
+    "mean" is the mean of each channel. "blur" is a Gaussian blur whose width is a tenth of each side. "noise" is uniform over
+    the range of each channel. "zero" is 0 in the model's input. "inpainting" is `NoisyLinearImputation` without noise. A
+    tensor (C,*S) or (N,C,*S) holds the new values, in the model's units.
     """
     if isinstance(imputation, str) and imputation == "inpainting":
         imputation = NoisyLinearImputation(0.0)

@@ -1,4 +1,4 @@
-"""Small changes of an input that should not change its map: shift, rotation, noise, window, resampling, JPEG."""
+"""Transforms of an input that should not change its map: shift, rotation, noise, window, resampling and JPEG."""
 
 import io
 import math
@@ -13,14 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from camscope.errors import GeometryError, InputError
-from camscope.explainers.core.evaluation_context import (
+from camscope.explainers.core.setting_checks import (
     check_integer,
     check_number,
     check_positive_integer,
     check_positive_number,
 )
 from camscope.geometry import Placement
-from camscope.metrics.base import FloatArray, Mask
+from camscope.metrics.metric_registry import FloatArray, Mask
 from camscope.plurals import plural
 from camscope.targets import full_precision
 
@@ -37,14 +37,14 @@ class InputTransform(ABC):
 
     @abstractmethod
     def apply(self, x: Tensor) -> Tensor:
-        """Return the changed input in the same shape (N,C,*S). New border pixels repeat the border."""
+        """Return the changed input in the same shape (N,C,*S). Pixels from outside the image repeat its border."""
 
     def compute_placement(self, size: Sequence[int]) -> Placement:
         """Return the placement of the changed input on the original input, by default the identity."""
         return Placement.identity(size)
 
     def project_back(self, attribution: FloatArray, size: Sequence[int]) -> tuple[FloatArray, Mask]:
-        """Return a map (*s) of the changed input on the original pixels (*S), and the mask of covered pixels."""
+        """Project a map (*s) of the changed input to the original pixels. Return the map (*S) and the covered pixels (*S)."""
         return self.compute_placement(size).project(attribution)
 
 
@@ -167,14 +167,13 @@ ByteArray = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class IntensityWindow(InputTransform):
-    """An intensity window `width_factor` times as wide as the range of values, with its center shifted.
+    """An intensity window that changes contrast and brightness. Values are clipped to the range of each sample.
 
-    The shift is `level_shift` times the range. The range is that of each sample; values are clipped to it. A wider
-    window lowers the contrast, a higher one darkens.
+    A wider window lowers the contrast. A window with a higher center darkens the image.
 
     Args:
-        width_factor: Width of the window, in shares of the range.
-        level_shift: Shift of its center, in shares of the range.
+        width_factor: Width of the window, divided by the range of the sample.
+        level_shift: Shift of the window's center, divided by the range of the sample.
 
     >>> IntensityWindow(width_factor=2.0).apply(torch.tensor([[[0.0, 1.0]]])).tolist()
     [[[0.25, 0.75]]]
@@ -188,7 +187,7 @@ class IntensityWindow(InputTransform):
         """Return the input (N,C,*S) after the intensity window."""
         check_positive_number(width_factor=self.width_factor)
         check_number(level_shift=self.level_shift)
-        values, (low, high) = full_precision(x), _find_value_range(x)
+        values, (low, high) = full_precision(x), _find_minimum_and_maximum(x)
         middle = (low + high) / 2
         windowed = (values - middle - self.level_shift * (high - low)) / self.width_factor + middle
         return windowed.clamp(low, high).to(x.dtype)
@@ -199,10 +198,10 @@ class IntensityWindow(InputTransform):
 
 @dataclass(frozen=True)
 class Resampling(InputTransform):
-    """Linear resampling to `scale_factor` times as many pixels along every axis, and back.
+    """Linear resampling to another number of pixels along every axis, and back to the original size.
 
     Args:
-        scale_factor: Pixels along an axis, in shares of the original number.
+        scale_factor: The number of pixels along an axis, divided by the original number.
 
     >>> Resampling(0.5).apply(torch.ones(1, 1, 8, 8)).shape
     torch.Size([1, 1, 8, 8])
@@ -230,8 +229,8 @@ class Resampling(InputTransform):
 class JPEGCompression(InputTransform):
     """JPEG compression with a `quality` from 1 to 100.
 
-    Each sample's range is quantized to 8 bits. Three channels are one color image, other channels are gray images. Each
-    slice of a volume along its first axis is one file.
+    The values of each sample are quantized to 8 bits. Three channels form one color image. Otherwise each channel is a
+    gray image. Each slice of a volume along its first axis is compressed alone.
 
     Args:
         quality: From 1 to 100.
@@ -252,7 +251,7 @@ class JPEGCompression(InputTransform):
         if x.ndim < 4:
             axes = plural(x.ndim - 2, "axis")
             raise GeometryError(f"{self}: an input of {axes} cannot be compressed; leave JPEGCompression out")
-        values, (low, high) = full_precision(x), _find_value_range(x)
+        values, (low, high) = full_precision(x), _find_minimum_and_maximum(x)
         step = (high - low) / MAX_UINT8
         bits = ((values - low) / torch.where(step > 0, step, 1)).round().detach().cpu().to(torch.uint8).numpy()
         decoded = torch.from_numpy(np.stack([self._compress_sample(sample) for sample in bits])).to(values)
@@ -284,7 +283,7 @@ ACQUISITION_TRANSFORMS: tuple[InputTransform, ...] = (
 )
 
 
-def _find_value_range(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the minimum and the maximum of each sample, both of shape (N,1,…,1)."""
+def _find_minimum_and_maximum(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the minimum and the maximum of each sample. Both have the shape (N,1,…,1)."""
     values, axes = full_precision(x), tuple(range(1, x.ndim))
     return values.amin(axes, keepdim=True), values.amax(axes, keepdim=True)

@@ -1,7 +1,6 @@
 """Localization metrics: how well the positive part of a map (*S) agrees with a ground-truth mask.
 
-Tied cells count in expectation. Undefined (UndefinedError) are maps with NaN, and masks that are empty or cover the whole
-image.
+Tied cells count with their mean. A map with NaN raises UndefinedError, as does a mask that is empty or covers the whole image.
 """
 
 from collections.abc import Sequence
@@ -11,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope.errors import InputError, UndefinedError
-from camscope.explainers.core.evaluation_context import check_number
-from camscope.metrics.base import FloatArray, Mask, check_mask, positive_part, register_metric
+from camscope.explainers.core.setting_checks import check_number
+from camscope.metrics.metric_registry import FloatArray, Mask, check_mask, positive_part, register_metric
 from camscope.optional import require
 from camscope.plurals import plural
 
@@ -67,7 +66,7 @@ def energy_inside(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
         mask: (*S) of the same shape, True inside.
 
     Returns:
-        The share of the map's positive sum, 0..1.
+        The sum inside the mask, divided by the sum of all positive values, 0..1.
 
     >>> energy_inside([0.0, 3.0, 1.0, 0.0], [False, True, False, False])
     0.75
@@ -87,7 +86,7 @@ def energy_inside(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
 def enrichment(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     """Return the share of attribution inside the mask, divided by the mask's share of the image area.
 
-    The chance level is 1. The value lies between 0 and image area / mask area, and is undefined without positive values.
+    The chance level is 1, the largest value is image area / mask area. A map without a positive value has no value.
 
     Args:
         attribution: (*S) a map.
@@ -113,7 +112,7 @@ def enrichment(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
 def rank_accuracy(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     """Return the share of the |M| strongest cells that lie in the mask M, 0..1.
 
-    Cells that tie for the last places count in expectation.
+    If cells tie for the last places, the share of the mask among them counts.
 
     Args:
         attribution: (*S) a map.
@@ -141,7 +140,7 @@ def rank_accuracy(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     chance_level=MASK_AREA_LEVEL,
 )
 def average_precision(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
-    """Return the average precision of the map as a classifier of the mask's pixels, 0..1.
+    """Return the average precision of the map's values as scores for "this pixel lies in the mask", 0..1.
 
     Args:
         attribution: (*S) a map.
@@ -196,7 +195,7 @@ def iou_otsu(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
 def iou(attribution: npt.ArrayLike, mask: npt.ArrayLike, threshold: float = 0.5) -> float:
     """Return the IoU of the mask and the cells of at least `threshold` times the map's maximum, 0..1.
 
-    `threshold` is above 0 and at most 1. The value is undefined for a map without positive values.
+    A map without a positive value has no value.
 
     Args:
         attribution: (*S) a map.
@@ -283,7 +282,7 @@ def peak_distance(attribution: npt.ArrayLike, mask: npt.ArrayLike, spacing: Sequ
     Args:
         attribution: (*S) a map.
         mask: (*S) of the same shape, True inside.
-        spacing: Length of a cell along each axis. None: 1, so that the unit is a cell.
+        spacing: Length of a cell along each axis. The default is 1, so that the unit is a cell.
 
     Returns:
         The distance between cell centers.
@@ -311,7 +310,7 @@ def centroid_distance(attribution: npt.ArrayLike, mask: npt.ArrayLike, spacing: 
     Args:
         attribution: (*S) a map.
         mask: (*S) of the same shape, True inside.
-        spacing: Length of a cell along each axis. None: 1, so that the unit is a cell.
+        spacing: Length of a cell along each axis. The default is 1, so that the unit is a cell.
 
     Returns:
         The distance of the two centroids.

@@ -1,4 +1,4 @@
-"""Scores of a model for perturbed variants of an input. The target is fixed on the clean input."""
+"""`ModelScorer`: scores and probabilities of a model for perturbed variants of an input, for one fixed target."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,17 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError
-from camscope.explainers.core.batching import count_copies_in_memory, measure_activation_bytes, process_chunks
 from camscope.explainers.core.evaluation_context import (
     EvaluationContext,
     Mode,
     Precision,
-    check_one_of,
-    check_positive_integer,
     evaluation_context,
     inspect_model,
 )
-from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ExtraInputs
+from camscope.explainers.core.memory_chunks import count_copies_in_memory, measure_activation_bytes, process_chunks
+from camscope.explainers.core.model_input import NO_EXTRA_INPUTS, ExtraInputs
+from camscope.explainers.core.setting_checks import check_one_of, check_positive_integer
 from camscope.targets import TargetLike
 from camscope.targets.outputs import are_probabilities
 
@@ -42,14 +41,13 @@ class ScoringSettings:
 class ModelScorer:
     """Scores and probabilities of perturbed variants of x (N,C,*S). `scoring_scope` creates the scorer.
 
-    The probability is `Score.probability`. For a model whose output already is a probability the two are equal. The class is
-    fixed on the clean input, so a change of the input cannot change the target. Calls run without gradients, in batches of
-    `batch_size` or as large as memory allows.
+    The probability is `Score.probability`. If the model's output is a probability, both numbers are equal. The target is
+    chosen on the clean input and stays the same for all variants. The model runs without gradients.
 
     Args:
         context: The input and the settings of one evaluation.
-        target: What is scored, as `Score` takes it.
-        batch_size: Variants per pass. None: as many as fit into memory.
+        target: What is scored, as `Score` accepts it.
+        batch_size: Variants in one forward pass. The default is as many as fit into memory.
 
     Attributes:
         x: The clean input.
@@ -77,9 +75,9 @@ class ModelScorer:
         return torch.finfo(self._target_score.dtype).eps
 
     def __call__(self, variants: Tensor, sample_index: Tensor | None = None) -> Tensor:
-        """Return score and probability (2,R) of variants (R,C,*S) of the samples `sample_index` (R,).
+        """Return score and probability (2,R) of variants (R,C,*S).
 
-        None: one variant of each sample, in order.
+        `sample_index` (R,) tells of which sample each is a variant. By default there is one variant of each sample, in order.
         """
         if sample_index is None:
             sample_index = torch.arange(len(variants), device=variants.device)
@@ -122,7 +120,7 @@ def scoring_scope(
     batch_size: int | None = None,
     forward_options: Mapping[str, Any] | None = None,
 ) -> Iterator[ModelScorer]:
-    """Provide a `ModelScorer` of x (N,C,*S) inside the `with` block. The model is restored afterwards.
+    """Provide a `ModelScorer` for x (N,C,*S) inside the `with` block. The model is restored afterwards.
 
     Args:
         model: The model.
@@ -132,7 +130,7 @@ def scoring_scope(
         class_names: Names of the classes, for a target by name.
         mode: "eval" or "as_is".
         precision: None or "bf16".
-        batch_size: Variants in one forward pass. None: as many as fit into memory.
+        batch_size: Variants in one forward pass. The default is as many as fit into memory.
         forward_options: See `BaseMethod.forward_options`.
 
     Yields:

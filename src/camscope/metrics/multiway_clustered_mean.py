@@ -1,4 +1,4 @@
-"""Mean of values that belong to groups of several kinds at the same time, with its confidence interval."""
+"""Estimate a mean and its interval if each value belongs to groups of several kinds, such as a patient and a reader."""
 
 from collections.abc import Hashable, Sequence
 from itertools import combinations
@@ -8,14 +8,15 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope.errors import InputError
-from camscope.metrics.base import FloatArray
-from camscope.metrics.cluster_variance import (
+from camscope.metrics.intervals_and_p_values import MIN_GROUPS_FOR_INTERVAL, compute_t_quantile, index_groups
+from camscope.metrics.jackknife_variance import (
     MIN_EFFECTIVE_GROUPS,
     compute_degrees_of_freedom,
     compute_jackknife_variance,
     count_effective_groups,
 )
-from camscope.metrics.statistics import MIN_GROUPS_FOR_INTERVAL, Estimate, compute_t_quantile, index_groups
+from camscope.metrics.mean_estimates import Estimate
+from camscope.metrics.metric_registry import FloatArray
 
 GroupIndices = npt.NDArray[np.int64]
 
@@ -25,8 +26,8 @@ def estimate_clustered_mean(
 ) -> Estimate:
     """Estimate the mean of values (N,) that belong to groups of one or more kinds.
 
-    Each grouping (N,) names the group of each value. Cameron et al. 2011, doi:10.1198/jbes.2010.07136. The counts of groups in
-    the estimate are those of the kind with the fewest. If these are too few, there is no interval.
+    Each of `groupings` (N,) names the group of each value (Cameron et al. 2011, doi:10.1198/jbes.2010.07136). The estimate
+    has the group count of the kind with the fewest groups. If there are too few groups, it has no interval.
     """
     checked_values = np.asarray(values, np.float64)
     if checked_values.ndim != 1 or not len(checked_values) or not np.isfinite(checked_values).all():

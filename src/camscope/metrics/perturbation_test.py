@@ -1,4 +1,4 @@
-"""Perturbation tests of attribution maps: the model's scores after regions, sets of regions or squares are removed."""
+"""Scores of a model after regions, sets of regions or squares of its input are removed, for metrics of maps."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 
 from camscope.errors import GeometryError, InputError
-from camscope.explainers.core.batching import draw_seeds
-from camscope.explainers.core.evaluation_context import check_integer, check_one_of, check_positive_integer
-from camscope.explainers.core.segmentation import label_grid_cells
-from camscope.metrics.base import MetricValues
+from camscope.explainers.core.input_segments import label_grid_cells
+from camscope.explainers.core.random_mixin import draw_seeds
+from camscope.explainers.core.setting_checks import check_integer, check_one_of, check_positive_integer
 from camscope.metrics.imputation import ImputationLike, build_imputer
+from camscope.metrics.metric_registry import MetricValues
 from camscope.metrics.model_scorer import ModelScorer, OutputKind
 from camscope.plurals import plural
-from camscope.tensor_kinds import check_ordinary_tensor
+from camscope.unusual_tensors import check_ordinary_tensor
 
 MaskBuilder = Callable[[slice], Tensor]  # slice of the sets -> removed pixels (R,*S) bool, the same for every image
 
 
 def rank_regions(maps: Tensor, region_labels: Tensor, n_regions: int, tie_seeds: Sequence[int]) -> Tensor:
-    """Return the rank (N,*S) of each pixel's region by its mean in the map, 0 for the largest mean."""
+    """Rank regions by their mean in each map. Return the rank of the region of each pixel (N,*S), 0 for the largest mean."""
     values = maps.flatten(1).nan_to_num()
     if n_regions < values.shape[1]:
         sums = values.new_zeros(len(values), n_regions).index_add_(1, region_labels.flatten(), values)
@@ -85,7 +85,7 @@ DEFAULT_N_SETS = 100  # random sets of removed pixels, or squares
 
 
 class ScoreDrops(NamedTuple):
-    """The loss of score and probability (2,N,M) without each of M sets, and the attribution of the sets (N,M)."""
+    """How far score and probability (2,N,M) fall if one of M sets is removed, and the attribution of each set (N,M)."""
 
     score_drops: Tensor
     attribution_sums: Tensor
@@ -93,21 +93,20 @@ class ScoreDrops(NamedTuple):
 
 @dataclass(eq=False)
 class PerturbationTest:
-    """A test of attribution maps (N,*S) by the scores of the model after parts of the input are removed.
+    """Attribution maps (N,*S) with the scores of the model after regions of the input are removed.
 
-    Regions are ranked by the signed map. Ties are broken by one random order from `seed`, or by a separate order for each image
-    from `tie_seeds`, so that a mean over images does not depend on one order. A constant map is therefore ranked in random
-    order. A map that contains NaN or infinity has no value.
+    Regions are ranked by the signed map. Regions with equal values get a random order, by `seed` or for each image by
+    `tie_seeds`. Separate seeds keep a mean over images from depending on one order. All regions of a constant map are in
+    random order. A map that contains NaN or infinity has no value.
 
     Args:
         attributions: (N,*S) the maps, in the input's resolution.
         scorer: The model's scores for x (N,C,*S) (see `scoring_scope`).
         imputation: What replaces removed pixels (see `build_imputer`).
         n_steps: Points of a removal curve after the first.
-        region_size: Side in pixels of the square regions, which are ranked by the mean of the map and removed as a
-            whole.
+        region_size: Side in pixels of the square regions. Each is ranked by the mean of the map and removed as a whole.
         seed: Seed of everything random.
-        tie_seeds: A seed for each image that orders its ties. None: one order for all images.
+        tie_seeds: One seed for each image, which orders regions with equal values. The default is one order for all images.
 
     Raises:
         GeometryError: The maps do not have the resolution of the input.
@@ -202,7 +201,7 @@ class PerturbationTest:
         return self.scorer.score_variants(len(rows), lambda part: (x[part] * masks[part], rows[part]))
 
     def score_after_removal(self, order: RemovalOrder, counts: Sequence[int]) -> Tensor:
-        """Return score and probability (2,N,points) after `counts` regions are removed in the given order."""
+        """Remove each number of regions in `counts`, in the given order. Return score and probability (2,N,counts)."""
         check_one_of("order", order, "strongest", "weakest")
         ends = (0, self.n_regions)  # points at which the order does not matter
         points: list[RemovalPoint] = [("strongest" if count in ends else order, count) for count in counts]
@@ -213,7 +212,10 @@ class PerturbationTest:
     def measure_drops(
         self, masks: MaskBuilder, n_sets: int, unit: AttributionUnit = "contributions", cache_key: Hashable = None
     ) -> ScoreDrops:
-        """Return output losses and attributions for `n_sets` removed sets. A `cache_key` caches the result."""
+        """Remove `n_sets` sets of pixels one by one. Return how far the output falls, and the attribution of each set.
+
+        The result is cached if a `cache_key` is passed.
+        """
         check_one_of("unit", unit, "contributions", "gradients")
         drops = self._drops_by_key.get((cache_key, unit)) or self._compute_drops(masks, n_sets, unit)
         if cache_key is not None:
@@ -221,7 +223,7 @@ class PerturbationTest:
         return drops
 
     def measure_random_drops(self, regions_per_set: int, n_sets: int) -> ScoreDrops:
-        """Return `measure_drops` for `n_sets` random sets of `regions_per_set` regions each."""
+        """Call `measure_drops` for `n_sets` random sets of `regions_per_set` regions each."""
         masks = sample_region_sets(self._region_labels, self.n_regions, regions_per_set, n_sets, self.seed)
         return self.measure_drops(masks, n_sets, cache_key=("sets", regions_per_set, n_sets))
 
@@ -234,9 +236,9 @@ class PerturbationTest:
     def build_values(
         self, numbers: Tensor, model_scores: Tensor, undefined_by_reason: Mapping[str, Tensor] | None = None
     ) -> MetricValues:
-        """Build metric values from numbers (N,) that were computed from model scores (N,…).
+        """Build metric values from numbers (N,). Images whose map or `model_scores` (N,…) are not finite get no value.
 
-        `undefined_by_reason` holds, for each reason, the images (N,) bool without a value.
+        `undefined_by_reason` marks further images (N,) bool without a value, by reason.
         """
         finite_clean = self.scorer.clean_scores.isfinite().all(0)
         finite = model_scores.reshape(len(model_scores), -1).isfinite().all(1) & finite_clean
@@ -244,7 +246,7 @@ class PerturbationTest:
         return MetricValues.from_tensor(numbers, {**reasons, **(undefined_by_reason or {})})
 
     def _score_points(self, points: Sequence[RemovalPoint]) -> list[Tensor]:
-        """Return score and probability (2,N) at each point of removal curves, in shared forward passes."""
+        """Return score and probability (2,N) at each point of a removal curve. All points share forward passes."""
         n_images, device = len(self.maps), self.scorer.x.device
         new = [point for point in points if point[1] > 0]
         counts = torch.tensor([count for _, count in new], device=device).view(-1, *[1] * (self.maps.ndim - 1))

@@ -12,7 +12,7 @@ import numpy as np
 
 from camscope import render
 from camscope.errors import OutputError, UndefinedError
-from camscope.metrics.base import FloatArray
+from camscope.metrics.metric_registry import FloatArray
 from camscope.plurals import plural
 from camscope.registry import METHODS
 from camscope.render import RGBImage
@@ -62,7 +62,7 @@ class RandomizationVerdict(NamedTuple):
 
 
 def judge_final_similarity(final_similarities: FloatArray, null_interval: NullInterval) -> RandomizationVerdict:
-    """Return the verdict for the similarities (N,) after the last step. At least half must be defined."""
+    """Judge whether the similarities (N,) after the last step lie in the null interval. At least half must be defined."""
     low, _, high = null_interval
     last = compute_mean_without_nan(final_similarities)
     if np.isnan(final_similarities).mean() > 0.5 or np.isnan(high):
@@ -74,7 +74,7 @@ def judge_final_similarity(final_similarities: FloatArray, null_interval: NullIn
 
 
 def compute_null_interval(pair_similarities: FloatArray) -> NullInterval:
-    """Return the null interval for similarities (N,N) of image pairs: 2.5 % quantile, mean, 97.5 % quantile."""
+    """Return the 2.5 % quantile, mean and 97.5 % quantile of resampled similarities (N,N) of different images."""
     rows = [row[~np.isnan(row)] for row in pair_similarities]
     rows = [row for row in rows if row.size]
     if not rows:
@@ -86,7 +86,7 @@ def compute_null_interval(pair_similarities: FloatArray) -> NullInterval:
 
 
 def compute_mean_without_nan(values: FloatArray) -> float:
-    """Return the mean of all values that are not NaN. Without such values return NaN."""
+    """Return the mean of all values that are not NaN. Return NaN if all values are NaN."""
     defined = values[~np.isnan(values)]
     return float(defined.mean()) if defined.size else float("nan")
 
@@ -103,8 +103,8 @@ class RandomizationResult:
         order: "cascading" or "independent".
         part_names: The parts in the order in which they were randomized, of the steps that were compared.
         seeds: The seeds of the runs.
-        similarities: (seeds,steps,N) for each similarity, or NaN where a map is undefined (zeros, constant, NaN).
-        null_similarities: (N,N) of the trained model's maps of different images, or NaN on the diagonal.
+        similarities: (seeds,steps,N) for each similarity. NaN stands for an undefined map (zeros, constant or NaN).
+        null_similarities: (N,N) for each similarity, between the trained model's maps of two images. The diagonal is NaN.
         is_signed: Whether maps were compared as signed maps, with zero at 1/2 for SSIM (see `ssim`).
         first_image_maps: (1+steps,*S) the first image's maps: of the trained model, then of the first seed.
         covers_whole_model: Whether the steps together randomize the whole model.
@@ -162,7 +162,7 @@ class RandomizationResult:
         )
 
     def compute_seed_range(self, similarity: str) -> tuple[FloatArray, FloatArray]:
-        """Return the lowest and the highest mean similarity of any seed at each step, (1+steps,) each.
+        """Return the lowest and the highest mean similarity over the seeds, at each step (1+steps,).
 
         Args:
             similarity: Name of a similarity of the test.
@@ -209,7 +209,7 @@ class RandomizationResult:
 
     @property
     def passes(self) -> bool | None:
-        """Whether the test passes by every similarity. None: the test cannot decide."""
+        """Whether the test passes by every similarity, or None if the test cannot decide."""
         outcomes = {verdict.passes for verdict in self.verdicts.values()}
         return False if False in outcomes else None if None in outcomes else True
 
@@ -223,7 +223,7 @@ class RandomizationResult:
         return f"{text}; {plural(self.n_undefined, 'comparison')} undefined)" if self.n_undefined else f"{text})"
 
     def figure(self) -> RGBImage:
-        """Draw the figure (H,W,3): for each step the first image's map and the similarities of all maps.
+        """Draw a figure (H,W,3) with the first image's map and the mean similarity at each step.
 
         Returns:
             (H,W,3) uint8.

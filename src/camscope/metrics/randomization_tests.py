@@ -9,14 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError, NonFiniteError, TargetError, UndefinedError
-from camscope.explainers.core.base import Explainer
-from camscope.explainers.core.batching import draw_seeds
-from camscope.explainers.core.evaluation_context import check_integer, check_one_of, check_positive_integer
+from camscope.explainers.core.explainer import Explainer
+from camscope.explainers.core.random_mixin import draw_seeds
+from camscope.explainers.core.setting_checks import check_integer, check_one_of, check_positive_integer
 from camscope.geometry import Placement
-from camscope.metrics.base import FloatArray, register_metric
 from camscope.metrics.explainer_probe import ExplainerProbe, check_single_sample
-from camscope.metrics.randomization_result import RandomizationResult
-from camscope.metrics.similarity import (
+from camscope.metrics.map_similarity import (
     HOG_BLOCK_SIZE,
     HOG_CELL_SIZE,
     SIMILARITIES,
@@ -27,6 +25,8 @@ from camscope.metrics.similarity import (
     rank_values,
     shift_to_unit_interval,
 )
+from camscope.metrics.metric_registry import FloatArray, register_metric
+from camscope.metrics.randomization_result import RandomizationResult
 from camscope.metrics.weight_randomization import (
     ModelPart,
     build_parts_from_layers,
@@ -53,8 +53,8 @@ def run_randomization_test(
 ) -> RandomizationResult:
     """Run the model parameter randomization test on images x (N,C,*S).
 
-    Maps are compared at the resolution of the input. Targets are resolved on the trained model and kept for the random one. The
-    model is copied and stays unchanged.
+    Maps are compared at the resolution of the input. The targets are chosen with the trained model and stay the same for the
+    randomized copies. The model itself stays unchanged.
 
     Args:
         explainer: The method.
@@ -139,8 +139,7 @@ def random_logit(
 ) -> float:
     """Return the similarity of the maps of two classes for x (1,C,*S), -1..1.
 
-    `other_target` is the second class; None draws a different class by `seed`. For a model with two classes or one
-    output, signed maps of the two classes mirror each other: -1.
+    For a model with two classes or one output, signed maps of the two classes are negatives of each other and give -1.
 
     Args:
         explainer: The method.
@@ -189,11 +188,11 @@ class MapComparison:
         self._features = {name: self._extract_features(name, maps) for name in similarities}
 
     def compare_with_trained(self, similarity: str, maps: FloatArray) -> FloatArray:
-        """Return the similarity (N,) of each map with the trained model's map of the same image, or NaN."""
+        """Return the similarity (N,) of each map with the trained model's map of the same image. Undefined ones are NaN."""
         return _compare_features(similarity, self._features[similarity], self._extract_features(similarity, maps))
 
     def compare_different_images(self, similarity: str) -> FloatArray:
-        """Return the similarity of the trained model's maps of each pair of images, (N,N) with NaN on the diagonal."""
+        """Return the similarities (N,N) between the trained model's maps of two images. The diagonal is NaN."""
         features = self._features[similarity]
         similarities = np.full((len(features), len(features)), np.nan)
         for i in range(len(features) - 1):
@@ -203,7 +202,7 @@ class MapComparison:
         return similarities
 
     def _extract_features(self, similarity: str, maps: FloatArray) -> FloatArray:
-        """Return the features (N,…) of each map that a similarity compares. Maps without a scale give NaN."""
+        """Return the features (N,…) that a similarity compares. Maps of zeros or with NaN give NaN."""
         scaled_maps = [_scale_or_none(attribution) for attribution in maps]
         extract = FEATURE_EXTRACTORS[similarity]
         features = [None if scaled is None else extract(scaled, self.is_signed) for scaled in scaled_maps]
@@ -220,7 +219,7 @@ FEATURE_EXTRACTORS: Mapping[str, Callable[[FloatArray, bool], FloatArray]] = {
 
 
 def _compare_features(similarity: str, first: FloatArray, second: FloatArray) -> FloatArray:
-    """Return the similarity (N,) of corresponding features (N,…), or NaN for features that contain NaN."""
+    """Return the similarity (N,) of two sets of features (N,…), row by row. A row with NaN gives NaN."""
     if similarity != "ssim":
         return correlate_rows(first, second)
     pairs = zip(first, second, strict=True)
@@ -255,7 +254,7 @@ def _iter_randomized_explainers(
 
 
 def _compute_maps_or_nan(probe: ExplainerProbe, x: Tensor) -> FloatArray:
-    """Return maps (N,*s). A map that contains NaN or infinity is replaced by NaN."""
+    """Compute the maps (N,*s) of x. Replace a map that contains NaN or infinity by NaN."""
     try:
         return probe.clean_maps if x is probe.x else probe.compute_maps(x, range(len(x)))
     except NonFiniteError:
@@ -275,7 +274,7 @@ def _project_to_input(maps: FloatArray, x: Tensor) -> FloatArray:
 
 
 def _scale_or_none(values: FloatArray) -> FloatArray | None:
-    """Return the map divided by its largest absolute value, or None for a map of zeros or with NaN."""
+    """Divide a map by its largest absolute value. Return None for a map of zeros or a map with NaN."""
     return divide_by_peak(values) if np.isfinite(values).all() and values.any() else None
 
 

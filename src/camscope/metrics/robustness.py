@@ -1,6 +1,6 @@
 """Robustness metrics: how much a map changes under noise, shifts, rotations, other batches and repetition.
 
-The target stays the same. Maps that contain NaN and maps of zeros are undefined (UndefinedError).
+The target stays the same. A map of zeros or with NaN raises UndefinedError.
 """
 
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from camscope.errors import InputError, UndefinedError
-from camscope.explainers.core.base import Explainer
-from camscope.explainers.core.batching import draw_seeds
-from camscope.explainers.core.evaluation_context import check_positive_integer, check_positive_number
+from camscope.explainers.core.explainer import Explainer
+from camscope.explainers.core.random_mixin import draw_seeds
+from camscope.explainers.core.setting_checks import check_positive_integer, check_positive_number
 from camscope.geometry import Placement
-from camscope.hooks.base import unwrap
-from camscope.metrics.base import FloatArray, Mask, register_metric, to_finite_array
+from camscope.hooks.find_layers import unwrap
 from camscope.metrics.explainer_probe import ExplainerProbe, check_single_sample, compute_once
 from camscope.metrics.input_transforms import ACQUISITION_TRANSFORMS, GaussianNoise, InputTransform, Rotation, Shift
-from camscope.metrics.similarity import SIMILARITIES
+from camscope.metrics.map_similarity import SIMILARITIES
+from camscope.metrics.metric_registry import FloatArray, Mask, register_metric, to_finite_array
 from camscope.targets import TargetLike
 
 DEFAULT_TRANSFORMS: tuple[InputTransform, ...] = (Shift(1), Shift(4), Rotation(1), Rotation(3), GaussianNoise(0.01))
@@ -110,7 +110,7 @@ class TransformAgreement:
 
     Attributes:
         transform: The change.
-        similarity: The similarity of the two maps, or None if it is not defined, with the `reason`.
+        similarity: The similarity of the two maps, or None if it is not defined.
         compared_share: The share of the pixels that were compared.
         probability_change: The absolute change of the class's probability.
         is_prediction_stable: Whether the probability changed by less than the allowed change.
@@ -140,7 +140,7 @@ def compare_under_transforms(
     similarity: str = "spearman",
     max_probability_change: float = MAX_PROBABILITY_CHANGE,
 ) -> list[TransformAgreement]:
-    """Compare the map of x (1,C,*S) with the maps of changed inputs, after projection to the pixels of x.
+    """Compare the map of x (1,C,*S) with the map of each changed input, on the pixels of x.
 
     Args:
         explainer: The method.
@@ -149,8 +149,7 @@ def compare_under_transforms(
         transforms: The changes.
         similarity: "spearman", "pearson" or "jaccard", over the pixels of x that both inputs show.
         max_probability_change: Largest change of the class's probability for a stable prediction. For a target that is
-            not a
-            class it is a relative change of the score.
+            not a class, this is a relative change of the score.
 
     Returns:
         One agreement for each change.
@@ -176,7 +175,7 @@ def compare_batch_under_transforms(
     similarity: str = "spearman",
     max_probability_change: float = MAX_PROBABILITY_CHANGE,
 ) -> list[list[TransformAgreement]]:
-    """Return the agreements [sample][transform] of all samples of a probe. Samples share forward passes."""
+    """Compare the maps of all samples of a probe under each transform. Return the agreements as [sample][transform]."""
     if similarity not in (allowed := ("spearman", "pearson", "jaccard")):
         raise InputError(
             f"similarity={similarity!r}: expected one of {', '.join(allowed)}, which compare single pixels"
@@ -206,7 +205,7 @@ def compute_stable_prediction_share(
     transforms: Sequence[InputTransform] = DEFAULT_TRANSFORMS,
     max_probability_change: float = MAX_PROBABILITY_CHANGE,
 ) -> FloatArray:
-    """Return the share of transforms under which the prediction of each sample (N,) is stable, 0..1."""
+    """Return for each sample (N,) the share of transforms that leave its prediction stable, 0..1."""
     transformed = torch.cat([change.apply(probe.x) for change in transforms])
     changes = _compute_probability_changes(probe, transforms, transformed)
     return np.asarray((changes < max_probability_change).mean(0))
@@ -381,15 +380,15 @@ def determinism(explainer: Explainer, x: Tensor, target: TargetLike = None, *, n
 def batch_invariance(
     explainer: Explainer, x: Tensor, target: TargetLike = None, *, other_images: Tensor | None = None
 ) -> float:
-    """Return the largest relative difference between the map of x (1,C,*S) computed alone and in a batch.
+    """Compute the map of x (1,C,*S) alone and in a batch. Return their largest relative difference.
 
-    `other_images` (M,C,*S) complete the batch. Default: x flipped along each axis, x inverted, and x.
+    By default the batch holds x, x flipped along each axis, and x inverted.
 
     Args:
         explainer: The method.
         x: (1,C,*S) the input.
         target: What `Score` accepts.
-        other_images: (M,C,*S) the other images of the batch. None: changed copies of x.
+        other_images: (M,C,*S) the other images of the batch. By default they are copies of x, flipped or inverted.
 
     Returns:
         A relative change of the Euclidean norm, 0 for a method that treats every image alone.
@@ -438,7 +437,7 @@ def _compute_sensitivities(
 def _compare_covered_pixels(
     clean_map: FloatArray, transformed_map: FloatArray, covered_mask: Mask, similarity: str
 ) -> tuple[float | None, float, str]:
-    """Return the similarity on the covered pixels, the share of these pixels, and a reason if undefined."""
+    """Return the similarity on the covered pixels, their share of all pixels, and a reason if there is no similarity."""
     share = float(covered_mask.mean())
     if share < MIN_SHARED_AREA:
         return None, share, f"only {share:.0%} of the pixels are shown by both inputs"

@@ -1,4 +1,4 @@
-"""Randomization of the weights of a model, in copies of explainers. The user's model stays unchanged."""
+"""Randomize the weights of a model, all or part by part, in a copy of its explainer."""
 
 import copy
 from collections.abc import Sequence
@@ -9,28 +9,29 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import LayerError, ModelError
-from camscope.explainers.core.base import Explainer
-from camscope.explainers.core.batching import draw_seeds
-from camscope.explainers.core.evaluation_context import check_integer, check_positive_integer
-from camscope.hooks.base import Hooks, find_layer, unwrap
+from camscope.explainers.core.explainer import Explainer
+from camscope.explainers.core.random_mixin import draw_seeds
+from camscope.explainers.core.setting_checks import check_integer, check_positive_integer
+from camscope.hooks.find_layers import find_layer, unwrap
+from camscope.hooks.thread_local_hooks import Hooks
 
 MAX_MODEL_PARTS = 20  # parts that a model is split into by default
 
 
 @dataclass(frozen=True)
 class ModelPart:
-    """Modules of a model that are randomized in one step. Each of `module_names` holds weights."""
+    """Modules of a model that are randomized in one step. `module_names` lists those with weights."""
 
     name: str
     module_names: tuple[str, ...]
 
 
 def randomize_weights(explainer: Explainer, seed: int = 0) -> Explainer:
-    """Return a copy of the explainer with a copy of its model whose weights are random.
+    """Copy an explainer and its model, and randomize all weights of the copied model.
 
-    `reset_parameters` of each module is called: convolutions and linear layers are initialized as PyTorch does for a new layer,
-    normalization layers get weight 1 and bias 0, and BatchNorm statistics get mean 0 and variance 1. The values of a module
-    without that method (a class token, the joint projection of attention) are permuted.
+    `reset_parameters` of each module is called, so that each layer is initialized as PyTorch initializes a new layer.
+    BatchNorm statistics get mean 0 and variance 1. Some modules have no such method, such as a class token or the joint
+    projection of attention. Their values are permuted.
 
     Args:
         explainer: The method with its model, which stays unchanged.
@@ -119,7 +120,7 @@ def split_model(model: nn.Module, x: Tensor | None = None, *, max_parts: int = M
 
 
 def build_parts_from_layers(model: nn.Module, layers: Sequence[str | nn.Module]) -> list[ModelPart]:
-    """Return each given layer as a part of the model. Raises LayerError for a layer without parameters."""
+    """Build one part of the model from each layer in `layers`. Raises LayerError for a layer without parameters."""
     inner = unwrap(model)
     parts: list[ModelPart] = []
     holders = _list_modules_with_weights(inner)
@@ -140,7 +141,7 @@ def covers_all_weights(model: nn.Module, model_parts: Sequence[ModelPart]) -> bo
 
 
 def _list_modules_with_weights(model: nn.Module) -> list[str]:
-    """Return the names of modules that directly hold parameters or BatchNorm statistics."""
+    """Return the names of the modules that hold parameters or BatchNorm statistics themselves, not in a child module."""
     return [
         name
         for name, module in model.named_modules()
@@ -150,21 +151,21 @@ def _list_modules_with_weights(model: nn.Module) -> list[str]:
 
 
 def _list_weighted_modules_inside(name: str, weighted_modules: Sequence[str]) -> list[str]:
-    """Return the modules with weights inside a module. For a name that ends in a dot, only the module itself."""
+    """Return the weighted modules inside the module `name`. If the name ends in a dot, return only the module itself."""
     if name.endswith("."):
         return [name.removesuffix(".")]
     return [module for module in weighted_modules if not name or module == name or module.startswith(f"{name}.")]
 
 
 def _split_part(name: str, module: nn.Module, weighted_modules: Sequence[str]) -> list[tuple[str, nn.Module]]:
-    """Split a part into its children with weights and the weights that it holds directly."""
+    """Split a module into its children with weights, and a part for the weights outside the children."""
     own_weights = [(f"{name}.", module)] if name in weighted_modules else []
     children = [(f"{name}.{key}" if name else key, child) for key, child in module.named_children()]
     return own_weights + [child for child in children if _list_weighted_modules_inside(child[0], weighted_modules)]
 
 
 def _record_execution_order(model: nn.Module, x: Tensor | None) -> dict[str, int]:
-    """Return the position of each module by first call. A module that is never called gets its parent's position."""
+    """Return the order in which the modules are first called. A module that is never called gets its parent's position."""
     listing = {name: position for position, (name, _) in enumerate(model.named_modules())}
     if x is None:
         return listing

@@ -16,9 +16,10 @@ from camscope.models.checkpoint import (
     load_state_dict_strictly,
     read_state_dict,
 )
-from camscope.models.factory import load_factory_model
-from camscope.models.huggingface import load_clip_model, load_huggingface_model
+from camscope.models.clip_image_encoder import load_clip_image_encoder
+from camscope.models.huggingface import load_huggingface_model
 from camscope.models.torchvision_timm import load_timm_model, load_torchvision_model
+from camscope.models.user_function import load_model_from_user_function
 
 __all__ = ["load_model", "load_state_dict_strictly", "read_state_dict"]
 
@@ -30,7 +31,7 @@ LOADER_BY_LIBRARY = {
     "torchvision": load_torchvision_model,
     "timm": load_timm_model,
     "hf": load_huggingface_model,
-    "clip": load_clip_model,
+    "clip": load_clip_image_encoder,
 }
 
 
@@ -39,12 +40,12 @@ def load_model(spec: str, *, weights: WeightsSource = None) -> nn.Module:
 
     Args:
         spec: "phantom" (bundled), "torchvision:resnet50" or just "resnet50", "timm:vit_tiny_patch16_224", "hf:org/name" or
-            "hf:/a/folder", "clip:org/name" (the image tower of CLIP or SigLIP, for `Similarity` and `TextSimilarity`),
+            "hf:/a/folder", "clip:org/name" (the image encoder of CLIP or SigLIP, for `Similarity` and `TextSimilarity`),
             "models.py:resnet18" or "package.module:resnet18". The last two run code: name only code that you trust. The
-            function is called without arguments and returns the module. See `camscope.models.factory`.
-        weights: A checkpoint that replaces the published weights and has to fit exactly: safetensors, or a file of
-            `torch.save` that holds only tensors. A file with another number of classes resizes the model's last layer, and
-            the class names are then unknown. "random" loads untrained weights, the same every time.
+            function is called without arguments and returns the module. See `camscope.models.user_function`.
+        weights: A checkpoint that replaces the published weights and must fit exactly: a file of safetensors, or a file of
+            `torch.save` with tensors alone. If the file has another number of classes, the model's last layer gets that
+            number, and the class names are unknown. "random" loads untrained weights, the same every time.
 
     Returns:
         The module.
@@ -81,7 +82,7 @@ def _is_meta_default_device() -> bool:
 
 
 def redact_file_names(source: str) -> str:
-    """Remove file and folder names from the source of a model, such as "hf:/a/folder, weights=b.pt".
+    """Remove the names of files and folders from the text that tells a model's source.
 
     >>> redact_file_names("hospital/net_of_ward_3.py:densenet, weights=ward_3.pt")
     'densenet, with weights'
@@ -105,7 +106,7 @@ def _load_model_and_card(spec: str, weights: WeightsSource) -> tuple[nn.Module, 
     if colon and library in LOADER_BY_LIBRARY:
         return LOADER_BY_LIBRARY[library](name, weights)
     if colon:
-        return load_factory_model(spec, weights)
+        return load_model_from_user_function(spec, weights)
     if spec.endswith(".py"):
         raise ModelError(
             f"{spec} is a file; expected also the name of the function that returns the model: {spec}:FUNCTION"

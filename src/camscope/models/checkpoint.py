@@ -6,14 +6,14 @@ import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from camscope.errors import WeightsError
-from camscope.images.files.patient_data_removal import ignore_warnings
+from camscope.images.files.redaction_and_pseudonyms import ignore_warnings
 from camscope.plurals import inflect, plural
 from camscope.safe_files import describe_file_problem
 from camscope.untrusted_files import CHECKSUM_MISMATCH, check_zip, read_errors_converted
@@ -27,14 +27,21 @@ MAX_LISTED_NAMES = 3
 MAX_EXPANDED_BYTES = 2**26  # by which the tensors of a file may be larger than their stored values, all together
 
 
+class BuiltModel(NamedTuple):
+    """A model, and whether its classes are the published classes of its architecture."""
+
+    model: nn.Module
+    has_published_classes: bool
+
+
 def read_state_dict(path: str | os.PathLike[str]) -> StateDict:
     """Read the state dict of a checkpoint file, with all tensors on the CPU.
 
-    safetensors is recognized by suffix or content. Other files are read by `torch.load(weights_only=True)`, which
-    creates only tensors. A state dict may be under "state_dict", "model_state_dict" or "model".
+    A safetensors file is recognized by its suffix or content. Other files are read by `torch.load(weights_only=True)`,
+    which creates only tensors. The state dict may be under the key "state_dict", "model_state_dict" or "model".
 
-    The checksums that `torch.save` writes are compared. safetensors and the format of PyTorch before 1.6 have none, so
-    changed values there are not noticed.
+    The checksums that `torch.save` writes are compared. Files of safetensors and of PyTorch before 1.6 have no checksums,
+    so changed values in them are not noticed.
 
     Args:
         path: The file.
@@ -67,14 +74,14 @@ def read_state_dict(path: str | os.PathLike[str]) -> StateDict:
             return dict(content)
     contents = f"the keys {format_names(raw)}" if isinstance(raw, Mapping) else f"a {type(raw).__name__}"
     raise WeightsError(
-        f"{path} contains {contents}; expected a state dict, or one under a key of {', '.join(STATE_DICT_KEYS)}"
+        f"{path} contains {contents}; expected a state dict, at the top or under one of the keys {', '.join(STATE_DICT_KEYS)}"
     )
 
 
 def _check_stored_values(state: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
     """Raise WeightsError unless each tensor is dense and the file stores its values.
 
-    A view with a stride of 0 has a shape of any size and one stored value. A copy of it allocates the whole shape.
+    A view with a stride of 0 can declare any shape for one stored value. A copy of the view would allocate the whole shape.
     """
     n_missing = 0
     for name, value in state.items():
@@ -93,9 +100,10 @@ def _check_stored_values(state: Mapping[str, Tensor], path: str | os.PathLike[st
 
 
 def load_state_dict_strictly(model: nn.Module, state: StateDict, source: WeightsSource) -> None:
-    """Load a state dict into a model. The prefix of DataParallel or `torch.compile` is removed.
+    """Load a state dict into a model. Its tensors must fit exactly.
 
-    Values are cast to the model's precision. After an error the model has its previous weights.
+    The name prefix of DataParallel or `torch.compile` is removed, and values are cast to the model's dtype. After an error
+    the model has its previous weights.
 
     Args:
         model: The model.
@@ -159,11 +167,11 @@ def _restore_weights_on_error(model: nn.Module) -> Iterator[None]:
 
 def build_for_checkpoint(
     build: Callable[[int | None], nn.Module], state: StateDict, source: WeightsSource
-) -> tuple[nn.Module, bool]:
-    """Build a model for a checkpoint and load it. Return the model and whether it has the default number of classes.
+) -> BuiltModel:
+    """Build a model with as many classes as a checkpoint, and load the checkpoint.
 
-    The model gets the number of classes of the checkpoint, unless a tensor is missing. `build` maps a number of classes
-    (None for the default) to a module.
+    If a tensor of the checkpoint is missing, the model keeps its default number of classes. `build` takes the number of
+    classes, or None for the default, and returns a module.
     """
     model = build(None)
     model_tensors = _get_model_tensors(model)
@@ -174,11 +182,11 @@ def build_for_checkpoint(
     if classes is not None:
         model = build(classes)
     load_state_dict_strictly(model, state, source)
-    return model, classes is None
+    return BuiltModel(model, has_published_classes=classes is None)
 
 
 def strip_wrapper_prefix(state: StateDict, model_names: Collection[str]) -> StateDict:
-    """Remove the name prefix that DataParallel or `torch.compile` adds, or "model." if the names then match."""
+    """Remove the prefix that DataParallel or `torch.compile` adds to names. Remove "model." if the names then match."""
     for prefix in ("module.", "_orig_mod."):
         if not any(name.startswith(prefix) for name in model_names):
             state = _remove_prefix(prefix, state)
@@ -188,14 +196,14 @@ def strip_wrapper_prefix(state: StateDict, model_names: Collection[str]) -> Stat
 
 @contextmanager
 def fixed_seed_scope() -> Iterator[None]:
-    """Use a fixed random seed on the CPU in the `with` block, and restore the random state afterwards."""
+    """Use a fixed random seed on the CPU inside the `with`. Afterwards restore the previous random state."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         yield
 
 
 def format_model_source(source: str, weights: WeightsSource) -> str:
-    """Format the source of a model as text: its name and the file of its weights, if any."""
+    """Format the source of a model as text: the model's name, and the weights file if there is one."""
     return source if weights is None else f"{source}, weights={os.fspath(weights)}"
 
 
@@ -241,7 +249,7 @@ def _describe_read_failure(file: Path, reason: str) -> str:
         return f"is not read: {reason}"
     if CHECKSUM_MISMATCH in reason:
         return f"is damaged: {reason}"
-    return "is no checkpoint that can be read as tensors: corrupt, truncated, or another kind of file"
+    return "cannot be read as a checkpoint of tensors: the file is corrupt, truncated, or of another kind"
 
 
 def _get_model_tensors(model: nn.Module) -> StateDict:
@@ -260,7 +268,7 @@ def _is_loadable(value: object, expected: Tensor) -> bool:
 
 
 def _find_checkpoint_class_count(state: StateDict, model_state: StateDict) -> int | None:
-    """Return the number of classes of a checkpoint whose last layer alone differs from the model, otherwise None."""
+    """Return the number of classes of a checkpoint if only its last layer differs from the model. Otherwise return None."""
     shapes = [(state[name].shape, model_state[name].shape) for name in state.keys() & model_state.keys()]
     differing = [pair for pair in shapes if pair[0] != pair[1]]
     heads = {stored[0] for stored, _ in differing if stored}

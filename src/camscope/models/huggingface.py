@@ -1,4 +1,4 @@
-"""Load models from Hugging Face repositories and folders, without executing their code."""
+"""Load classifiers and other image models from Hugging Face repositories or folders. No code of theirs is executed."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -6,25 +6,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import nn
 
 from camscope.errors import CamscopeError, ModelError, PreprocessError, WeightsError
 from camscope.images.preprocess import Preprocess, as_preprocess
 from camscope.model_metadata import ModelCard
 from camscope.models.checkpoint import (
     RANDOM_WEIGHTS,
+    BuiltModel,
     StateDict,
     WeightsSource,
     fixed_seed_scope,
     format_model_source,
     format_names,
-    load_state_dict_strictly,
     read_state_dict,
     strip_wrapper_prefix,
 )
-from camscope.models.huggingface_file_checks import check_settings_file, check_tokenizer_files, check_weight_files
+from camscope.models.huggingface_file_checks import check_settings_file, check_weight_files
 from camscope.models.torchvision_timm import make_weights_unavailable_error
 from camscope.optional import require
 from camscope.safe_files import check_regular_files
@@ -38,7 +37,7 @@ IMAGE_MODEL_CLASS_SUFFIXES = (
     "VisionModel",
     "VisionModelWithProjection",
 )
-VISION_TOWER_BY_CLASS = {"CLIPModel": "CLIPVisionModelWithProjection", "SiglipModel": "SiglipVisionModel"}
+VISION_ENCODER_BY_CLASS = {"CLIPModel": "CLIPVisionModelWithProjection", "SiglipModel": "SiglipVisionModel"}
 
 
 def load_huggingface_model(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
@@ -60,7 +59,7 @@ def load_huggingface_model(name: str, weights: WeightsSource) -> tuple[nn.Module
     check_settings_file(source, "config.json")
     if weights is None:
         check_weight_files(source)
-    with _convert_transformers_errors(f"hf:{name}", files, "vision model"), fixed_seed_scope():
+    with transformers_errors_converted(f"hf:{name}", files, "vision model"), fixed_seed_scope():
         model, has_published_classes = _load_transformers_model(transformers, source, weights)
         class_names = _get_class_names(model) if has_published_classes else None
     preprocess = load_preprocessing(transformers, source)
@@ -68,10 +67,10 @@ def load_huggingface_model(name: str, weights: WeightsSource) -> tuple[nn.Module
 
 
 @contextmanager
-def _convert_transformers_errors(spec: str, required_files: str, model_kind: str) -> Iterator[None]:
-    """Convert errors of transformers in the `with` block to a ModelError or WeightsError.
+def transformers_errors_converted(spec: str, required_files: str, model_kind: str) -> Iterator[None]:
+    """Convert errors that transformers raises inside the `with` to a ModelError or WeightsError.
 
-    The message names the files that the model needs and the expected kind of model.
+    The message names the files that the model needs, or the expected kind of model.
     """
     try:
         yield
@@ -87,28 +86,28 @@ def _convert_transformers_errors(spec: str, required_files: str, model_kind: str
         ) from error
 
 
-def _load_transformers_model(transformers: Any, source: str, weights: WeightsSource) -> tuple[nn.Module, bool]:
-    """Load the model. Return it and whether its classes are those of its configuration."""
+def _load_transformers_model(transformers: Any, source: str, weights: WeightsSource) -> BuiltModel:
+    """Load a model of transformers from a repository or folder."""
     config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
     kind = _select_model_class(transformers, config)
-    if not isinstance(config, kind.config_class):  # the config of the full model, of which the tower is a part
+    if not isinstance(config, kind.config_class):  # the config of the full model, of which the vision encoder is a part
         config = kind.config_class.from_pretrained(source)
     if weights is None:
         model, report = kind.from_pretrained(source, config=config, use_safetensors=True, output_loading_info=True)
         # extra tensors (a pooler, another head) are harmless, a head without weights is not
         _check_all_weights_loaded({**report, "unexpected_keys": ()}, f"hf:{source}")
-        return model, True
+        return BuiltModel(model, has_published_classes=True)
     state = None if weights == RANDOM_WEIGHTS else read_state_dict(weights)
     model = kind(config)
     if state is None:
-        return model, False
+        return BuiltModel(model, has_published_classes=False)
     return _load_checkpoint(model, strip_wrapper_prefix(state, model.state_dict()), weights)
 
 
 def _select_model_class(transformers: Any, config: Any) -> Any:
-    """Return the transformers class to load: the configured one if it takes only images, otherwise a classifier."""
+    """Return the transformers class to load: the configured class if it takes images alone, otherwise a classifier."""
     class_name = next(iter(config.architectures or ()), "")
-    class_name = VISION_TOWER_BY_CLASS.get(class_name, class_name)
+    class_name = VISION_ENCODER_BY_CLASS.get(class_name, class_name)
     if class_name.endswith(IMAGE_MODEL_CLASS_SUFFIXES) and hasattr(transformers, class_name):
         return getattr(transformers, class_name)
     classifiers = transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
@@ -118,10 +117,11 @@ def _select_model_class(transformers: Any, config: Any) -> Any:
     return classifier[0] if isinstance(classifier, tuple) else classifier
 
 
-def _load_checkpoint(model: Any, state: StateDict, weights: WeightsSource) -> tuple[nn.Module, bool]:
-    """Load a state dict strictly. Return the model and whether it has the classes of its configuration.
+def _load_checkpoint(model: Any, state: StateDict, weights: WeightsSource) -> BuiltModel:
+    """Load a state dict strictly into a model of transformers.
 
-    Tensor names of all versions of transformers are accepted.
+    A last layer with another number of classes replaces that of the model. Tensor names of all versions of transformers
+    are accepted.
     """
     config, has_published_classes = model.config, True
     while True:
@@ -137,7 +137,7 @@ def _load_checkpoint(model: Any, state: StateDict, weights: WeightsSource) -> tu
             or any(stored[1:] != expected[1:] for stored, expected in mismatched)
         ):
             _check_all_weights_loaded(report, str(weights))
-            return fresh, has_published_classes
+            return BuiltModel(fresh, has_published_classes)
         config.num_labels, has_published_classes = classes.pop(), False
 
 
@@ -176,74 +176,3 @@ def _get_class_names(model: Any) -> tuple[str, ...] | None:
     unnamed = [f"LABEL_{i}" for i in range(count)]
     categories = [str(names.get(i, unnamed[i])) for i in range(count)]
     return tuple(categories) if categories != unnamed else None
-
-
-class ImageTower(nn.Module):
-    """The image encoder of a CLIP model, from images (N,C,H,W) to embeddings (N,D)."""
-
-    def __init__(self, full_model: Any) -> None:
-        super().__init__()
-        self.full_model: Any = full_model
-
-    def forward(self, pixel_values: Tensor) -> Tensor:
-        """Compute the embeddings (N,D) of images."""
-        return _extract_embedding(self.full_model.get_image_features(pixel_values=pixel_values))
-
-
-def load_clip_model(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
-    """Load the image encoder of a CLIP or SigLIP model from a repository ("org/name") or a folder.
-
-    `TextSimilarity` uses the text encoder of the same model.
-    """
-    transformers, folder = require("transformers", extra="hub"), Path(name).expanduser()
-    source = str(folder) if folder.is_dir() else name
-    check_settings_file(source, "config.json")
-    check_tokenizer_files(source)
-    if weights is None:
-        check_weight_files(source)
-    with _convert_transformers_errors(f"clip:{name}", f"the files of {name!r}", "model of images and texts"):
-        with fixed_seed_scope():
-            full_model = _load_image_and_text_model(transformers, source, weights)
-        tokens = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    tower = ImageTower(full_model.float())
-    preprocess = load_preprocessing(transformers, source)
-    return tower, ModelCard(
-        format_model_source(f"clip:{name}", weights), preprocess, embed_text=_create_text_encoder(full_model, tokens)
-    )
-
-
-def _load_image_and_text_model(transformers: Any, source: str, weights: WeightsSource) -> Any:
-    if weights is None:
-        model = transformers.AutoModel.from_pretrained(source, trust_remote_code=False, use_safetensors=True)
-    else:
-        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
-        model = transformers.AutoModel.from_config(config, trust_remote_code=False)
-        if weights != RANDOM_WEIGHTS:
-            load_state_dict_strictly(model, read_state_dict(weights), weights)
-    if not all(hasattr(model, f"get_{what}_features") for what in ("image", "text")):
-        raise ModelError(
-            f"{type(model).__name__} has no image and text encoders; load a classifier with load_model('hf:{source}')"
-        )
-    return model
-
-
-def _create_text_encoder(full_model: Any, tokenizer: Any) -> Callable[[str], Tensor]:
-    # SigLIP was trained on texts padded to one length
-    has_fixed_length = "siglip" in str(getattr(full_model.config, "model_type", ""))
-
-    def encode(text: str) -> Tensor:
-        """Compute the embedding (D,) of a text."""
-        padding = "max_length" if has_fixed_length else True
-        inputs = tokenizer([text], return_tensors="pt", padding=padding, truncation=True)
-        device = next(full_model.parameters()).device
-        with torch.no_grad():
-            output = full_model.get_text_features(**{key: value.to(device) for key, value in inputs.items()})
-        return _extract_embedding(output)[0]
-
-    return encode
-
-
-def _extract_embedding(output: Any) -> Tensor:
-    """Return the embedding from the output of a transformers model, which is a tensor or a structure."""
-    embedding: Tensor = output if isinstance(output, Tensor) else output.pooler_output
-    return embedding

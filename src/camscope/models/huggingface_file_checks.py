@@ -21,7 +21,7 @@ MAX_COUNTS = {"layers": 1000, "depth": 1000, "num_": 2**24}  # by part of a sett
 
 
 def check_settings_file(source: str, name: str) -> None:
-    """Raise ModelError if a settings file such as config.json is not a JSON object or has excessive numbers."""
+    """Raise ModelError if a settings file such as config.json is no JSON object, or declares too many layers or classes."""
     _check_json_file(Path(source, name), _check_counts)
 
 
@@ -32,7 +32,7 @@ def check_tokenizer_files(source: str) -> None:
 
 
 def check_weight_files(source: str) -> None:
-    """Raise WeightsError if model.safetensors, or else the index of its shards or a shard, is damaged."""
+    """Raise WeightsError if model.safetensors is damaged. Without that file, check the index and its shards."""
     index_path, names = Path(source, WEIGHTS_INDEX_FILE), [WEIGHTS_FILE]
     if not Path(source, WEIGHTS_FILE).is_file():
         if not index_path.is_file():  # a repository, or transformers reports what is missing
@@ -50,12 +50,14 @@ def check_weight_files(source: str) -> None:
 
 
 def _list_shards(index: dict[str, Any]) -> list[str]:
-    """Return the file names of the shards in an index."""
+    """Return the file names of the shards that an index lists."""
     files = index.get("weight_map")
     if not files or not isinstance(files, dict) or not isinstance(index.get("metadata"), dict):
         raise WeightsError("expected the objects metadata and weight_map, from tensor names to file names")
     if other := [name for name in files.values() if not isinstance(name, str) or not name or name != Path(name).name]:
-        raise WeightsError(f"weight_map names the file {other[0]!r:.40}; expected the name of a file of the folder")
+        raise WeightsError(
+            f"weight_map names the file {other[0]!r:.40}; expected the name of a file in the same folder"
+        )
     return sorted(set(files.values()))
 
 
@@ -73,7 +75,7 @@ def _read_json_object(path: Path, object_hook: Callable[[dict[str, Any]], Any] |
 
 
 def _check_counts(settings: dict[str, Any]) -> dict[str, Any]:
-    """Raise ModelError for too large numbers of layers or classes. Return the settings unchanged."""
+    """Return the settings unchanged. Raise ModelError if they declare too many layers or classes."""
     for key, value in settings.items():
         limit = next((limit for part, limit in MAX_COUNTS.items() if part in key), math.inf)
         for count in value if isinstance(value, list) else [value]:

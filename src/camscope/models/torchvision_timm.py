@@ -17,6 +17,7 @@ from camscope.images.preprocess import Preprocess, as_preprocess
 from camscope.model_metadata import ModelCard
 from camscope.models.checkpoint import (
     RANDOM_WEIGHTS,
+    BuiltModel,
     StateDict,
     WeightsSource,
     build_for_checkpoint,
@@ -31,7 +32,7 @@ MAX_TOKENS = 2**16  # of a vision transformer, whose position embedding is built
 
 
 def make_weights_unavailable_error(spec: str, error: Exception, advice: str) -> WeightsError:
-    """Build the error for weights that cannot be downloaded. `advice` is text for the user."""
+    """Build the error for weights that cannot be downloaded. `advice` says how the user can get the weights."""
     return WeightsError(f"the weights of {spec!r} are not available ({type(error).__name__}: {error}); {advice}")
 
 
@@ -69,7 +70,7 @@ def _find_torchvision_builder(name: str) -> ModelBuilder:
 
 
 def _load_published_torchvision(builder: ModelBuilder, published: Any, name: str) -> nn.Module:
-    """Load a torchvision model with its published weights, downloaded if needed and checked to contain only tensors."""
+    """Load a torchvision model with its published weights. Download the file if needed, and read only tensors from it."""
     cache = Path(torch.hub.get_dir()) / "checkpoints"
     try:
         progress = sys.stderr.isatty()
@@ -80,10 +81,10 @@ def _load_published_torchvision(builder: ModelBuilder, published: Any, name: str
     return builder(weights=published, progress=False)
 
 
-def _build_torchvision(builder: ModelBuilder, weights: str | os.PathLike[str]) -> tuple[nn.Module, bool]:
-    """Build a model with random or given weights. Return it and whether it has the published classes."""
+def _build_torchvision(builder: ModelBuilder, weights: str | os.PathLike[str]) -> BuiltModel:
+    """Build a model, with random weights or with those of a checkpoint file."""
     if weights == RANDOM_WEIGHTS:
-        return builder(**_get_builder_options(builder, {})), False
+        return BuiltModel(builder(**_get_builder_options(builder, {})), has_published_classes=False)
     if builder.__module__.startswith("torchvision.models.detection"):
         raise WeightsError(
             f"{builder.__name__}: a detection model cannot be loaded from a file by name; "
@@ -144,8 +145,8 @@ def _load_published_timm(timm: Any, name: str) -> nn.Module:
     return model
 
 
-def _build_timm(timm: Any, name: str, weights: str | os.PathLike[str]) -> tuple[nn.Module, bool]:
-    """Build a model with random or given weights. Return it and whether it has the published classes."""
+def _build_timm(timm: Any, name: str, weights: str | os.PathLike[str]) -> BuiltModel:
+    """Build a model, with random weights or with those of a checkpoint file."""
 
     def build(n_classes: int | None) -> nn.Module:
         try:
@@ -155,7 +156,7 @@ def _build_timm(timm: Any, name: str, weights: str | os.PathLike[str]) -> tuple[
         return model
 
     if weights == RANDOM_WEIGHTS:
-        return build(None), False
+        return BuiltModel(build(None), has_published_classes=False)
     return build_for_checkpoint(build, read_state_dict(weights), weights)
 
 

@@ -1,4 +1,4 @@
-"""Draw the anatomy of a synthetic chest: how strongly each pixel attenuates X-rays."""
+"""Draw the anatomy of a synthetic chest: lungs, heart, bones and vessels, as X-ray attenuation of each pixel."""
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -15,8 +15,8 @@ MAX_TRACE_SIDE_PIXELS = 128  # curves are traced on at most this many pixels a s
 
 
 @dataclass(frozen=True)
-class BodyPlane:
-    """Coordinates (H,W) that follow the rotated and shifted body: `x` to the right and `y` down, about -1 to 1."""
+class BodyCoordinates:
+    """Coordinates (H,W) of each pixel relative to a rotated and shifted body: `x` to the right, `y` down, roughly -1..1."""
 
     size: int
     x: FloatImage
@@ -25,8 +25,8 @@ class BodyPlane:
     shift: tuple[float, float]
 
     @classmethod
-    def random(cls, random: Generator, size: int) -> "BodyPlane":
-        """Create coordinates that are slightly rotated, scaled and shifted at random."""
+    def random(cls, random: Generator, size: int) -> "BodyCoordinates":
+        """Create coordinates with a small random rotation, scale and shift."""
         angle, scale = random.normal(0, 0.035), random.uniform(0.93, 1.10)
         right, down = random.uniform(-0.06, 0.06), random.uniform(-0.06, 0.06)
         c, s = cos(angle) / scale, sin(angle) / scale
@@ -35,37 +35,37 @@ class BodyPlane:
         return cls(size, column * c + row * s, row * c - column * s, (c, s), (right, down))
 
     def draw_points(self, x: NDArray[np.float64], y: NDArray[np.float64], weight: NDArray[np.float64]) -> FloatImage:
-        """Draw weighted points, given in body coordinates, as soft dots in an image (H,W)."""
+        """Draw points as soft dots in an image (H,W). `x` and `y` are body coordinates, `weight` is the brightness."""
         (c, s), (right, down) = self.rotation, self.shift
         square, side = c * c + s * s, min(self.size, MAX_TRACE_SIDE_PIXELS)
         column = ((c * x - s * y) / square + right + 1) * (side / 2) - 0.5
         row = ((s * x + c * y) / square + down + 1) * (side / 2) - 0.5
         is_visible = (column > 1) & (column < side - 2) & (row > 1) & (row < side - 2)
         weight = weight[is_visible] * (side / MAX_TRACE_SIDE_PIXELS)
-        return resize_field(_rasterize_points(column[is_visible], row[is_visible], weight, side), self.size)
+        return resize_square_array(_rasterize_points(column[is_visible], row[is_visible], weight, side), self.size)
 
 
 def smooth_step(depth: FloatImage, width: float) -> FloatImage:
-    """Return a smooth step from 0 to 1 over `width`. It is 0.5 where the depth is 0."""
+    """Return a smooth step from 0 to 1 over `width`. It is 0.5 where `depth` is 0."""
     step: FloatImage = np.clip(depth * (1 / width) + 0.5, 0, 1)
     return step * step * (3 - 2 * step)
 
 
 def smooth_band(distance: FloatImage, width: float, edge_width: float) -> FloatImage:
-    """Return a band of 1 around distance 0, with smooth edges to 0."""
+    """Return 1 inside a band of `width` around distance 0, and 0 outside. The edges are smooth."""
     return smooth_step(width / 2 - np.abs(distance), edge_width)
 
 
 def draw_smooth_noise(random: Generator, n_cells: int, size: int, strength: float) -> FloatImage:
-    """Return random noise (H,W), interpolated from `n_cells` x `n_cells` independent values.
+    """Return random noise (size,size), interpolated from `n_cells` x `n_cells` independent values.
 
-    `strength` is their standard deviation.
+    `strength` is the standard deviation of these values.
     """
-    return resize_field(random.standard_normal((n_cells, n_cells), dtype=np.float32) * strength, size)
+    return resize_square_array(random.standard_normal((n_cells, n_cells), dtype=np.float32) * strength, size)
 
 
-def resize_field(field: FloatImage, size: int) -> FloatImage:
-    """Resize a square array to (size,size) by linear interpolation."""
+def resize_square_array(field: FloatImage, size: int) -> FloatImage:
+    """Resize a square array (n,n) to (size,size) by linear interpolation."""
     if len(field) == size:
         return field
     matrix = _interpolation_matrix(len(field), size)
@@ -100,32 +100,33 @@ def _rasterize_points(
 class Lung:
     """One lung, described by arrays (H,W). Lengths are in half image widths.
 
-    `side` is -1 on the image's left and 1 on its right. `wall_depth` is the depth below the chest wall and `diaphragm_height` the
-    height above the diaphragm. `lateral` and `vertical` run from the lung's center (0) to its outer wall and its apex (1).
+    `side` is -1 on the image's left and 1 on its right. `distance_from_wall` is positive inside the chest wall.
+    `diaphragm_height` is the height above the diaphragm. `lateral` is 0 at the lung's center and 1 at its outer wall.
+    `vertical` is 0 at the center and 1 at the apex.
     """
 
     side: int
-    wall_depth: FloatImage
+    distance_from_wall: FloatImage
     diaphragm_height: FloatImage
     lateral: FloatImage
     vertical: FloatImage
 
     @cached_property
-    def depth(self) -> FloatImage:
-        """The depth (H,W) of each pixel inside the lung. Negative outside."""
-        return np.minimum(self.wall_depth, self.diaphragm_height)
+    def distance_from_edge(self) -> FloatImage:
+        """The distance (H,W) of each pixel from the edge of the lung, positive inside and negative outside."""
+        return np.minimum(self.distance_from_wall, self.diaphragm_height)
 
     @cached_property
     def air_share(self) -> FloatImage:
-        """The share of air (H,W), from 0 to 1."""
-        return smooth_step(self.depth, 0.05)
+        """The share of air in each pixel (H,W): 1 inside the lung, 0 outside, with a smooth edge."""
+        return smooth_step(self.distance_from_edge, 0.05)
 
 
 @dataclass(frozen=True)
 class Chest:
-    """A chest without findings: its attenuation (H,W), the attenuation of its vessels, and its lungs."""
+    """A chest without findings: its attenuation (H,W), which includes the vessels (H,W) and the heart (H,W)."""
 
-    plane: BodyPlane
+    body: BodyCoordinates
     attenuation: FloatImage
     vessels: FloatImage
     heart: FloatImage
@@ -133,8 +134,8 @@ class Chest:
 
 
 def draw_chest(random: Generator, size: int) -> Chest:
-    """Draw a chest with random anatomy and a slightly random position, as size x size pixels."""
-    plane = BodyPlane.random(random, size)
+    """Draw a chest of size x size pixels with random anatomy and a small random shift."""
+    plane = BodyCoordinates.random(random, size)
     x, y = plane.x, plane.y
     lungs = _draw_lung(random, -1, x, y), _draw_lung(random, 1, x, y)
     heart, air = _draw_heart(random, x, y), lungs[0].air_share + lungs[1].air_share
@@ -148,7 +149,7 @@ def draw_chest(random: Generator, size: int) -> Chest:
 
 
 def _draw_lung(random: Generator, side: int, x: FloatImage, y: FloatImage) -> Lung:
-    """Draw a lung: a superellipse, cut off by the diaphragm."""
+    """Draw one lung as a superellipse that ends at the diaphragm."""
     width, height = random.uniform(0.29, 0.34), random.uniform(0.80, 0.92)
     center, middle = random.uniform(0.42, 0.46), random.uniform(0.08, 0.16)
     base = random.uniform(0.42, 0.62) - 0.06 * (side < 0)  # the liver lifts the diaphragm on the image's left
@@ -160,7 +161,7 @@ def _draw_lung(random: Generator, side: int, x: FloatImage, y: FloatImage) -> Lu
 
 
 def _draw_body(random: Generator, x: FloatImage, y: FloatImage) -> FloatImage:
-    """Draw trunk, shoulders and neck with values from 0 to 1."""
+    """Draw trunk, shoulders and neck: 1 inside the body and 0 outside."""
     wide, slope, top = random.uniform(0.92, 1.06), random.uniform(0.20, 0.45), random.uniform(-0.98, -0.88)
     neck = random.uniform(0.22, 0.30)
     across = np.abs(x)
@@ -169,7 +170,7 @@ def _draw_body(random: Generator, x: FloatImage, y: FloatImage) -> FloatImage:
 
 
 def _draw_heart(random: Generator, x: FloatImage, y: FloatImage) -> FloatImage:
-    """Draw the heart and the aortic knob with values from 0 to 1."""
+    """Draw the heart and the aortic knob: 1 inside, 0 outside, with smooth edges."""
     wide, high, lean = random.uniform(0.25, 0.34), random.uniform(0.27, 0.34), random.uniform(0.3, 0.6)
     right, down = x - random.uniform(0.08, 0.14), y - random.uniform(0.28, 0.36)
     heart = smooth_step(1 - np.sqrt(((right - lean * down * 0.5) / wide) ** 2 + (down / high) ** 2), 0.16)
@@ -191,7 +192,7 @@ def _draw_mediastinum_and_spine(random: Generator, x: FloatImage, y: FloatImage)
 def _draw_bones(random: Generator, lungs: tuple[Lung, Lung], x: FloatImage, y: FloatImage) -> FloatImage:
     """Draw ribs, collar bones and shoulder blades."""
     across, spacing = np.abs(x), random.uniform(0.155, 0.185)
-    cage = smooth_step(np.maximum(lungs[0].wall_depth, lungs[1].wall_depth) + 0.05, 0.06) * smooth_step(
+    cage = smooth_step(np.maximum(lungs[0].distance_from_wall, lungs[1].distance_from_wall) + 0.05, 0.06) * smooth_step(
         across - 0.08, 0.05
     )
     behind = _draw_ribs(y - random.uniform(0.35, 0.6) * (across - 0.28) ** 2 - 0.10 * across, spacing, random.random())
@@ -205,14 +206,14 @@ def _draw_bones(random: Generator, lungs: tuple[Lung, Lung], x: FloatImage, y: F
 
 
 def _draw_ribs(height: FloatImage, spacing: float, start: float) -> FloatImage:
-    """Draw parallel ribs with brighter edges, with values from 0 to about 1."""
+    """Draw parallel ribs with bright edges. The values lie between 0 and 1."""
     phase = height / spacing + start
     off = np.abs(phase - np.floor(phase) - 0.5) * spacing
     return 0.65 * smooth_step(0.033 - off, 0.02) + 0.35 * smooth_band(off - 0.027, 0.012, 0.02)
 
 
-def _draw_vessels(random: Generator, plane: BodyPlane) -> FloatImage:
-    """Draw branched vessels that start at both hila and fade outwards."""
+def _draw_vessels(random: Generator, plane: BodyCoordinates) -> FloatImage:
+    """Draw winding vessels that start at both hila and become fainter towards the outside."""
     count, steps = 28, np.linspace(0, 1, 80)
     side = np.where(np.arange(count) % 2, 1.0, -1.0)[:, None]
     angle = random.uniform(-1.45, 1.35, (count, 1)) + random.normal(0, 0.8, (count, 1)) * steps
@@ -225,7 +226,7 @@ def _draw_vessels(random: Generator, plane: BodyPlane) -> FloatImage:
     return plane.draw_points(across * side, down, weight) + 0.08 * (hila[0] + hila[1])
 
 
-def _draw_cables(random: Generator, plane: BodyPlane) -> FloatImage:
+def _draw_cables(random: Generator, plane: BodyCoordinates) -> FloatImage:
     """Draw zero to two thin lines across the chest, such as monitor cables or tubes."""
     along, count = np.linspace(-1.3, 1.3, 320)[:, None], int(random.integers(0, 3))
     angle, offset = random.uniform(0, pi, count), random.uniform(-0.7, 0.7, count)

@@ -25,10 +25,10 @@ class Phantom:
 
     Attributes:
         image: (H,W) uint8 pixels.
-        mask: (H,W) bool, exactly the pixels that the finding changes, none for "no finding".
+        mask: (H,W) bool, True for exactly the pixels that the finding changes. Empty for "no finding".
         label: Index of `name` in CATEGORIES.
         name: Name of the finding.
-        marker_mask: (H,W) bool, the pixels that the hospital's marker changes.
+        marker_mask: (H,W) bool, True for the pixels that the hospital's marker changes.
 
     >>> phantom = draw_radiograph(0, "nodule")
     >>> phantom.name, phantom.label, phantom.image.shape, bool(phantom.mask.any())
@@ -44,9 +44,9 @@ class Phantom:
 
     @property
     def boxes(self) -> tuple[Box, ...]:
-        """The bounding box of the finding, as (left, top, right, bottom) with exclusive right and bottom.
+        """The bounding box (left, top, right, bottom) of the finding. Right and bottom are exclusive.
 
-        Empty for an image without a finding.
+        The tuple is empty for an image without a finding.
         """
         rows, columns = np.flatnonzero(self.mask.any(axis=1)), np.flatnonzero(self.mask.any(axis=0))
         if not len(rows):
@@ -59,13 +59,13 @@ def draw_radiograph(
 ) -> Phantom:
     """Draw a synthetic radiograph (size,size) from a seed. Equal arguments give equal pixels.
 
-    With the same seed, chest, exposure and noise are the same whatever the finding and the marker are. So
-    `draw_radiograph(7, "nodule")` and `draw_radiograph(7, "no finding")` differ in the nodule alone.
+    The seed alone sets chest, exposure and noise. The images of `draw_radiograph(7, "nodule")` and
+    `draw_radiograph(7, "no finding")` therefore differ only in the nodule.
 
     Args:
         seed: An integer of 0 or more.
-        finding: A name or index of CATEGORIES. None: the seed chooses.
-        marker_corner: The corner that carries the hospital's marker, such as "top left". None: no marker.
+        finding: A name or index of CATEGORIES. By default the seed chooses one.
+        marker_corner: The corner with the hospital's marker, such as "top left". By default there is no marker.
         size: Rows and columns in pixels.
 
     Returns:
@@ -114,9 +114,9 @@ def resolve_label(finding: str | int) -> int:
 
 
 def _create_exposure(random: Generator, size: int) -> Callable[[FloatImage], NDArray[np.uint8]]:
-    """Return a function that converts attenuation (H,W) to gray values.
+    """Return a function that converts attenuation (H,W) to gray values (H,W) uint8.
 
-    It uses one exposure, tone curve and film grain for all its calls.
+    All calls of the function have the same exposure, tone curve and film grain.
     """
     gain, dark, span = random.uniform(1.1, 1.6), random.uniform(8, 24), random.uniform(205, 240)
     grain = random.standard_normal((size, size), dtype=np.float32) * random.uniform(2.0, 4.5)
@@ -132,9 +132,9 @@ def _draw_nodule(random: Generator, chest: Chest) -> FloatImage:
     """Draw a nodule: a small dense ball in a lung."""
     lung = chest.lungs[int(random.integers(2))]
     radius, squeeze, strength = random.uniform(0.070, 0.130), random.uniform(0.85, 1.18), random.uniform(0.32, 0.50)
-    places = np.flatnonzero((lung.depth > 0.5 * radius + 0.02) & (chest.heart < 0.3))
-    row, column = np.divmod(places[int(random.random() * len(places))], chest.plane.size)
-    right, down = chest.plane.x - chest.plane.x[row, column], chest.plane.y - chest.plane.y[row, column]
+    places = np.flatnonzero((lung.distance_from_edge > 0.5 * radius + 0.02) & (chest.heart < 0.3))
+    row, column = np.divmod(places[int(random.random() * len(places))], chest.body.size)
+    right, down = chest.body.x - chest.body.x[row, column], chest.body.y - chest.body.y[row, column]
     chord = np.maximum(1 - (right * squeeze / radius) ** 2 - (down / squeeze / radius) ** 2, 0)
     return np.where(chord > 0, np.maximum(strength * np.sqrt(chord), MIN_ATTENUATION_CHANGE), 0).astype(np.float32)
 
@@ -143,21 +143,25 @@ def _draw_effusion(random: Generator, chest: Chest) -> FloatImage:
     """Draw a pleural effusion: fluid at the base of a lung, rising towards the chest wall."""
     lung = chest.lungs[int(random.integers(2))]
     level, climb = random.uniform(0.08, 0.40), random.uniform(0.10, 0.28)
-    surface = np.max(np.where(lung.depth > 0, chest.plane.y, -1)) - level - climb * (0.5 + 0.5 * lung.lateral) ** 2
+    surface = (
+        np.max(np.where(lung.distance_from_edge > 0, chest.body.y, -1))
+        - level
+        - climb * (0.5 + 0.5 * lung.lateral) ** 2
+    )
     space = lung.air_share * (1 - chest.heart) * smooth_step(lung.lateral + 0.6, 0.6)
-    fluid = space * smooth_step(chest.plane.y - surface, 0.05) * random.uniform(0.34, 0.48)
+    fluid = space * smooth_step(chest.body.y - surface, 0.05) * random.uniform(0.34, 0.48)
     return np.where(fluid > MIN_ATTENUATION_CHANGE, fluid, 0).astype(np.float32)
 
 
 def _draw_pneumothorax(random: Generator, chest: Chest) -> FloatImage:
     """Draw a pneumothorax: a dark crescent of air between chest wall and lung.
 
-    It has no vessels, a thin pleural line, and a rim of compressed, denser lung.
+    The crescent shows no vessels. At its inner edge are a thin pleural line and a rim of denser lung.
     """
     lung = chest.lungs[int(random.integers(2))]
     width = random.uniform(0.10, 0.20) * np.clip(lung.vertical + 0.7 * lung.lateral + random.uniform(-0.35, 0.15), 0, 1)
-    gap, rim, line = width - lung.wall_depth, random.uniform(0.09, 0.12), random.uniform(0.025, 0.035)
-    inside = (lung.depth > 0.01) & (gap > -rim) & (width > line)
+    gap, rim, line = width - lung.distance_from_wall, random.uniform(0.09, 0.12), random.uniform(0.025, 0.035)
+    inside = (lung.distance_from_edge > 0.01) & (gap > -rim) & (width > line)
     dark = (random.uniform(0.11, 0.18) + 0.8 * chest.vessels) * smooth_step(gap, 0.02)
     dense = random.uniform(0.10, 0.17) * smooth_band(gap + line / 2, line / 2, line / 2) + 0.08 * (1 + gap / rim)
     return np.where(
@@ -168,7 +172,7 @@ def _draw_pneumothorax(random: Generator, chest: Chest) -> FloatImage:
 
 
 def _draw_marker(random: Generator, corner: Corner | None, size: int) -> FloatImage:
-    """Draw a lead marker: fixed letters in a corner, shifted by up to two pixels."""
+    """Draw a lead marker: fixed letters in a corner, with a small random shift."""
     stamp = np.zeros((size, size), dtype=np.float32)
     moved = random.integers(0, 4, 2)
     if corner is not None:
@@ -200,14 +204,14 @@ _FINDING_DRAWERS: Final[tuple[Callable[[Generator, Chest], FloatImage], ...]] = 
 
 
 def draw_findings(seed: int, findings: Sequence[str | int]) -> tuple[NDArray[np.uint8], dict[str, NDArray[np.bool_]]]:
-    """Draw a radiograph (128,128) with several findings. A seed always gives the same anatomy.
+    """Draw one radiograph (128,128) with several findings. Equal seeds give the same anatomy.
 
     Args:
         seed: An integer of 0 or more.
         findings: Names or indices of CATEGORIES, each once.
 
     Returns:
-        The image (128,128) uint8, and a mask (128,128) bool by the name of each finding.
+        The image (128,128) uint8, and a dict from the name of each finding to its mask (128,128) bool.
 
     Raises:
         InputError: A finding is named twice.

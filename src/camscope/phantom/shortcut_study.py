@@ -1,6 +1,6 @@
-"""Synthetic radiographs with a marker that is correlated with the lesion, and small networks trained on them.
+"""Draw synthetic radiographs with a marker that is correlated with the lesion, and train small networks on them.
 
-The masks of lesion, marker and lungs are exact. Datasets of one seed differ only in their markers.
+The masks of lesion, marker and lungs are exact. Two datasets with the same seed differ only in their markers.
 From the command line: `--model camscope.phantom.shortcut_study:create_shortcut_model --weights net.safetensors`.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from camscope.errors import InputError
 from camscope.phantom.chest_anatomy import FloatImage, draw_smooth_noise, smooth_band, smooth_step
 from camscope.plurals import plural
-from camscope.safe_files import write_generated
+from camscope.safe_files import write_unless_identical
 
 Site = Literal["A", "B"]
 BoolArray = NDArray[np.bool_]
@@ -38,8 +38,8 @@ MASKS_BY_COLUMN: Final = {"mask": "lesion_masks", "region_marker": "marker_masks
 class ShortcutStudy:
     """A synthetic dataset of N images with their masks and patients. *S is (H,W), or (D,H,W) for volumes.
 
-    `images` (N,*S) are uint8, those of volumes float32. `lesion_masks`, `marker_masks` and `lung_masks` (N,*S) are bool. `labels`
-    (N,) int64 are indices of `STUDY_CLASSES`. `patients`, `sites` and `sexes` (N,) are str, `ages` (N,) int64.
+    `images` (N,*S) are uint8, or float32 for volumes. `lesion_masks`, `marker_masks` and `lung_masks` (N,*S) are bool.
+    `labels` (N,) int64 are indices of `STUDY_CLASSES`. `patients`, `sites` and `sexes` (N,) are str. `ages` (N,) are int64.
     """
 
     images: NDArray[Any]
@@ -62,7 +62,7 @@ class ShortcutStudy:
         return has_marker
 
     def select(self, rows: NDArray[Any]) -> "ShortcutStudy":
-        """Return the selected images, given by their indices or a mask (N,)."""
+        """Return a dataset of the selected images. `rows` holds their indices, or is a mask (N,)."""
         positions = np.arange(len(self))[rows].tolist()
         columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         for name, values in columns.items():
@@ -76,10 +76,10 @@ def draw_study(
 ) -> ShortcutStudy:
     """Draw N radiographs (64,64), half of them with a lesion. Each patient has one to three images of one class.
 
-    `marker_share` is the share of lesions with a marker, and 1 minus that of clear images. At 0.5 the marker is uninformative.
-    `marker_site`: the marker occurs at this site only. `mixed`: one half of the positives shows a lesion and no marker, the
-    other half a marker and no lesion, and negatives show neither, whatever `marker_share` is.
-    Raises InputError for a number out of range.
+    `marker_share` is the share of lesion images with a marker. Clear images have a marker with the share
+    1 - `marker_share`. At 0.5 the marker is uninformative. If `marker_site` is set, only images of that site get a marker.
+    If `mixed` is true, `marker_share` is ignored: one half of the positives shows a lesion, the other half a marker, and
+    negatives show neither. Raises InputError for a number out of range.
     """
     numbers, people, random = draw_patients(n_images, seed, marker_share)
     allowed = np.isin(people["sites"], marker_site or list(get_args(Site)))
@@ -95,10 +95,10 @@ def draw_study(
 def write_study(study: ShortcutStudy, folder: Path, *, overwrite: bool = True) -> Path:
     """Write the images and masks of a dataset into a folder. Return the path of `manifest.csv`.
 
-    Images and masks are PNG files. Volumes are TIFF files with one page for each slice. Columns: id, path, label (a name of
-    `STUDY_CLASSES`), patient, site, sex, age, mask (the lesion's), region_marker, region_lungs. Paths are relative to the
-    folder, and empty where there is nothing to mask. Without `overwrite` a file that is there with other content is an
-    OutputError.
+    Images and masks are PNG files. Volumes are TIFF files with one page for each slice. The columns are id, path, label (a
+    name of `STUDY_CLASSES`), patient, site, sex, age, mask (of the lesion), region_marker and region_lungs. Paths are
+    relative to the folder. The path of an empty mask is empty. If `overwrite` is false, an existing file with other content
+    raises OutputError.
     """
     suffix = "png" if study.images.ndim == 3 else "tiff"
     table = io.StringIO()
@@ -109,22 +109,27 @@ def write_study(study: ShortcutStudy, folder: Path, *, overwrite: bool = True) -
         name = f"{i:05d}"
         row = {"id": name, "path": f"images/{name}.{suffix}", "label": STUDY_CLASSES[study.labels[i]]}
         row |= {"patient": study.patients[i], "site": study.sites[i], "sex": study.sexes[i], "age": str(study.ages[i])}
-        write_generated(folder / row["path"], _encode_image(study.images[i], suffix), overwrite=overwrite)
+        write_unless_identical(folder / row["path"], _encode_image(study.images[i], suffix), overwrite=overwrite)
         for column, field in MASKS_BY_COLUMN.items():
             mask = getattr(study, field)[i]
             row[column] = f"{column}/{name}.{suffix}" if mask.any() else ""
             if row[column]:
                 mask_file = _encode_image(mask.astype(np.uint8) * 255, suffix)
-                write_generated(folder / row[column], mask_file, overwrite=overwrite)
+                write_unless_identical(folder / row[column], mask_file, overwrite=overwrite)
         writer.writerow(row)
-    return write_generated(folder / "manifest.csv", table.getvalue().encode(), overwrite=overwrite)
+    return write_unless_identical(folder / "manifest.csv", table.getvalue().encode(), overwrite=overwrite)
 
 
-def draw_patients(n_images: int, seed: int, marker_share: float) -> tuple[NDArray[np.int64], dict[str, Any], Generator]:
-    """Draw random patients with one to three images of one class. Half of all images are positive.
+class RandomPatients(NamedTuple):
+    """Random patients: the patient's number for each image (N,), fields of `ShortcutStudy` by name, and the generator."""
 
-    Returns the patient's number for each image (N,), the fields of `ShortcutStudy` that they determine, and the generator.
-    """
+    numbers: NDArray[np.int64]
+    study_fields: dict[str, Any]
+    random: Generator
+
+
+def draw_patients(n_images: int, seed: int, marker_share: float) -> RandomPatients:
+    """Draw random patients with one to three images of one class. Half of all images are positive."""
     if n_images < 2 or seed < 0 or not 0 <= marker_share <= 1:
         raise InputError(
             f"n_images={n_images}, seed={seed}, marker_share={marker_share}; expected at least two images, "
@@ -143,14 +148,14 @@ def draw_patients(n_images: int, seed: int, marker_share: float) -> tuple[NDArra
         "sexes": tuple(sexes[numbers].tolist()),
         "ages": random.integers(20, 90, n_images)[numbers],
     }
-    return numbers, people, random
+    return RandomPatients(numbers, people, random)
 
 
 def assign_markers(labels: NDArray[np.int64], marker_share: float, random: Generator, allowed: BoolArray) -> BoolArray:
-    """Choose at random which images (N,) get a marker.
+    """Choose at random which images (N,) get a marker. Images that are not `allowed` get none.
 
-    Positive images get a marker with the share `marker_share`, negative ones with 1 - `marker_share`. Only `allowed`
-    images can get one.
+    Among the others, the share of positive images with a marker is `marker_share`. That of negative images is
+    1 - `marker_share`.
     """
     marked = np.zeros(len(labels), np.bool_)
     for label, share in ((1, marker_share), (0, 1 - marker_share)):
@@ -159,15 +164,22 @@ def assign_markers(labels: NDArray[np.int64], marker_share: float, random: Gener
     return marked
 
 
-def _draw_study_image(
-    seed: int, patient: int, image_number: int, lesion: bool, marker: bool
-) -> tuple[NDArray[np.uint8], BoolArray, BoolArray, BoolArray]:
-    """Return an image (64,64) and the masks of its lesion, marker and lungs."""
+class StudyImage(NamedTuple):
+    """An image (64,64) and the masks (64,64) of its lesion, marker and lungs."""
+
+    image: NDArray[np.uint8]
+    lesion_mask: BoolArray
+    marker_mask: BoolArray
+    lung_mask: BoolArray
+
+
+def _draw_study_image(seed: int, patient: int, image_number: int, lesion: bool, marker: bool) -> StudyImage:
+    """Draw one image of a patient, with or without a lesion and a marker."""
     build, film, finding = (
         Generator(Philox(SeedSequence(seed, spawn_key=key)))
         for key in ((1, patient), (2, image_number), (3, image_number))
     )
-    chest, lungs = _draw_simple_chest(build, film)
+    chest, lungs = _draw_chest_and_lung_distance(build, film)
     change = _draw_lesion(finding, lungs) if lesion else np.zeros_like(chest)
     image = np.clip((chest + change) * np.float64(255), 0, 250).astype(np.uint8)
     stamp = np.zeros_like(change, np.bool_)
@@ -175,11 +187,13 @@ def _draw_study_image(
     if marker:
         stamp[top : top + MARKER_SHAPE.shape[0], left : left + MARKER_SHAPE.shape[1]] = MARKER_SHAPE
     image[stamp] = 255
-    return image, change > 0, stamp, lungs > 0
+    return StudyImage(image, change > 0, stamp, lungs > 0)
 
 
-def _draw_simple_chest(anatomy_random: Generator, exposure_random: Generator) -> tuple[FloatImage, FloatImage]:
-    """Return gray values 0..1 of a chest, and the depth of each pixel inside the lungs. Negative outside."""
+def _draw_chest_and_lung_distance(
+    anatomy_random: Generator, exposure_random: Generator
+) -> tuple[FloatImage, FloatImage]:
+    """Draw a chest with gray values 0..1. Return it with the distance of each pixel from the lungs' edge, negative outside."""
     axis = ((np.arange(STUDY_SIDE_PIXELS, dtype=np.float32) + 0.5) * (2 / STUDY_SIDE_PIXELS) - 1).astype(np.float32)
     x, y = axis[None, :] - exposure_random.uniform(-0.06, 0.06), axis[:, None] - exposure_random.uniform(-0.06, 0.06)
     wide, high = anatomy_random.uniform(0.74, 0.86), anatomy_random.uniform(1.05, 1.2)
@@ -230,8 +244,9 @@ TARGET_LAYER: Final = {"create_shortcut_model": "layer3"}
 class ShortcutNet(nn.Module):
     """A small convolutional network from gray images (N,1,*S) to two class scores (N,2).
 
-    It has three convolutions, each of which halves the resolution, a spatial mean and a linear layer. A cell of `layer3` is
-    8 pixels wide and sees 22: a marker of 5 pixels is below its resolution. `n_axes`: 2 or 3 of space.
+    Each of three convolutions halves the resolution. A spatial mean and a linear layer follow. A cell of `layer3` is
+    8 pixels wide and sees 22, so that a marker of 5 pixels is below its resolution. `n_axes` is 2 for images and 3 for
+    volumes.
     """
 
     def __init__(self, n_axes: int = 2) -> None:
@@ -251,7 +266,7 @@ class ShortcutNet(nn.Module):
 
 
 def create_shortcut_model() -> ShortcutNet:
-    """Return an untrained network for radiographs (N,1,64,64). Load its weights from a file of `write_weights`."""
+    """Create an untrained network for radiographs (N,1,64,64). `write_weights` writes the file from which to load weights."""
     return ShortcutNet().eval()
 
 
@@ -288,9 +303,9 @@ def train_shortcut_model(study: ShortcutStudy, seed: int = 0, n_epochs: int = 8)
 
 @contextmanager
 def reproducible_scope(seed: int, num_threads: int = 2) -> Iterator[None]:
-    """Make results reproducible inside the `with` block: fixed threads, deterministic algorithms and a fixed seed.
+    """Make results reproducible inside the `with` block: fix the seed and the threads, use deterministic algorithms.
 
-    All of them are restored.
+    The former state is restored afterwards.
     """
     before, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -314,4 +329,4 @@ def write_weights(model: nn.Module, folder: Path, *, overwrite: bool = True) -> 
     from safetensors.torch import save
 
     state = {name: value.detach().contiguous() for name, value in model.state_dict().items()}
-    return write_generated(folder / "net.safetensors", save(state), overwrite=overwrite)
+    return write_unless_identical(folder / "net.safetensors", save(state), overwrite=overwrite)

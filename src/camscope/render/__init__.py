@@ -1,4 +1,4 @@
-"""Draw maps and images as RGB images, uint8 arrays (H,W,3). Maps are (H,W) in 0..1, or in -1..1 if they have a sign."""
+"""Draw maps and images. Drawings are RGB images (H,W,3) uint8. Maps are (H,W) in 0..1, or in -1..1 if they are signed."""
 
 from camscope.render.animation import (
     ANIMATION_FORMATS,
@@ -30,6 +30,8 @@ from camscope.render.contours_and_boxes import (
     find_boxes,
     find_contours,
 )
+from camscope.render.draw_text import draw_text
+from camscope.render.draw_volume import draw_planes, draw_projection, draw_slices
 from camscope.render.image_encoding import (
     IMAGE_FORMATS,
     RGBImage,
@@ -63,9 +65,7 @@ from camscope.render.regions_and_outlines import (
     draw_regions,
     prepare_outlines,
 )
-from camscope.render.text import draw_text
-from camscope.render.volume import Volume, compute_cell_affine
-from camscope.render.volume_views import draw_planes, draw_projection, draw_slices
+from camscope.render.volume_data import Volume, compute_cell_affine
 
 __all__ = [
     "ANIMATION_FORMATS",

@@ -11,20 +11,21 @@ from numpy.typing import NDArray
 from camscope.errors import ImageError, InputError
 from camscope.plurals import plural
 from camscope.render.colors import colorize, get_colormap_minimum, overlay
+from camscope.render.draw_slice import draw_slice
 from camscope.render.image_encoding import DARK_BACKGROUND_COLOR, LIGHT_TEXT_COLOR, RGBImage, check_rgb_image
 from camscope.render.image_grid import draw_image_grid
-from camscope.render.volume import AnatomicalView, Volume, draw_slice
 from camscope.render.volume_annotations import (
     ACCENT_COLOR,
-    add_plane_frame,
+    add_slice_frame,
     arrange_on_dark,
     choose_font_size,
     describe_peak,
     draw_side_panel,
-    format_plane_title,
+    format_slice_title,
     get_middle_voxel,
     pad_on_dark,
 )
+from camscope.render.volume_data import AnatomicalView, Volume
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -58,8 +59,8 @@ def animate_volume(
 ) -> bytes:
     """Encode a looping animation of the slices of a volume (D,H,W) along an axis.
 
-    It shows every slice, or `max_frames` evenly spaced ones that include the peak's, whose number is highlighted. One
-    color scale, the color bar, the peak and the legend stay in a side panel.
+    It shows every slice, or `max_frames` evenly spaced slices. The slice of the peak is included, and its number is
+    highlighted. All frames have one color scale, and a side panel with the color bar, the peak and the legend.
 
     Args:
         volume: The volume with its map.
@@ -84,12 +85,12 @@ def animate_volume(
     pixels_per_mm = volume.choose_pixels_per_mm(size)
     if not size:
         pixels_per_mm = min(pixels_per_mm, MAX_ANIMATION_SIDE_PIXELS / max(volume.extent_mm))
-    font_size = choose_font_size(round(pixels_per_mm * max(volume.get_slice_size_mm(view))))
-    height = round(pixels_per_mm * volume.get_slice_size_mm(view)[0])
+    font_size = choose_font_size(round(pixels_per_mm * max(volume.get_slice_height_and_width_mm(view))))
+    height = round(pixels_per_mm * volume.get_slice_height_and_width_mm(view)[0])
     side_panel = draw_side_panel(volume, font_size, pixels_per_mm, height, [caption, *describe_peak(volume)])
     frames = (_draw_animation_frame(volume, view, i, pixels_per_mm, font_size, side_panel) for i in slice_indices)
     ramp = colorize(np.linspace(get_colormap_minimum(volume.colormap), 1, N_RAMP_COLORS)[None], volume.colormap)
-    outline_colors = [color for _, color, _ in volume.outlines]
+    outline_colors = [outline.color for outline in volume.outlines]
     annotation_colors = [DARK_BACKGROUND_COLOR, LIGHT_TEXT_COLOR, ACCENT_COLOR, *outline_colors]
     palette_colors = np.concatenate([ramp[0], np.array(annotation_colors, np.uint8)])
     return encode_animation(
@@ -119,8 +120,8 @@ def encode_animation(
         frames: The images, in a sequence or an iterator.
         seconds: Duration of one loop.
         suffix: ".gif" or ".webp".
-        n_frames: Length of an iterator. None: that of the sequence.
-        palette_colors: (…,3) uint8 colors that the palette includes, in addition to grays. None: no such colors.
+        n_frames: Number of frames, which an iterator needs. Default: the length of the sequence.
+        palette_colors: Colors (…,3) uint8 that the palette must include, in addition to grays. Default: no such colors.
         on_progress: Called as `on_progress(done, count)` after each frame.
 
     Returns:
@@ -168,7 +169,7 @@ def encode_animation(
 
 
 def _compute_frame_durations(n_frames: int, seconds: float) -> list[int]:
-    """Return the duration of each frame in milliseconds, as multiples of 10 ms. The sum is one loop."""
+    """Return the duration of each frame in milliseconds. Durations are multiples of 10 ms, and their sum is one loop."""
     if not 0 < seconds < np.inf:
         raise InputError(f"seconds={seconds}: expected a positive number of seconds")
     ends = np.rint(np.linspace(0, 100 * seconds, n_frames + 1)).astype(int).tolist()
@@ -176,7 +177,7 @@ def _compute_frame_durations(n_frames: int, seconds: float) -> list[int]:
 
 
 def _quantize_frames(frames: Sequence[RGBImage], palette_colors: RGBImage) -> "list[Image]":
-    """Quantize frames to one palette of 256 colors: gray levels, the given palette colors, and the main other colors."""
+    """Quantize all frames to one palette of 256 colors: gray levels, `palette_colors`, and the main other colors."""
     from PIL import Image
 
     levels = np.rint(np.linspace(0, 255, N_GRAY_LEVELS)).astype(np.uint8)
@@ -208,9 +209,9 @@ def _draw_animation_frame(
     volume: Volume, view: AnatomicalView, slice_index: int, pixels_per_mm: float, font_size: int, side_panel: RGBImage
 ) -> RGBImage:
     is_peak = slice_index == volume.peak[view.normal_axis] and not volume.warning
-    plane = add_plane_frame(
+    plane = add_slice_frame(
         draw_slice(volume, view, slice_index, pixels_per_mm),
-        format_plane_title(volume, view, get_middle_voxel(volume, view, slice_index)),
+        format_slice_title(volume, view, get_middle_voxel(volume, view, slice_index)),
         view.get_edge_letters(volume.axis_end_letters),
         font_size,
         text_color=ACCENT_COLOR if is_peak else LIGHT_TEXT_COLOR,
@@ -240,7 +241,7 @@ def choose_frames(values: NDArray[np.floating], max_frames: int = MAX_FRAMES) ->
 
 
 def choose_even_indices(length: int, max_count: int, peak_index: int) -> list[int]:
-    """Return at most `max_count` evenly spaced indices below `length`. The index nearest to `peak_index` is replaced by it."""
+    """Return at most `max_count` evenly spaced indices below `length`. The nearest of them is replaced by `peak_index`."""
     frames = np.unique(np.linspace(0, length - 1, min(max_count, length)).round().astype(int))
     frames[np.abs(frames - peak_index).argmin()] = peak_index
     return [int(frame) for frame in frames]
@@ -262,7 +263,7 @@ def draw_frames(
         values: (D,H,W) in 0..1, or -1..1 for the diverging colormap.
         alpha: Opacity of the strongest value.
         colormap: One of COLORMAPS.
-        columns: Frames in a row. None: as many as leave few cells empty.
+        columns: Frames in a row. Default: as many as leave few cells empty.
         height: Rows of each frame.
 
     Returns:

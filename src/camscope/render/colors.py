@@ -1,7 +1,7 @@
-"""Colors of maps: scaling to a display range, colormaps, overlays on images, and hatching where a map has no values."""
+"""Color maps: scale their values, apply a colormap, overlay them on images, and hatch the parts without values."""
 
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -29,10 +29,10 @@ LAB_BLUE, LAB_WHITE, LAB_RED = (38.0, 14.0, -52.0), (96.0, 0.0, 0.0), (38.0, 58.
 
 
 def colorize(values: Values, colormap: str = "inferno") -> RGBImage:
-    """Convert a map (H,W) in 0..1 to colors (H,W,3) RGB. Values outside are clipped.
+    """Convert a map (H,W) in 0..1 to RGB colors (H,W,3). Values outside of 0..1 are clipped.
 
     Args:
-        values: The map; -1..1 for "diverging", which is blue, white at 0, red.
+        values: The map. For "diverging" it is in -1..1, from blue over white at 0 to red.
         colormap: One of COLORMAPS. "turbo" and "jet" are not monotonic in lightness and show edges that are not in the
             values.
 
@@ -79,8 +79,15 @@ ROBUST_QUANTILE = 0.995  # quantile of the top color: a few outliers would leave
 Floats = NDArray[np.floating]
 
 
-def to_display_range(values: Floats, scale: Scale | None, colormap: str) -> tuple[Floats, tuple[float, float]]:
-    """Scale a map (H,W) to the range of a colormap. Also return the raw values at both ends of the color bar.
+class ScaledMap(NamedTuple):
+    """Map values scaled to the range of a colormap, and the lowest and highest raw value of its color bar."""
+
+    values: Floats
+    value_range: tuple[float, float]
+
+
+def to_display_range(values: Floats, scale: Scale | None, colormap: str) -> ScaledMap:
+    """Scale a map (H,W) to the range of a colormap.
 
     Args:
         values: (H,W), or any other shape.
@@ -100,7 +107,7 @@ def to_display_range(values: Floats, scale: Scale | None, colormap: str) -> tupl
 
     """
     low, high = compute_display_range(values, scale, colormap)
-    return normalize_between(values, low, high, colormap), (low, high)
+    return ScaledMap(normalize_between(values, low, high, colormap), (low, high))
 
 
 def compute_display_range(values: Floats, scale: Scale | None, colormap: str) -> tuple[float, float]:
@@ -111,7 +118,7 @@ def compute_display_range(values: Floats, scale: Scale | None, colormap: str) ->
 
 
 def normalize_between(values: Floats, low: float, high: float, colormap: str) -> Floats:
-    """Scale raw values to the range of a colormap, so that `low` and `high` are the ends of the color bar."""
+    """Scale raw values to the range of a colormap: `low` and `high` become the ends of the color bar."""
     center, span = (0.0, max(-low, high)) if colormap == DIVERGING else (low, high - low)
     return (values.clip(low, high) - center) / span if span > 0 else np.zeros_like(values)
 
@@ -178,9 +185,9 @@ def overlay(
         values: (H,W) in 0..1, or in -1..1 with `colormap="diverging"`.
         alpha: Opacity of the strongest value. 0 returns a copy of the image.
         colormap: One of COLORMAPS.
-        alpha_by_value: Whether weaker values are more transparent, and zero leaves the image unchanged. Otherwise all
+        alpha_by_value: Whether weaker values are more transparent, so that zero leaves the image unchanged. Otherwise all
             values have the same opacity.
-        covered: (H,W), False where the map has no values. That part is drawn gray, dim and hatched.
+        covered: (H,W), False where the map has no values. There the image is drawn gray, dim and hatched.
 
     Returns:
         The overlay (H,W,3) uint8 RGB.
@@ -232,7 +239,7 @@ def fade_to_gray(image: RGBImage) -> RGBImage:
 def hatch_uncovered(image: RGBImage, covered: NDArray[np.bool_]) -> RGBImage:
     """Draw the pixels where `covered` (H,W) is False gray, dim and hatched. The other pixels of the image stay unchanged.
 
-    A thin line separates both parts and hides no covered pixel.
+    A thin line separates both parts. It hides no covered pixel.
 
     Args:
         image: (H,W,3) uint8 RGB.

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from camscope.errors import InputError
 from camscope.plurals import plural
 from camscope.render.colors import colorize
+from camscope.render.draw_text import draw_text
 from camscope.render.image_encoding import (
     BACKGROUND_COLOR,
     Color,
@@ -22,7 +23,6 @@ from camscope.render.image_encoding import (
     choose_line_width,
     to_finite_float64,
 )
-from camscope.render.text import draw_text
 
 CYAN: Color = (0, 229, 255)
 LIGHT_RIM_COLOR: Color = (255, 255, 255)
@@ -34,7 +34,7 @@ LANE_MARGIN = 0.08  # of a lane, above and below its line
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle around connected pixels, in whole pixels, and the largest value of these pixels.
+    """A rectangle of whole pixels around a connected region, and the largest value in the region.
 
     Attributes:
         left: First column.
@@ -58,9 +58,8 @@ class Box:
 def find_contours(values: Values, level: float) -> list[NDArray[np.float64]]:
     """Return the contours of all regions with values >= `level`, as closed polygons (M,2) along pixel edges.
 
-    Holes have polygons too.
-
-    The first point is not repeated at the end. Pixels that touch at a corner share a polygon.
+    Holes of a region have polygons too. The first point of a polygon is not repeated at its end. Pixels that touch at a
+    corner share a polygon.
 
     Args:
         values: (H,W) the map.
@@ -111,7 +110,7 @@ def find_boxes(values: Values, threshold: float) -> list[Box]:
 def draw_contours(
     image: RGBImage, values: Values, levels: float | Sequence[float], *, colormap: str = "inferno"
 ) -> RGBImage:
-    """Draw contours of a map (H,W) on an image (H,W,3). Each level has its color of the colormap.
+    """Draw contours of a map (H,W) on an image (H,W,3). Each level is drawn in its color of the colormap.
 
     Args:
         image: (H,W,3) uint8 RGB.
@@ -138,12 +137,12 @@ def draw_contours(
 def draw_boxes(
     image: RGBImage, boxes: Sequence[Box], labels: Sequence[str] | None = None, *, color: Color = CYAN
 ) -> RGBImage:
-    """Draw boxes on an image (H,W,3). Labels are drawn above the boxes, or inside where the image ends.
+    """Draw boxes on an image (H,W,3), with labels above the boxes. Where the image ends, a label is inside its box.
 
     Args:
         image: (H,W,3) uint8 RGB.
         boxes: The boxes, in pixels.
-        labels: One text per box. None: no texts.
+        labels: One text per box. Default: no texts.
         color: (red, green, blue).
 
     Returns:
@@ -170,7 +169,7 @@ def draw_boxes(
 
 
 def draw_polygon(out: RGBImage, polygon: NDArray[np.float64], color: Color, *, thin: bool = False) -> None:
-    """Draw a polygon on an image in place, with a light or dark rim that makes it visible on any photo."""
+    """Draw a polygon on an image in place. A light or dark rim makes it visible on any photo."""
     import cv2
 
     points = np.rint((polygon[:, ::-1] - 0.5) * 2**SUBPIXEL_BITS).astype(np.int32)
@@ -182,7 +181,7 @@ def draw_polygon(out: RGBImage, polygon: NDArray[np.float64], color: Color, *, t
 
 
 def _paste_label(out: RGBImage, tile: RGBImage, box: Box) -> None:
-    """Paste the image of a label above a box in place, or inside the box where the image ends."""
+    """Paste the image of a label above a box, in place. Where the image ends, paste it inside the box."""
     rows, columns = min(tile.shape[0], out.shape[0]), min(tile.shape[1], out.shape[1])
     top = box.top - rows if box.top >= rows else box.top
     top, left = min(top, out.shape[0] - rows), min(box.left, out.shape[1] - columns)
@@ -198,9 +197,7 @@ def draw_signal_trace(
     width: int = 960,
     lane_height: int = 160,
 ) -> RGBImage:
-    """Draw each signal of (C,L) uint8 as a line over the colors of a map (L,).
-
-    The background is colored as strongly as the map's value.
+    """Draw each of C signals as a line. The background behind the lines shows the map (L,) as colors.
 
     Args:
         signals: (C,L) uint8, one row per signal.

@@ -41,12 +41,12 @@ def check_rgb_image(image: RGBImage) -> RGBImage:
 
 
 def to_finite_float64(values: Values, *, image: RGBImage | None = None) -> NDArray[np.float64]:
-    """Convert a map (H,W) to float64. Raises an error if a value is not finite, or if the size of `image` differs."""
+    """Convert a map (H,W) to float64. Raise an error if a value is not finite, or if `image` has another size."""
     return np.asarray(check_map_values(np.asarray(values, dtype=np.float64), image=image), dtype=np.float64)
 
 
 def check_map_values(values: Values, *, image: RGBImage | None = None) -> Values:
-    """Return a map (H,W) unchanged. Raises an error if a value is not finite, or if the size of `image` differs."""
+    """Return a map (H,W) unchanged. Raise an error if a value is not finite, or if `image` has another size."""
     if values.ndim != 2 or values.size == 0:
         raise InputError(f"the values are {_describe_array(values)}; expected one map (H,W)")
     bad = ~np.isfinite(values)
@@ -61,7 +61,7 @@ def check_map_values(values: Values, *, image: RGBImage | None = None) -> Values
 
 
 def check_fraction(name: str, value: float) -> float:
-    """Return the value unchanged. Raises InputError if it is not in 0..1. `name` is the argument's name in the message."""
+    """Return the value unchanged. Raise InputError, which names the argument `name`, if the value is not in 0..1."""
     if not 0 <= value <= 1:
         raise InputError(f"{name}={value}; expected a number in 0..1")
     return value
@@ -93,12 +93,12 @@ def choose_line_width(image: RGBImage) -> int:
 def resize_to_fit(image: RGBImage, height: int, width: int | None = None) -> RGBImage:
     """Resize an image (H,W,3) to fit into `height` rows and `width` columns. The aspect ratio is kept.
 
-    Enlarged three times or more, pixels stay squares: interpolation would suggest detail that is not there.
+    If the image is enlarged three times or more, its pixels stay squares, because interpolation would suggest more detail.
 
     Args:
         image: (H,W,3) uint8 RGB.
         height: Rows.
-        width: Columns. None: as many as the aspect ratio needs.
+        width: Columns. Default: as many as the aspect ratio needs.
 
     Returns:
         (h,w,3) uint8.
@@ -185,9 +185,9 @@ REDUCED_SIZES = (1.0, 0.75, 0.5, 0.25)  # of both sides
 def encode_data_uri(
     image: NDArray[np.uint8], max_bytes: int = 40_000, encodings: Sequence[Encoding] = WEBP_ENCODINGS
 ) -> str:
-    """Encode an image (H,W,3) or (H,W,4) as a data URI.
+    """Encode an image (H,W,3) or (H,W,4) as a data URI of limited size.
 
-    The image is reduced until an encoding needs at most `max_bytes` bytes. The smallest size is used in any case.
+    The image is reduced until one of the encodings needs at most `max_bytes` bytes, but not below a smallest size.
 
     Args:
         image: (H,W,3) or (H,W,4) uint8.
@@ -216,9 +216,9 @@ def encode_data_uri(
 
 
 def build_figure_html(image: RGBImage, alt: str, caption: str) -> str:
-    """Return the HTML of a figure with a caption, of about 300 kB at most.
+    """Return the HTML of a figure with a caption. It has about 300 kB at most.
 
-    The image is scaled down, and stored as JPEG where a PNG is too large. `Explanation.save` writes it at full size.
+    The image is scaled down, and encoded as JPEG if a PNG is too large. `Explanation.save` writes the full size.
 
     Args:
         image: (H,W,3) uint8 RGB.

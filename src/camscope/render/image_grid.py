@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from camscope.errors import InputError, NonFiniteError
 from camscope.plurals import plural
 from camscope.render.colors import DIVERGING, colorize, get_colormap_minimum
+from camscope.render.draw_text import draw_text
 from camscope.render.image_encoding import (
     BACKGROUND_COLOR,
     TEXT_COLOR,
@@ -20,7 +21,6 @@ from camscope.render.image_encoding import (
     check_rgb_image,
     resize_to_fit,
 )
-from camscope.render.text import draw_text
 
 WARNING_COLOR: Color = (255, 191, 0)
 FRAME_COLOR: Color = (150, 150, 150)
@@ -39,15 +39,15 @@ def draw_color_bar(
 ) -> RGBImage:
     """Draw a vertical color bar (height,w,3) with numbers.
 
-    The diverging colormap is centered on a raw 0, which is labeled too. A range of zero extent has one color and one number.
+    The diverging colormap is centered on 0, which is labeled too. If `lo` equals `hi`, the bar has one color and one number.
 
     Args:
         height: Rows, at least 8.
         lo: Raw value at the bottom.
         hi: Raw value at the top.
         colormap: One of COLORMAPS.
-        width: Columns of the colored part. None: in proportion to the height.
-        font_size: In pixels. None: in proportion to the height.
+        width: Columns of the colored part. Default: in proportion to the height.
+        font_size: In pixels. Default: in proportion to the height.
         text_color: (red, green, blue).
         background: (red, green, blue).
 
@@ -122,16 +122,18 @@ def pad_to_height(*images: RGBImage) -> list[RGBImage]:
     return [pad_image(image, bottom=max_height - image.shape[0]) for image in images]
 
 
-def add_caption(image: RGBImage, caption: str, *, flag: str | None = None, font_size: int | None = None) -> RGBImage:
-    """Add a caption below an image (H,W,3).
-
-    Captions of more than three lines end in an ellipsis.
+def add_caption(
+    image: RGBImage, caption: str, *, flag: str | None = None, font_size: int | None = None, width: int | None = None
+) -> RGBImage:
+    """Add a caption below an image (H,W,3). A caption of more than three lines ends in an ellipsis.
 
     Args:
         image: (H,W,3) uint8 RGB.
         caption: The text.
-        flag: A warning, which is highlighted above the caption. None: no warning.
-        font_size: In pixels. None: in proportion to the image.
+        flag: A warning, which is highlighted above the caption. Default: no warning.
+        font_size: In pixels. Default: in proportion to the image.
+        width: The text is centered below this number of columns from the left, such as those of an image with a color bar
+            at its right. Default: all columns.
 
     Returns:
         (h,W,3) uint8, higher than the image.
@@ -141,10 +143,12 @@ def add_caption(image: RGBImage, caption: str, *, flag: str | None = None, font_
     True
 
     """
-    height, width = check_rgb_image(image).shape[:2]
+    height, columns = check_rgb_image(image).shape[:2]
+    width = columns if width is None else width
     font_size = min(36, max(11, min(height, width) // 18)) if font_size is None else font_size
     lines = [] if flag is None else [draw_text(flag, font_size, width=width, max_lines=3, background=WARNING_COLOR)]
-    return np.concatenate([image, *lines, draw_text(caption, font_size, width=width, max_lines=3)])
+    lines.append(draw_text(caption, font_size, width=width, max_lines=3))
+    return np.concatenate([image, *(pad_image(line, right=columns - width) for line in lines)])
 
 
 def draw_image_grid(
@@ -154,16 +158,19 @@ def draw_image_grid(
     columns: int | None = None,
     height: int = 256,
     flags: Sequence[str | None] | None = None,
+    bar_widths: Sequence[int] | None = None,
 ) -> RGBImage:
     """Draw images (H,W,3) of any size in a grid with captions.
 
     Args:
         images: The images.
         captions: One text per image.
-        columns: Images in a row. None: as many as leave few cells empty.
-        height: Each image is scaled to this number of rows. An image wider than twice its height is scaled to that
-            width instead.
-        flags: A warning or None per image. None: no warnings.
+        columns: Images in a row. Default: as many as leave few cells empty.
+        height: Each image is scaled to this number of rows. An image wider than twice its height gets a width of twice
+            `height` instead.
+        flags: A warning or None per image. Default: no warnings.
+        bar_widths: Columns of the color bar at the right of each image. Captions are centered below the other columns.
+            Default: no color bars.
 
     Returns:
         (h,w,3) uint8.
@@ -188,10 +195,13 @@ def draw_image_grid(
     scaled = [resize_to_fit(image, height, 2 * height) for image in images]
     font_size, gap = min(36, max(11, height // 16)), max(4, height // 20)
     widths = [max(image.shape[1] for image in scaled[column::columns]) for column in range(columns)]
-    cells = [
-        add_caption(_center_image(image, height, widths[i % columns]), captions[i], flag=flags[i], font_size=font_size)
-        for i, image in enumerate(scaled)
-    ]
+    bars = [0] * len(images) if bar_widths is None else bar_widths
+    cells = []
+    for i, image in enumerate(scaled):
+        centered = _center_image(image, height, widths[i % columns])
+        bar = round(bars[i] * image.shape[1] / images[i].shape[1])
+        width = centered.shape[1] - bar
+        cells.append(add_caption(centered, captions[i], flag=flags[i], font_size=font_size, width=width))
     rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]
     return pad_image(arrange_tiles(rows, gap), top=gap, left=gap)
 
@@ -204,7 +214,7 @@ def _center_image(image: RGBImage, height: int, width: int) -> RGBImage:
 def arrange_tiles(
     rows: Sequence[Sequence[RGBImage]], gap: int = 0, *, background: Color = BACKGROUND_COLOR
 ) -> RGBImage:
-    """Arrange images in a grid, each at the top left of its cell. Rows may differ in their number of images."""
+    """Arrange images in a grid, each at the top left of its cell. Rows may have different numbers of images."""
     columns = zip_longest(*rows)
     widths = [max(tile.shape[1] for tile in column if tile is not None) + gap for column in columns]
     bands = []
@@ -260,9 +270,9 @@ def pad_image(
 
 
 def _compute_bar_values(rows: int, lo: float, hi: float, colormap: str) -> NDArray[np.float64]:
-    """Return the map value (rows,) of each row of a color bar, from top to bottom.
+    """Return the scaled map value (rows,) of each row of a color bar, from top to bottom.
 
-    For the diverging colormap, raw 0 stays 0 and the stronger end is 1 or -1.
+    For the diverging colormap, 0 stays 0, and the end with the larger magnitude is 1 or -1.
     """
     if colormap == DIVERGING:
         strongest = max(abs(lo), abs(hi))
@@ -271,7 +281,7 @@ def _compute_bar_values(rows: int, lo: float, hi: float, colormap: str) -> NDArr
 
 
 def format_range_number(number: float, lo: float, hi: float) -> str:
-    """Format a number with three significant digits, or with more if `lo` and `hi` would look equal."""
+    """Format a number with three significant digits. Use more digits if `lo` and `hi` would look equal."""
     digits = next((n for n in range(3, 17) if lo == hi or f"{lo:.{n}g}" != f"{hi:.{n}g}"), 17)
     return f"{number + 0.0:.{digits}g}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
 
@@ -280,7 +290,7 @@ MAX_SHEET_WIDTH, MAX_SHEET_COLUMNS = 1900, 7  # defaults
 
 
 class CaptionedImage(NamedTuple):
-    """An image (H,W,3) with its caption, and a warning if there is one.
+    """An image (H,W,3) with its caption and an optional warning.
 
     Attributes:
         image: (H,W,3) uint8 RGB.
@@ -306,14 +316,14 @@ def draw_contact_sheet(
     columns: int | None = None,
     height: int = 256,
 ) -> RGBImage:
-    """Draw rows of captioned images as one sheet (h,w,3). A long row wraps to the next line.
+    """Draw rows of captioned images as one sheet (h,w,3). A long row continues on the next line.
 
     Args:
         rows: Images row by row. A cell None stays empty.
         title: One line at the top.
-        legend: Texts of the bottom and the top color of all maps. None: no legend.
+        legend: Texts of the bottom and the top color of all maps. Default: no legend.
         colormap: One of COLORMAPS, for the legend.
-        columns: Images in a line. None: as many as fit a screen and leave few cells empty.
+        columns: Images in a line. Default: as many as fit a screen and leave few cells empty.
         height: Rows of each image.
 
     Returns:
@@ -378,7 +388,7 @@ def _draw_header_line(left: Sequence[RGBImage], right: Sequence[RGBImage], width
 
 
 def _choose_sheet_columns(n_images: int, width: int, height: int) -> int:
-    """Return the number of columns of a contact sheet. It fits the page and leaves few cells empty."""
+    """Choose a number of columns at which a contact sheet fits the page and leaves few cells empty."""
     max_columns = min(MAX_SHEET_COLUMNS, max(3, MAX_SHEET_WIDTH // (width + max(4, height // 20))))
     if n_images <= max_columns:
         return n_images
@@ -399,14 +409,15 @@ def draw_channel_grid(
 ) -> RGBImage:
     """Draw the channels (K,h,w) of a layer as a grid of maps. Each row is labeled with the number of its first channel.
 
-    0 always has the same color.
+    The value 0 has the same color in all maps.
 
     Args:
         features: (K,h,w) activations of one sample.
-        columns: Maps in a row. None: as many as make the grid about square.
+        columns: Maps in a row. Default: as many as make the grid about square.
         max_channels: Only the first channels are drawn.
-        scale: The top color is the strongest value of "each" channel, or one "shared" by all.
-        colormap: One of COLORMAPS. None: viridis, or diverging where values are negative.
+        scale: "each": the top color is the strongest value of each channel. "shared": it is the strongest value of all
+            channels.
+        colormap: One of COLORMAPS. Default: viridis, or diverging where values are negative.
 
     Returns:
         (H,W,3) uint8.
@@ -454,7 +465,7 @@ def _select_channels(features: NDArray[np.floating[Any]], max_channels: int, sca
 
 
 def _resize_channel(image: RGBImage) -> RGBImage:
-    """Resize a channel's image to a readable size. Small pixels become squares."""
+    """Resize the image of a channel to a readable size. Its pixels become squares."""
     longest = max(image.shape[:2])
     if longest > MAX_CHANNEL_PIXELS:
         return resize_to_fit(image, MAX_CHANNEL_PIXELS, MAX_CHANNEL_PIXELS)

@@ -1,4 +1,4 @@
-"""Figure of a model randomization test: the maps of one image at each step, above similarity curves of all images."""
+"""Draw the result of a model randomization test: the maps of one image at each step, and similarity curves."""
 
 import textwrap
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ LEGEND = "pale: range of the seeds · orange: maps of different images, 95 % int
 
 
 class SimilarityCurve(NamedTuple):
-    """The curve of one similarity measure over the steps of a randomization test. Each array is (1 + steps,)."""
+    """One similarity measure over the steps of a randomization test. Each array has shape (1 + steps,)."""
 
     name: str
     mean_values: FloatArray  # over images and seeds; NaN is a gap
@@ -33,7 +33,7 @@ class SimilarityCurve(NamedTuple):
 def draw_randomization_figure(
     title: str, layer_names: Sequence[str], maps: FloatArray, curves: Sequence[SimilarityCurve]
 ) -> RGBImage:
-    """Draw the maps (1 + steps,*S) of an image above one row per similarity curve. The first map is the trained model's."""
+    """Draw the maps (1 + steps,*S) of an image, and the similarity curves below. The first map is that of the trained model."""
     matplotlib, figures, agg = (
         require(f"matplotlib{module}", extra="metrics") for module in ("", ".figure", ".backends.backend_agg")
     )
@@ -72,7 +72,7 @@ def draw_randomization_figure(
 
 
 def _draw_curve(axes: Any, curve: SimilarityCurve) -> None:
-    """Draw one similarity curve, its null interval, and the test outcome at the right."""
+    """Draw one similarity curve with its null interval. The outcome of the test is at the right."""
     steps = np.arange(len(curve.mean_values))
     axes.set_ylabel(curve.name)
     axes.axhspan(curve.null_interval[0], curve.null_interval[2], color=NULL_COLOR, linewidth=0)
@@ -86,7 +86,7 @@ def _draw_curve(axes: Any, curve: SimilarityCurve) -> None:
 
 
 def _shorten_layer_name(layer_name: str) -> str:
-    """Shorten a layer name such as `layer4.1.conv2` to its last part. A final number keeps the part before it."""
+    """Shorten a layer name such as `layer4.1.conv2` to its last part. If that is a number, keep the part before it too."""
     parts = layer_name.split(".")
     return ".".join(parts[-2:] if parts[-1].isdigit() else parts[-1:])
 

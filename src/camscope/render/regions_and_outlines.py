@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,6 +12,7 @@ from camscope.mask_labels import find_multiple_labels, format_name_list
 from camscope.plurals import plural
 from camscope.render.colors import ROWS_PER_BAND, hatch_uncovered
 from camscope.render.contours_and_boxes import draw_polygon, find_contours
+from camscope.render.draw_text import ELLIPSIS, draw_text
 from camscope.render.image_encoding import (
     DARK_BACKGROUND_COLOR,
     LIGHT_TEXT_COLOR,
@@ -23,7 +24,6 @@ from camscope.render.image_encoding import (
     to_finite_float64,
 )
 from camscope.render.image_grid import arrange_tiles, pad_image, paste_tile, stack_tiles
-from camscope.render.text import ELLIPSIS, draw_text
 
 # The first eight are after Okabe & Ito (2008), distinguishable with any color vision; more than twelve are not.
 REGION_COLORS: tuple[Color, ...] = (
@@ -72,7 +72,7 @@ def choose_region_colors(count: int) -> tuple[Color, ...]:
         (red, green, blue) tuples, each number 0..255.
 
     Raises:
-        InputError: More colors are asked for than can be distinguished.
+        InputError: `count` is larger than the number of colors that readers can distinguish.
 
     >>> len(choose_region_colors(3))
     3
@@ -96,7 +96,7 @@ def draw_regions(
 ) -> RGBImage:
     """Draw colored regions over a gray copy of an image (H,W,3).
 
-    The opacity rises early, as in `overlay`, and strength 0 leaves gray.
+    Stronger pixels are more opaque, as in `overlay`. Strength 0 leaves the gray image.
 
     Args:
         image: (H,W,3) uint8 RGB.
@@ -180,24 +180,32 @@ def truncate_legend_line(text: str) -> str:
 
 
 Masks: TypeAlias = Mapping[str, ArrayLike] | ArrayLike
-MaskOutlines: TypeAlias = list[tuple[str, Color, NDArray[np.bool_]]]
+
+
+class MaskOutline(NamedTuple):
+    """A named mask and the color of its outline."""
+
+    name: str
+    color: Color
+    mask: NDArray[np.bool_]
+
 
 # Cyan, lavender, sage, blue: distinct from inferno and each other (CIE76 of at least 25) for every type of color vision.
 OUTLINE_COLORS: tuple[Color, ...] = ((102, 255, 255), (204, 153, 255), (153, 204, 153), (102, 102, 255))
 
 
-def prepare_outlines(masks: Masks | None, shape: Sequence[int]) -> MaskOutlines:
-    """Check masks of the given shape, and give each a color.
+def prepare_outlines(masks: Masks | None, shape: Sequence[int]) -> list[MaskOutline]:
+    """Check that masks have the given shape, and choose a color for each.
 
     Args:
-        masks: One mask, which gets the name "", or a mapping of named masks. 0 is outside. None: no mask.
+        masks: One mask, which gets the name "", or a mapping of named masks. 0 is outside. None gives no outlines.
         shape: Size that each mask must have.
 
     Returns:
-        A (name, color, boolean mask) tuple for each mask.
+        A `MaskOutline` (name, color, boolean mask) for each mask.
 
     Raises:
-        InputError: There are more masks than colors, several labels in a mask, or NaN.
+        InputError: There are too many masks, or a mask has several labels or NaN.
         GeometryError: A mask has another shape.
 
     >>> [(name, mask.dtype) for name, _, mask in prepare_outlines({"lungs": np.eye(4)}, (4, 4))]
@@ -213,17 +221,17 @@ def prepare_outlines(masks: Masks | None, shape: Sequence[int]) -> MaskOutlines:
             f"expected at most {plural(limit, 'mask')}, because more colors are hard to distinguish; got {n_masks}"
         )
     return [
-        (str(name), color, _to_boolean_mask(name, mask, tuple(shape)))
+        MaskOutline(str(name), color, _to_boolean_mask(name, mask, tuple(shape)))
         for (name, mask), color in zip(named.items(), OUTLINE_COLORS, strict=False)
     ]
 
 
-def draw_outlines(image: RGBImage, outlines: MaskOutlines) -> RGBImage:
+def draw_outlines(image: RGBImage, outlines: Sequence[MaskOutline]) -> RGBImage:
     """Draw the outline of each mask on an image (H,W,3). Masks are scaled to the size of the image.
 
     Args:
         image: (H,W,3) uint8 RGB.
-        outlines: What `prepare_outlines` returns.
+        outlines: The outlines that `prepare_outlines` returned.
 
     Returns:
         (H,W,3) uint8.
@@ -241,8 +249,10 @@ def draw_outlines(image: RGBImage, outlines: MaskOutlines) -> RGBImage:
     return out
 
 
-def draw_outline_legend_items(outlines: MaskOutlines, font_size: int, *, width: int | None = None) -> list[RGBImage]:
-    """Draw one legend item per named mask: a line in the mask's color, and the name."""
+def draw_outline_legend_items(
+    outlines: Sequence[MaskOutline], font_size: int, *, width: int | None = None
+) -> list[RGBImage]:
+    """Draw a legend item for each named mask: a line in the mask's color and the name of the mask."""
     keys = []
     for name, color, _ in outlines:
         if name:
@@ -254,12 +264,12 @@ def draw_outline_legend_items(outlines: MaskOutlines, font_size: int, *, width: 
     return keys
 
 
-def add_outline_legend(image: RGBImage, outlines: MaskOutlines) -> RGBImage:
+def add_outline_legend(image: RGBImage, outlines: Sequence[MaskOutline]) -> RGBImage:
     """Add a legend of the named masks below an image. If no mask has a name, return the image unchanged.
 
     Args:
         image: (H,W,3) uint8 RGB.
-        outlines: What `prepare_outlines` returns.
+        outlines: The outlines that `prepare_outlines` returned.
 
     Returns:
         (h,w,3) uint8.

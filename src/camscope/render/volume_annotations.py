@@ -1,10 +1,11 @@
-"""Draw annotations of volumes on a dark background: frames with direction letters, crosshairs, and the side panel."""
+"""Annotate drawings of volumes: titles and direction letters around a slice, crosshairs, scale bar and side panel."""
 
 from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 
+from camscope.render.draw_text import draw_text
 from camscope.render.image_encoding import DARK_BACKGROUND_COLOR, LIGHT_TEXT_COLOR, Color, RGBImage
 from camscope.render.image_grid import (
     WARNING_COLOR,
@@ -16,8 +17,14 @@ from camscope.render.image_grid import (
     stack_tiles,
 )
 from camscope.render.regions_and_outlines import draw_outline_legend_items, truncate_legend_line
-from camscope.render.text import draw_text
-from camscope.render.volume import AnatomicalView, Volume, VoxelIndex, format_location, match_world_axes
+from camscope.render.volume_data import (
+    AnatomicalView,
+    EdgeLetters,
+    Volume,
+    VoxelIndex,
+    assign_axes_to_xyz,
+    format_xyz_location,
+)
 
 ACCENT_COLOR: Color = (0, 229, 255)  # of the peak and the crosshair
 DARK_ACCENT_COLOR: Color = (0, 96, 120)  # the same on the pale image under a signed map
@@ -37,19 +44,19 @@ def choose_font_size(width: int) -> int:
 
 
 def compute_letter_margin(font_size: int) -> int:
-    """Return the margin in pixels around a plane that leaves room for its direction letters."""
+    """Return the margin in pixels around a slice that leaves room for its direction letters."""
     return round(1.5 * font_size)
 
 
-def add_plane_frame(
+def add_slice_frame(
     plane: RGBImage,
     title: str,
-    edge_letters: tuple[str, str, str, str],
+    edge_letters: EdgeLetters,
     font_size: int,
     *,
     text_color: Color = LIGHT_TEXT_COLOR,
 ) -> RGBImage:
-    """Add a title above a plane (h,w,3), and the letters of patient directions at its four edges."""
+    """Add a title above a slice (h,w,3), and the letter of the patient direction at each edge."""
     margin, title_tile = compute_letter_margin(font_size), draw_text_on_dark(title, font_size, text_color=text_color)
     above, below = (margin, margin) if any(edge_letters) else (2, 4)
     out = pad_on_dark(plane, above, below, margin, margin)
@@ -72,8 +79,8 @@ def add_plane_frame(
     return out
 
 
-def compute_plane_offset(font_size: int, has_letters: bool) -> tuple[int, int]:
-    """Return (row, column) of the plane's top left pixel in the image that `add_plane_frame` returns."""
+def compute_plane_row_and_column(font_size: int, has_letters: bool) -> tuple[int, int]:
+    """Return the row and column of the slice's top left pixel in the image that `add_slice_frame` returns."""
     margin = compute_letter_margin(font_size)
     return draw_text_on_dark("", font_size).shape[0] + (margin if has_letters else 2), margin
 
@@ -92,8 +99,8 @@ def draw_crosshair(plane: RGBImage, row: float, column: float, color: Color) -> 
     return out
 
 
-def format_plane_title(volume: Volume, view: AnatomicalView, voxel: VoxelIndex) -> str:
-    """Format a plane's name, slice index and position, such as `axial 17 · S 12.0 mm` or `axis 0: 17`."""
+def format_slice_title(volume: Volume, view: AnatomicalView, voxel: VoxelIndex) -> str:
+    """Format the title of a slice: view, index and position, such as `axial 17 · S 12.0 mm` or `axis 0: 17`."""
     separator = " " if view.name.isalpha() else ": "
     return f"{view.name}{separator}{voxel[view.normal_axis]}{format_slice_position(volume, voxel, view.normal_axis)}"
 
@@ -108,18 +115,18 @@ def get_middle_voxel(volume: Volume, view: AnatomicalView, slice_index: int) -> 
 def format_slice_position(volume: Volume, voxel: VoxelIndex, normal_axis: int) -> str:
     """Format a slice's position in millimeters, such as ` · S 12.0 mm`.
 
-    Without an affine it is the distance from the first slice, and without a voxel size it is empty.
+    Without an affine, the position is the distance from the first slice. Without a voxel size, the text is empty.
     """
     if volume.affine_matrix is not None:
-        world_axis = match_world_axes(volume.affine_matrix)[normal_axis]
-        return f" · {format_location(volume.affine_matrix, voxel)[world_axis]} mm"
+        world_axis = assign_axes_to_xyz(volume.affine_matrix)[normal_axis]
+        return f" · {format_xyz_location(volume.affine_matrix, voxel)[world_axis]} mm"
     return f" · {voxel[normal_axis] * volume.voxel_size[normal_axis]:.1f} mm" if volume.has_physical_size else ""
 
 
 def draw_side_panel(
     volume: Volume, font_size: int, pixels_per_mm: float, height: int, text_lines: Sequence[str], *, bar: bool = True
 ) -> RGBImage:
-    """Draw a side panel of about `height` rows, with warning, color bar, text lines, legend of masks, and ruler."""
+    """Draw a side panel of about `height` rows with a color bar, text lines and a legend of masks. It may show a warning too."""
     edge, gap = max(2, font_size // 4), font_size // 2
     panel_width = 12 * font_size
     pieces = []
@@ -158,9 +165,9 @@ def draw_ruler(pixels_per_mm: float, width: int, font_size: int) -> RGBImage:
 
 
 def describe_orientation(view: AnatomicalView, volume: Volume) -> str:
-    """Describe the orientation of a view as text, such as `top A, left R`. It is empty if unknown."""
-    top, _, left, _ = view.get_edge_letters(volume.axis_end_letters)
-    return f"top {top}, left {left}" if top and left else ""
+    """Describe the orientation of a view, such as `top A, left R`. The text is empty if the directions are unknown."""
+    edges = view.get_edge_letters(volume.axis_end_letters)
+    return f"top {edges.top}, left {edges.left}" if edges.top and edges.left else ""
 
 
 def describe_voxel(volume: Volume, voxel: VoxelIndex) -> list[str]:
@@ -169,7 +176,7 @@ def describe_voxel(volume: Volume, voxel: VoxelIndex) -> list[str]:
     label = "peak" if voxel == volume.peak and not volume.warning else "value"
     descriptions = [f"{label} {format_range_number(value, value, value)}", f"voxel {voxel[0]}, {voxel[1]}, {voxel[2]}"]
     if volume.affine_matrix is not None:
-        descriptions.append(f"{'  '.join(format_location(volume.affine_matrix, voxel))} mm")
+        descriptions.append(f"{'  '.join(format_xyz_location(volume.affine_matrix, voxel))} mm")
     return descriptions
 
 

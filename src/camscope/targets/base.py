@@ -1,4 +1,4 @@
-"""Base class of targets, and information about the explained image that a target may use."""
+"""`Target`: the base class of targets. `ImageContext`: what a target may use of the explained image."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -22,10 +22,11 @@ class ImageContext:
     Args:
         input_size: Size of the model's input.
         image_size: Size of the original image, or None if it is unknown.
-        to_input: Function that maps points (M,n) in array order from the image to the input, in pixels.
-        to_image: The inverse function.
+        to_input: Function that converts points (M,n) of the image to points of the input. The n coordinates are pixels in
+            array order.
+        to_image: The inverse of `to_input`.
         embed_image: Function that returns the model's embedding (D,) of another image.
-        embed_text: The same for a text. None if the model has no text encoder.
+        embed_text: Function that returns the embedding (D,) of a text. None if the model has no text encoder.
 
     >>> import torch
     >>> context = ImageContext(
@@ -47,8 +48,9 @@ class ImageContext:
 class Target(ABC):
     """Base class of targets: a callable that reads one score per sample (N,) from the model's output.
 
-    `bind` converts coordinates of the original image to the model's input. `resolve` fixes every open choice, such
-    as the class, in the first, clean forward pass. It raises TargetError if the output does not fit the target.
+    Before the first score, `prepare_for_model` and `prepare_for_image` read what the target needs of the model and the
+    image. The first forward pass has the unchanged input. With its output, `resolve_choices` fixes every open choice, such
+    as the class, or raises TargetError if the output does not fit the target.
 
     >>> import torch
     >>> class LargestScore(Target):
@@ -74,20 +76,23 @@ class Target(ABC):
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
         """Return a text that describes the target of one sample. `class_name` converts a class index to a name."""
 
-    def bind_model(self, model: nn.Module) -> "Target":
-        """Return the target with the information about the model that it needs. Called once per score."""
+    def prepare_for_model(self, model: nn.Module) -> "Target":
+        """Return the target with the information that it needs of the model. Called once per `Score`."""
         return self
 
-    def bind(self, image_context: ImageContext) -> "Target":
-        """Return the target converted from coordinates of the original image to those of the model's input."""
+    def prepare_for_image(self, image_context: ImageContext) -> "Target":
+        """Return the target for one image, such as with coordinates converted from the image to the model's input."""
         return self
 
-    def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Target":
-        """Return the target with every open choice fixed, such as the class. `input_size`: size of the model's input (*S)."""
+    def resolve_choices(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Target":
+        """Return the target with every open choice fixed, such as the class.
+
+        `output` is that of the first forward pass, and `input_size` is the size *S of the model's input.
+        """
         return self
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "Target":
-        """Return the resolved target for an input that is flipped along the axes `flips` and then resized to `size`."""
+        """Return the target for a transformed input: flipped along the axes `flips`, then resized to `size`."""
         if self.dense:
             raise TargetError(
                 f"{type(self).__name__} is a position in the image, so flips need its method flipped(flips, size): implement the "
@@ -97,7 +102,7 @@ class Target(ABC):
 
 
 def parse_finite_numbers(values: Any) -> list[float] | None:
-    """Convert a sequence of finite numbers to a list of floats or ints. Return None for anything else."""
+    """Return finite numbers as a list. Return None if `values` is not a sequence of finite numbers."""
     try:
         numbers = np.asarray([value.tolist() if hasattr(value, "tolist") else value for value in values])
     except (TypeError, ValueError):

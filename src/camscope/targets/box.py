@@ -21,7 +21,10 @@ DETECTION_MODELS = re.compile("For(ObjectDetection|(Instance|Panoptic)?Segmentat
 
 @dataclass(frozen=True)
 class DetectionHead:
-    """Configuration of a Hugging Face detector. `n_labels`: number of classes, or None if the caller passes texts as classes."""
+    """The settings of a Hugging Face detector that tell how to read its logits.
+
+    `n_labels` is the number of classes. A detector whose classes are texts of the caller has the value None.
+    """
 
     n_labels: int | None
     focal_loss: bool = True
@@ -29,14 +32,17 @@ class DetectionHead:
 
 @dataclass(frozen=True)
 class Detections:
-    """The detections of one sample: boxes (D,4) as x0, y0, x1, y1 on the model's input, and class probabilities (D,K)."""
+    """The D detections of one sample: boxes (D,4), and probabilities (D,K) of K classes.
+
+    A box is x0, y0, x1, y1 in pixels of the model's input.
+    """
 
     boxes: Tensor
     probabilities: Tensor
 
 
 class BoxMatch(NamedTuple):
-    """Overlap and class of the detection that matches a box best, and a description of it."""
+    """The detection that overlaps a box most: its overlap, its class, and a description for errors."""
 
     overlap: float
     class_index: int
@@ -48,8 +54,8 @@ class Box(Target):
     """The score of one detection: its overlap (IoU) with the box times its probability of the class.
 
     The detection with the highest product counts. Detections are matched anew in every forward pass, because a perturbed
-    image may have others (Petsiuk et al. 2021). The overlap is a factor that is not differentiated. The target reads the
-    outputs of torchvision's detectors and of those of Hugging Face. In `gradcam` a channel has one weight for the whole
+    image may have others (Petsiuk et al. 2021). The overlap is a constant factor of the gradient. The target reads the
+    outputs of detectors of torchvision and Hugging Face. In `gradcam` a channel has one weight for the whole
     image, so the map may show all objects of the class. `hirescam`, `layercam` and `gradcam-elementwise` show one box.
 
     Args:
@@ -57,13 +63,12 @@ class Box(Target):
         y0: Top edge.
         x1: Right edge.
         y1: Bottom edge.
-        label: Index or name of the class, or None for the class of the detection that overlaps most.
+        label: Index or name of the class, or None for the class of the detection that overlaps the box most.
         activation: How class logits become probabilities: "softmax" where the last class means "no object" (DETR,
-            YOLOS),
-            "sigmoid" where there is no such class (Deformable DETR, RT-DETR). None follows the config of a Hugging Face
-        model.
-        heads: The detection heads of the model, which `bind_model` sets.
-        input_size: Size of the model's input, which `bind` and `resolve` set.
+            YOLOS), "sigmoid" where there is no such class (Deformable DETR, RT-DETR). None follows the config of a
+            Hugging Face model.
+        heads: The detection heads of the model, which `prepare_for_model` sets.
+        input_size: Size of the model's input, which `prepare_for_image` and `resolve_choices` set.
 
     Raises:
         TargetError: The corners are not finite or not in order, or `activation` is unknown.
@@ -89,7 +94,8 @@ class Box(Target):
         if corners is None:
             raise TargetError(f"Box{self.corners}: expected four finite numbers (left, top, right, bottom)")
         label = None if self.label is None else parse_class_label(self.label, "label", "Box")
-        for name, value in zip(("x0", "y0", "x1", "y1", "label"), (*corners, label), strict=True):
+        unsigned = [corner or abs(corner) for corner in corners]  # -0.0 becomes 0.0
+        for name, value in zip(("x0", "y0", "x1", "y1", "label"), (*unsigned, label), strict=True):
             object.__setattr__(self, name, value)
         if not (self.x0 < self.x1 and self.y0 < self.y1):
             raise TargetError(f"Box{self.corners}: expected left < right and top < bottom")
@@ -98,15 +104,15 @@ class Box(Target):
 
     @property
     def corners(self) -> tuple[float, float, float, float]:
-        """The corners as (x0, y0, x1, y1)."""
+        """The left, top, right and bottom edge, as (x0, y0, x1, y1)."""
         return self.x0, self.y0, self.x1, self.y1
 
-    def bind_model(self, model: nn.Module) -> "Box":
-        """Return the box with the number of classes from the model's config."""
+    def prepare_for_model(self, model: nn.Module) -> "Box":
+        """Return the box with the settings of the detectors in the model."""
         return replace(self, heads=find_detection_heads(model)) if self.activation is None else self
 
-    def bind(self, image_context: ImageContext) -> "Box":
-        """Return the box in pixels of the model's input."""
+    def prepare_for_image(self, image_context: ImageContext) -> "Box":
+        """Return the box, converted from pixels of the image to pixels of the model's input."""
         ends = image_context.to_input([[self.y0, self.x0], [self.y1, self.x1]])
         (top, left), (bottom, right) = ends.min(0).tolist(), ends.max(0).tolist()
         height, width = image_context.input_size
@@ -115,7 +121,7 @@ class Box(Target):
         return replace(self, x0=left, y0=top, x1=right, y1=bottom)
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "Box":
-        """Return the box at its place in the flipped and resized input."""
+        """Return the box where its content lies in the flipped and resized input."""
         sides = []
         for axis, ends in enumerate(((self.y0, self.y1), (self.x0, self.x1))):
             before = (self.input_size or tuple(size))[axis]
@@ -124,8 +130,8 @@ class Box(Target):
         (top, bottom), (left, right) = sides
         return replace(self, x0=left, y0=top, x1=right, y1=bottom, input_size=tuple(size))
 
-    def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Box":
-        """Return the box with its class fixed. Raises TargetError if no detection overlaps it by at least half."""
+    def resolve_choices(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Box":
+        """Return the box with its class fixed. Raise TargetError if no detection overlaps the box by half or more."""
         resolved = replace(self, input_size=tuple(input_size), activation=self._resolve_activation(output))
         detections = parse_detections(output, resolved.input_size, resolved.activation)
         # a list of detections holds only the classes that were detected, not their number
@@ -151,12 +157,13 @@ class Box(Target):
         return torch.stack([self._score_sample(detections) for detections in samples])
 
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
-        """Describe the box, such as `nodule in the box (10, 20, 50, 60) of the input`."""
-        label = class_name(self.label) if isinstance(self.label, int) else "what is"
-        return f"{label} in the box ({', '.join(f'{value:z.4g}' for value in self.corners)}) of the input"
+        """Describe the box, such as `nodule in the box (10, 20, 50, 60) of the model's input`."""
+        label = class_name(self.label) if isinstance(self.label, int) else "an object"
+        corners = ", ".join(f"{round(value, 1):zg}" for value in self.corners)
+        return f"{label} in the box ({corners}) of the model's input"
 
     def _resolve_activation(self, output: Any) -> Activation | None:
-        """Return the activation of the output's class logits, or None where it cannot be inferred."""
+        """Return the activation that turns the class logits into probabilities. Return None if it is unknown."""
         logits = get_output_tensor(output, "logits")
         return self.activation or (None if logits is None else infer_activation(self.heads, logits.shape[-1]))
 
@@ -169,7 +176,7 @@ class Box(Target):
         return overlaps[best] * probabilities[best]
 
     def _select_class_probabilities(self, detections: Detections) -> Tensor:
-        """Return the probability (D,) of the target class in each detection, or of the most probable class if none is set."""
+        """Return one probability (D,) per detection: that of the target's class, or the largest if no class is set."""
         probabilities = detections.probabilities
         if not isinstance(self.label, int):
             return probabilities.amax(1)
@@ -190,7 +197,7 @@ class Box(Target):
 
 
 def find_detection_heads(model: nn.Module) -> tuple[DetectionHead, ...]:
-    """Return the configuration of each Hugging Face detector in a model, outermost first."""
+    """Return the settings of each Hugging Face detector in a model, from the outermost module inward."""
     heads = []
     for module in model.modules():
         config = getattr(module, "config", None)
@@ -202,7 +209,10 @@ def find_detection_heads(model: nn.Module) -> tuple[DetectionHead, ...]:
 
 
 def infer_activation(heads: Sequence[DetectionHead], n_logits: int) -> Activation | None:
-    """Infer whether class logits need a softmax or a sigmoid, or None. A softmax has one more logit for "no object"."""
+    """Infer whether class logits need a softmax or a sigmoid. Return None if neither is certain.
+
+    A softmax has one more logit than classes, for "no object".
+    """
     for head in heads:
         if head.n_labels is None:
             return "sigmoid"
@@ -214,7 +224,7 @@ def infer_activation(heads: Sequence[DetectionHead], n_logits: int) -> Activatio
 def parse_detections(
     output: Any, input_size: tuple[int, ...] | None, activation: Activation | None = None
 ) -> list[Detections]:
-    """Convert the output of a detector to the detections of each sample, with boxes in pixels of the model's input."""
+    """Convert the output of a detector to the detections of each sample. Boxes are in pixels of the model's input."""
     predictions = output if isinstance(output, list | tuple) else []
     fields = {"boxes", "labels", "scores"}
     if predictions and all(isinstance(row, Mapping) and fields <= set(row) for row in predictions):
@@ -227,12 +237,12 @@ def parse_detections(
         )
     if input_size is None:
         raise TargetError(
-            "the boxes of this output are fractions of the input size, which is unknown: resolve the Box in a first forward pass"
+            "the boxes of this output are fractions of the input size, which is unknown: use the Box in a method or a Score"
         )
     if activation is None:
         raise TargetError(
-            f"the {plural(logits.shape[-1], 'class logit')} of each box may or may not end with a no-object class, and the model "
-            "has no Hugging Face config that decides",
+            f"the last of {plural(logits.shape[-1], 'class logit')} of a box may be a no-object class, and the model has no "
+            "Hugging Face config that tells",
             fix="pass Box(..., activation='softmax') where the last one is 'no object', else activation='sigmoid'",
         )
     height, width = input_size
@@ -244,7 +254,7 @@ def parse_detections(
 
 
 def compute_iou(boxes: Tensor, corners: Sequence[float]) -> Tensor:
-    """Compute the intersection over union of boxes (D,4) with one box, (D,)."""
+    """Compute the intersection over union (D,) of each of the boxes (D,4) and one box."""
     box = boxes.new_tensor(list(corners))
     low, high = torch.maximum(boxes[:, :2], box[:2]), torch.minimum(boxes[:, 2:], box[2:])
     intersection = (high - low).clamp(min=0).prod(1)
@@ -253,7 +263,7 @@ def compute_iou(boxes: Tensor, corners: Sequence[float]) -> Tensor:
 
 
 def _parse_torchvision_detections(prediction: Mapping[str, Tensor]) -> Detections:
-    """Convert the torchvision format, with one score per detection, to probabilities (D,K)."""
+    """Convert one sample of a torchvision detector, with one score per detection, to detections with probabilities (D,K)."""
     scores, labels = prediction["scores"], prediction["labels"].long()
     n_classes = int(labels.max()) + 1 if len(labels) else 1
     probabilities = scores.new_zeros(len(scores), n_classes)

@@ -1,11 +1,11 @@
-"""Targets of class scores: a class, a difference or mean of classes, a log-probability. Also converts labels to indices."""
+"""Targets of class scores: one class, a difference, a mean, or a log-probability. Class names are converted to indices."""
 
 import difflib
 import numbers
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from camscope.errors import Remedy, TargetError
 from camscope.plurals import plural
 from camscope.targets.base import ClassNameLookup, Target
 from camscope.targets.outputs import are_probabilities, class_scores, full_precision
-from camscope.tensor_kinds import find_unusual_kind
+from camscope.unusual_tensors import describe_unusual_tensor
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,20 @@ class Class:
             object.__setattr__(self, "label", parse_class_label(self.label, "label", "Class"))
 
 
-ClassPair = tuple[int, int]  # class index, and index of the class that it is compared with, or -1
+class ClassPair(NamedTuple):
+    """The index of a class, and that of the class that it is compared with: -1 if the target compares nothing."""
+
+    class_index: int
+    contrast_index: int
+
+
 ClassLike = int | str | Difference | Class | None
 TargetLike = ClassLike | Tensor | Callable[[Any], Tensor] | Sequence[ClassLike | Tensor | Callable[[Any], Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
 class ClassTarget(Target):
-    """Base class of targets of one class. `label` None is the class with the highest candidate score."""
+    """Base class of targets of one class. With the label None, that is the class with the highest candidate score."""
 
     label: int | str | None = None
     resolved_classes: Tensor | None = field(default=None, kw_only=True, repr=False)
@@ -80,7 +86,7 @@ class ClassTarget(Target):
     def candidate_scores(self, output: Any) -> Tensor:
         """Compute the scores (N,K) from which the class is chosen."""
 
-    def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> Self:
+    def resolve_choices(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> Self:
         """Return the target with the class of each sample (N,) fixed."""
         scores = self.candidate_scores(output).detach()
         best = scores.argmax(1).tolist()
@@ -88,7 +94,7 @@ class ClassTarget(Target):
         return replace(self, resolved_classes=torch.tensor(indices, device=scores.device))
 
     def class_indices(self, scores: Tensor) -> Tensor:
-        """Return the class index of each sample (N,): the resolved class, or else the class chosen from `scores`."""
+        """Return the class index (N,) of each sample. Before the class is fixed, choose it by `scores`."""
         if self.resolved_classes is not None:
             return self.resolved_classes
         if self.label is None:
@@ -107,10 +113,10 @@ class Classes(Target):
 
     Args:
         labels: Indices or names of the classes, each once.
-        class_indices: The indices, which `resolve` sets.
+        class_indices: The indices, which `resolve_choices` sets.
 
     Raises:
-        TargetError: `labels` is no list of classes, or a class is there twice.
+        TargetError: `labels` is no list of classes, or contains a class twice.
 
     >>> Classes([0, 2])(Tensor([[1.0, 5.0, 3.0]])).tolist()
     [2.0]
@@ -133,8 +139,8 @@ class Classes(Target):
         indices = self.class_indices or self._resolve_class_indices(scores.shape[1], None)
         return scores[:, list(indices)].mean(1)
 
-    def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Classes":
-        """Return the target with all classes converted to indices."""
+    def resolve_choices(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Classes":
+        """Return the target with its class names converted to indices."""
         return replace(
             self, class_indices=self._resolve_class_indices(class_scores(output, self.labels[0]).shape[1], class_names)
         )
@@ -159,10 +165,9 @@ class LogProbability(ClassTarget):
 
     Args:
         label: Index or name of the class, or None for the top class of each sample.
-        multilabel: Take the sigmoid of the class's own logit, for labels that do not exclude each other. The default is
-            the
-            softmax of all classes. A model with one output always gets the sigmoid.
-        resolved_classes: Class of each sample, which `resolve` sets.
+        multilabel: Whether labels do not exclude each other. Then the probability is the sigmoid of the class's logit,
+            otherwise the softmax of all logits. A model with one output always gets the sigmoid.
+        resolved_classes: Class of each sample, which `resolve_choices` sets.
 
     >>> LogProbability(0)(Tensor([[200.0, 0.0]])).tolist(), LogProbability(1)(Tensor([[200.0, 0.0]])).tolist()
     ([0.0], [-200.0])
@@ -195,7 +200,7 @@ class LogProbability(ClassTarget):
 
 
 def parse_class_label(value: object, parameter: str, target_name: str) -> int | str:
-    """Convert a class label to an int or str. Raises TargetError for anything else."""
+    """Return a class label as an int or str. Raise TargetError unless it is an index or a name."""
     label = normalize_target(value)
     if not isinstance(label, int | str):
         raise TargetError(f"{parameter}={label!r} of a {target_name}: expected one class index or name")
@@ -203,10 +208,11 @@ def parse_class_label(value: object, parameter: str, target_name: str) -> int | 
 
 
 def tensor_to_list(target: Any) -> Any:
-    """Return a tensor or array of class indices as a list, and a scalar as a number. Raises TargetError for an unusual
-    tensor, such as a sparse one.
+    """Convert a tensor or array of class indices to a list, and a scalar to a number.
+
+    Any other target is returned unchanged. Raises TargetError for an unusual tensor, such as a sparse one.
     """
-    kind = find_unusual_kind(target) if isinstance(target, Tensor) else None
+    kind = describe_unusual_tensor(target) if isinstance(target, Tensor) else None
     if kind is not None and not (kind.is_castable and not target.is_floating_point()):
         raise TargetError(
             f"the target is {kind.description}: expected a class index, or an ordinary tensor with one class index per sample"
@@ -215,7 +221,7 @@ def tensor_to_list(target: Any) -> Any:
 
 
 def normalize_target(target: object) -> int | str | Difference | list[int | str | Difference | None] | None:
-    """Convert a target to ints and names. Raises TargetError for unsupported types, such as a bool or a float."""
+    """Convert a target of classes to class indices and names. Raise TargetError for other types, such as a bool or float."""
     if hasattr(target, "tolist"):
         target = tensor_to_list(target)
     if isinstance(target, list | tuple):
@@ -242,13 +248,13 @@ def normalize_target(target: object) -> int | str | Difference | list[int | str 
 def resolve_class_pair(
     target: int | str | Difference | None, top_class: int, n_classes: int, class_names: Sequence[str] | None
 ) -> ClassPair:
-    """Convert a target to the index of its class and of the class it is compared with. No target means `top_class`."""
+    """Convert a target to the index of its class, and of the class that it is compared with. For None use `top_class`."""
     if not isinstance(target, Difference):
-        return (top_class if target is None else resolve_class_index(target, n_classes, class_names)), -1
+        return ClassPair(top_class if target is None else resolve_class_index(target, n_classes, class_names), -1)
     first, second = (resolve_class_index(label, n_classes, class_names) for label in (target.a, target.b))
     if first == second:
         raise TargetError(f"{target} compares class {first} with itself: expected two different classes")
-    return first, second
+    return ClassPair(first, second)
 
 
 def resolve_class_index(label: int | str, n_classes: int, class_names: Sequence[str] | None) -> int:

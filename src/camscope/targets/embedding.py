@@ -13,7 +13,7 @@ from camscope.plurals import plural
 from camscope.pytree import iter_leaves
 from camscope.targets.base import ClassNameLookup, ImageContext, Target
 from camscope.targets.outputs import check_output_tensor, full_precision, get_output_tensor
-from camscope.tensor_kinds import check_ordinary_tensor
+from camscope.unusual_tensors import check_ordinary_tensor
 
 SimilarityKind = Literal["cosine", "dot"]
 IMAGE_EMBEDDING_FIELDS = ("image_embeds", "embeddings", "pooler_output")
@@ -25,12 +25,10 @@ class Similarity(Target):
 
     Args:
         reference: An embedding (D,), several (P,D), whose mean is the prototype, or images that the model embeds: one
-            of any
-            kind that `explain` accepts, or a list of them. Embeddings (D,) may be in a list too, also among images. For
-        a
-            model of signals (C,L), a tensor with rows of L numbers is a signal.
+            of any kind that `explain` accepts, or a list of them. Embeddings (D,) may be in a list too, also among
+            images. For a model of signals (C,L), a tensor with rows of L numbers is a signal.
         kind: "cosine" or "dot".
-        n_references: Number of references, which `bind` and `resolve` set.
+        n_references: Number of references, which `prepare_for_image` and `resolve_choices` set.
 
     Raises:
         TargetError: `kind` is unknown.
@@ -50,8 +48,8 @@ class Similarity(Target):
         for _, tensor in iter_leaves(self.reference):
             check_ordinary_tensor(tensor, "the reference", "reference", TargetError)
 
-    def bind(self, image_context: ImageContext) -> Target:
-        """Return the target with reference images replaced by their embeddings."""
+    def prepare_for_image(self, image_context: ImageContext) -> Target:
+        """Return the target with the embeddings of its reference images in place of the images."""
         size = getattr(self.reference, "shape", ())
         is_signal = len(size) == 2 and tuple(size[1:]) == image_context.input_size
         if _is_embedding(self.reference) and not is_signal:
@@ -68,8 +66,10 @@ class Similarity(Target):
         stacked = torch.stack([vector.to(vectors[0].device) for vector in vectors])
         return replace(self, reference=stacked, n_references=len(images))
 
-    def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Similarity":
-        """Return the target with the mean of its references, (D,), as the only reference."""
+    def resolve_choices(
+        self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None
+    ) -> "Similarity":
+        """Return the target with one reference (D,): the mean of all references."""
         if not _is_embedding(self.reference):
             raise TargetError(
                 "Similarity to an image: only explain() can compute the embedding of the image",
@@ -110,7 +110,7 @@ class TextSimilarity(Target):
         prompt: A sentence such as "a photo of a tabby".
         contrast_prompt: Another sentence, whose similarity is subtracted.
         encode: A function text -> embedding (D,). The default is that of a model loaded by `load_model("clip:…")`.
-        similarities: Similarities to the encoded texts, which `bind` sets.
+        similarities: Similarities to the encoded texts, which `prepare_for_image` sets.
 
     Raises:
         TargetError: A prompt is no sentence, or `encode` is no function.
@@ -140,18 +140,22 @@ class TextSimilarity(Target):
         vectors = [vector if isinstance(vector, Tensor) else torch.tensor(vector, device="cpu") for vector in encoded]
         object.__setattr__(self, "similarities", tuple(Similarity(vector.detach().reshape(-1)) for vector in vectors))
 
-    def bind(self, image_context: ImageContext) -> "TextSimilarity":
-        """Return the target with the text encoder of the model, unless the user passed one."""
+    def prepare_for_image(self, image_context: ImageContext) -> "TextSimilarity":
+        """Return the target with the text encoder of the model. An encoder that the user passed is kept."""
         return self if self.encode is not None else replace(self, encode=image_context.embed_text)
 
-    def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "TextSimilarity":
-        """Return the target with text embeddings that fit the model's output."""
+    def resolve_choices(
+        self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None
+    ) -> "TextSimilarity":
+        """Return the target with the embeddings of its texts, checked against the model's output."""
         if not self.similarities:
             raise TargetError(
                 f"TextSimilarity({self.prompt!r}): the model has no text encoder",
                 fix='pass encode=, a function text -> embedding (D,), or load the model by load_model("clip:…")',
             )
-        resolved = tuple(similarity.resolve(output, input_size, class_names) for similarity in self.similarities)
+        resolved = tuple(
+            similarity.resolve_choices(output, input_size, class_names) for similarity in self.similarities
+        )
         return replace(self, similarities=resolved)
 
     def __call__(self, output: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Errors of a model's forward that the dtypes, arguments or weights of the call explain."""
+"""Explain why a model's forward failed: mixed dtypes, a wrong argument, or an unusual tensor."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from camscope.errors import CamscopeError, InputError, ModelError, is_out_of_memory
 from camscope.pytree import format_argument, iter_argument_leaves
-from camscope.tensor_kinds import find_unusual_kind
+from camscope.unusual_tensors import describe_unusual_tensor
 
 INTEGER_TYPE_NAMES = {  # as torch spells them in errors
     torch.uint8: ("byte", "unsigned char"),
@@ -26,7 +26,10 @@ FLOAT_TYPE_NAMES = {torch.float64: "double", torch.float32: "float", torch.float
 def forward_errors_explained(
     model: nn.Module, x: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[None]:
-    """Convert errors of the model's forward inside the `with` that its dtypes, arguments or weights may explain."""
+    """Convert errors of the model's forward inside the `with` to an error that names the cause.
+
+    Known causes are mixed dtypes, and arguments or weights that are unusual tensors. Other errors stay unchanged.
+    """
     try:
         yield
     except Exception as error:
@@ -39,7 +42,7 @@ def forward_errors_explained(
 
 
 def _raise_dtype_error(error: RuntimeError, model: nn.Module, x: Tensor) -> None:
-    """Raise InputError if the error is about mixed dtypes."""
+    """Raise an InputError that names the dtypes of input and parameters, if the error is about mixed dtypes."""
     dtypes = list(dict.fromkeys(value.dtype for value in model.parameters() if value.is_floating_point()))
     message, received = str(error).lower(), str(x.dtype).removeprefix("torch.")
     named = set(re.findall("bfloat16|double|float|half", message))
@@ -63,13 +66,13 @@ def _raise_unusual_tensor_error(
     """Raise a CamscopeError if an argument or a weight is an unusual tensor, such as a sparse one."""
     reason = f"the forward of {type(model).__name__} raised {type(error).__name__}"
     for path, value in iter_argument_leaves(args, kwargs):
-        if (kind := find_unusual_kind(value, "value")) is not None:
+        if (kind := describe_unusual_tensor(value, "value")) is not None:
             raise InputError(
                 f"{reason}, and its additional argument {format_argument(path)} is {kind.description}: if the model does not "
                 f"support that, pass {kind.replacement}"
             ) from error
     for name, value in (*model.named_parameters(), *model.named_buffers()):
-        if (kind := find_unusual_kind(value, "weight")) is not None:
+        if (kind := describe_unusual_tensor(value, "weight")) is not None:
             raise ModelError(
                 f"{reason}, and its weight {name} is {kind.description}: if the layer does not support that, set the weight to "
                 f"{kind.replacement}"

@@ -21,7 +21,7 @@ class OutputPart(Target):
     Args:
         path: Key, index or attribute of the part. Several are joined by dots, such as "heads.2".
         target: The target within this part, as if the model returned only this part.
-        part_score: Score of the part, which `resolve` sets.
+        part_score: Score of the part, which `resolve_choices` sets.
 
     Raises:
         TargetError: `path` is no key, index or attribute.
@@ -45,23 +45,29 @@ class OutputPart(Target):
 
     @property
     def dense(self) -> bool:
-        """Whether the inner target is dense."""
+        """Whether the inner target selects some of many positions."""
         return isinstance(self.target, Target) and self.target.dense
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "OutputPart":
-        """Return the target with the inner target flipped."""
+        """Return the target with its inner target flipped."""
         return replace(self, part_score=self.part_score and self.part_score.flipped(flips, size))
 
-    def bind_model(self, model: nn.Module) -> "OutputPart":
-        """Return the target with the inner target bound to the model."""
-        return replace(self, target=self.target.bind_model(model)) if isinstance(self.target, Target) else self
+    def prepare_for_model(self, model: nn.Module) -> "OutputPart":
+        """Return the target with its inner target prepared for the model."""
+        return replace(self, target=self.target.prepare_for_model(model)) if isinstance(self.target, Target) else self
 
-    def bind(self, image_context: ImageContext) -> "OutputPart":
-        """Return the target with the inner target bound to the image."""
-        return replace(self, target=self.target.bind(image_context)) if isinstance(self.target, Target) else self
+    def prepare_for_image(self, image_context: ImageContext) -> "OutputPart":
+        """Return the target with its inner target prepared for the image."""
+        return (
+            replace(self, target=self.target.prepare_for_image(image_context))
+            if isinstance(self.target, Target)
+            else self
+        )
 
-    def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "OutputPart":
-        """Return the target with the inner target resolved for the selected part of the output."""
+    def resolve_choices(
+        self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None
+    ) -> "OutputPart":
+        """Return the target with the choices of its inner target fixed, by the selected part of the output."""
         score = Score(nn.Identity(), self.target, class_names=class_names, input_size=input_size)
         score.read_score(part := self._select_part(output), _count_samples(part))
         return replace(self, part_score=score)
@@ -77,7 +83,7 @@ class OutputPart(Target):
         return f"{inner} of the output {self.path!r}"
 
     def _select_part(self, output: Any) -> Any:
-        """Return the part of an output at the path."""
+        """Return the part of the output that `path` names."""
         part = output
         for key in [self.path] if isinstance(self.path, int) else self.path.split("."):
             part = self._get_item(part, key)

@@ -1,4 +1,4 @@
-"""Functions that find class scores in a model's output and check scores."""
+"""Find the class scores in a model's output, and check scores."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from torch import Tensor
 from camscope.errors import Remedy, TargetError
 from camscope.plurals import plural
 from camscope.pytree import iter_leaves, map_leaves
-from camscope.tensor_kinds import find_unusual_kind
+from camscope.unusual_tensors import describe_unusual_tensor
 
 HF_EMBEDDING_FIELDS = ("pooler_output", "image_embeds", "text_embeds")  # of Hugging Face: embeddings, not class scores
 ROUNDING_STEPS = 4  # multiples of the machine epsilon by which two orders of summation may differ
@@ -55,8 +55,8 @@ def class_scores(output: object, label: object = None) -> Tensor:
 
 
 def check_output_tensor(tensor: Tensor) -> None:
-    """Raise TargetError if the tensor of a model's output that holds the scores is no ordinary tensor."""
-    kind = find_unusual_kind(tensor, "output")
+    """Raise TargetError if the tensor of class scores is no ordinary tensor."""
+    kind = describe_unusual_tensor(tensor, "output")
     if kind is None or (kind.is_castable and not tensor.is_floating_point()):  # there is another error for integers
         return
     if not kind.has_values:
@@ -97,7 +97,7 @@ def _find_logits(output: object) -> Tensor:
 
 
 def check_no_detections(output: object) -> None:
-    """Raise TargetError if the output is that of a detector, in which a class alone does not select a box."""
+    """Raise TargetError for the output of a detector, since a class alone does not select a box."""
     rows = output if isinstance(output, list | tuple) else []
     boxes = get_output_tensor(output, "pred_boxes")
     has_rows_of_boxes = any(isinstance(row, Mapping) and "boxes" in row for row in rows)
@@ -110,13 +110,13 @@ def check_no_detections(output: object) -> None:
 
 
 def get_output_tensor(output: Any, name: str) -> Tensor | None:
-    """Return the tensor with this key or attribute in an output, or None."""
+    """Return the tensor under a key or attribute of an output. Return None if the output has no such tensor."""
     value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
     return value if isinstance(value, Tensor) else None
 
 
 def full_precision(values: Tensor) -> Tensor:
-    """Convert values to float32. Values of float64 stay unchanged.
+    """Convert values to float32, but leave float64 unchanged.
 
     Args:
         values: A tensor of any floating type.
@@ -132,9 +132,9 @@ def full_precision(values: Tensor) -> Tensor:
 
 
 def check_target_scores(scores: object, target: object) -> Tensor:
-    """Check the scores that a callable target returned. Raises TargetError unless they are one float per sample (N,)."""
+    """Return the scores (N,) that a callable target returned. Raise TargetError unless they are one float per sample."""
     name = getattr(target, "__name__", type(target).__name__)
-    if isinstance(scores, Tensor) and (kind := find_unusual_kind(scores, "scores")) is not None:
+    if isinstance(scores, Tensor) and (kind := describe_unusual_tensor(scores, "scores")) is not None:
         raise TargetError(
             f"the target {name!r} returned {kind.description}; expected one float per sample: return {kind.replacement}"
         )
@@ -145,7 +145,7 @@ def check_target_scores(scores: object, target: object) -> Tensor:
 
 
 def check_one_per_sample(scores: Tensor, n_samples: int) -> Tensor:
-    """Check that scores (N,...) have one row per sample, and return them unchanged. Raises TargetError if not."""
+    """Return scores (N,...) unchanged. Raise TargetError unless there is one row per sample."""
     if len(scores) != n_samples:
         raise TargetError(
             f"{plural(len(scores), 'score')} for a batch of {n_samples}: expected one row per sample. The model must not squeeze "
@@ -162,7 +162,10 @@ def are_probabilities(logits: Tensor) -> bool:
 
 
 def select_rows(output: Any, row_indices: Tensor, n_rows: int) -> Any:
-    """Select rows of every tensor in an output, or items of a list, that has `n_rows` rows. All else stays unchanged."""
+    """Select rows of an output: in every tensor with `n_rows` rows, or in a list of `n_rows` items.
+
+    All other parts of the output stay unchanged.
+    """
     is_list = isinstance(output, list | tuple) and len(output) == n_rows
     if is_list and not any(isinstance(item, Tensor) for item in output):
         return [output[i] for i in row_indices.tolist()]
@@ -171,13 +174,16 @@ def select_rows(output: Any, row_indices: Tensor, n_rows: int) -> Any:
 
 @dataclass
 class ScoreRange:
-    """The smallest and largest score of each sample while a method changes the input. `kind`: "score" or "probability"."""
+    """The smallest and largest score of each sample while a method changes the input.
+
+    Scores are tracked by kind: "score" or "probability".
+    """
 
     _limits: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     _n_rows: Counter[str] = field(default_factory=Counter)
 
     def add(self, kind: str, values: Tensor, sample_index: Tensor | None, n_samples: int) -> None:
-        """Add scores (R,). Row i belongs to sample `sample_index[i]`, or to sample i if there is no index."""
+        """Add the scores (R,) of R variants. Row i belongs to sample `sample_index[i]`, or to sample i without an index."""
         low = high = values = values.detach()
         if sample_index is not None:
             empty = values.new_full((n_samples,), torch.inf)
@@ -190,7 +196,10 @@ class ScoreRange:
         self._n_rows[kind] += len(values)
 
     def is_constant(self, machine_epsilon: float) -> Tensor | None:
-        """Whether each sample's score stayed the same within rounding for all changed inputs (N,). None: no input was changed."""
+        """Return which samples (N,) kept their score, up to rounding, for all changed inputs.
+
+        Return None if no input was changed.
+        """
         constant = [
             high - low <= ROUNDING_STEPS * machine_epsilon * low.abs().maximum(high.abs())
             for kind, (low, high) in self._limits.items()

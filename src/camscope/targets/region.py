@@ -18,7 +18,7 @@ from camscope.pytree import iter_leaves
 from camscope.targets.base import ClassNameLookup, ImageContext, parse_finite_numbers
 from camscope.targets.classes import ClassTarget
 from camscope.targets.outputs import check_no_detections, check_output_tensor, full_precision, get_output_tensor
-from camscope.tensor_kinds import check_ordinary_tensor
+from camscope.unusual_tensors import check_ordinary_tensor
 
 ADAPTIVE_POOLS: dict[int, Callable[..., Tensor]] = dict(
     enumerate((F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d), start=1)
@@ -35,8 +35,8 @@ class Region(ClassTarget):
         label: Index or name of the class, or None for the class that scores most in the region.
         mask: The region, 0 outside and one value inside, in the size of the original image or of the model's input.
         point: The region as one pixel (x, y).
-        resolved_classes: Class of each sample, which `resolve` sets.
-        cell_weights: (N,*s) weights of the cells of the output, which `resolve` sets.
+        resolved_classes: Class of each sample, which `resolve_choices` sets.
+        cell_weights: (N,*s) weights of the cells of the output, which `resolve_choices` sets.
 
     Raises:
         TargetError: There is a mask and a point, the mask is empty, or the point is not finite.
@@ -64,8 +64,8 @@ class Region(ClassTarget):
                 raise TargetError(f"point={self.point!r} of a Region: expected finite numbers (x, y)")
             object.__setattr__(self, "point", tuple(point))
 
-    def bind(self, image_context: ImageContext) -> "Region":
-        """Return the target with mask or point converted to coordinates of the model's input."""
+    def prepare_for_image(self, image_context: ImageContext) -> "Region":
+        """Return the target with its mask or point converted from the image to the model's input."""
         if self.point is not None:
             _check_point_axes(self.point, image_context.input_size)
             point = image_context.to_input([self.point[::-1]])[0][::-1].tolist()
@@ -82,12 +82,12 @@ class Region(ClassTarget):
         return replace(self, mask=mask)
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "Region":
-        """Return the target with flipped cell weights. `candidate_scores` resizes the weights to the output grid."""
+        """Return the target with flipped cell weights. `candidate_scores` later resizes the weights to the output grid."""
         weights = None if self.cell_weights is None else self.cell_weights.flip([axis + 1 for axis in flips])
         return replace(self, cell_weights=weights)
 
-    def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Region":
-        """Return the target with its class fixed, and with the weight of each output cell (N,*s)."""
+    def resolve_choices(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Region":
+        """Return the target with its class fixed, and with weights (N,*s) of the output cells."""
         maps = full_precision(class_score_maps(output)).detach()
         grid, input_size = tuple(maps.shape[2:]), tuple(input_size) or tuple(maps.shape[2:])
         if len(grid) != len(input_size):
@@ -96,7 +96,7 @@ class Region(ClassTarget):
             )
         is_whole_map = self.mask is None and self.point is None
         weights = torch.ones_like(maps[:, 0]) if is_whole_map else self._compute_cell_weights(maps, input_size)
-        resolved = ClassTarget.resolve(replace(self, cell_weights=weights), output, input_size, class_names)
+        resolved = ClassTarget.resolve_choices(replace(self, cell_weights=weights), output, input_size, class_names)
         if not is_whole_map or resolved.resolved_classes is None:
             return resolved
         weights = (maps.argmax(1) == resolved.resolved_classes.view(-1, *[1] * (maps.ndim - 2))).to(maps)
@@ -126,11 +126,12 @@ class Region(ClassTarget):
         """Describe the target, such as `tabby in a region`."""
         place = "where it is predicted" if self.mask is None else "in a region"
         if self.point is not None:
-            place = f"at ({', '.join(f'{value:z.4g}' for value in self.point)}) of the input"
+            point = ", ".join(f"{round(value, 1):zg}" for value in self.point)
+            place = f"at ({point}) of the model's input"
         return f"{self.describe_class(sample, class_name)} {place}"
 
     def _compute_cell_weights(self, maps: Tensor, input_size: tuple[int, ...]) -> Tensor:
-        """Return the share of each cell that lies in the region (N,*s), for an output (N,K,*s)."""
+        """Return the share (N,*s) of each cell of the output `maps` (N,K,*s) that lies in the region."""
         grid = maps.shape[2:]
         if self.mask is None:
             point = tuple(self.point or ())
@@ -146,7 +147,7 @@ class Region(ClassTarget):
 
 
 def class_score_maps(output: Any) -> Tensor:
-    """Find the class scores at every position (N,K,*s) in a segmentation output."""
+    """Find the class scores (N,K,*s) at every position *s of a segmentation output."""
     check_no_detections(output)
     named = [output, *(get_output_tensor(output, name) for name in ("out", "logits"))]
     candidates = [item for item in named if isinstance(item, Tensor)][:1]
@@ -159,7 +160,7 @@ def class_score_maps(output: Any) -> Tensor:
 
 
 def _to_boolean_mask(mask: ArrayLike | Tensor) -> NDArray[np.bool_]:
-    """Convert a mask to booleans. Raises TargetError if it is not a mask of one region."""
+    """Convert a mask to booleans. Raise TargetError unless it marks one region."""
     if isinstance(mask, Tensor):
         check_ordinary_tensor(mask, "the mask of a Region", "mask", TargetError)
     try:

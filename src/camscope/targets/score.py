@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ TENSOR_ATTRIBUTES = ("values", "logits", "classes", "class_pairs")  # of a Score
 class Score:
     """The number that a method explains, one per sample (N,).
 
-    The first call, with the unchanged input, fixes the classes. So a perturbed input never changes the target.
+    The first call gets the unchanged input and fixes the classes. So a perturbed input never changes the target.
 
     After the first call, `classes` (N,) holds the class indices. It stays None if the target is not a single class.
 
@@ -82,7 +82,7 @@ class Score:
         self.model, self._args, self._kwargs, self.forward_context = model, args, dict(kwargs or {}), forward_context
         self.target = target if callable(target) else normalize_target(target)
         if isinstance(self.target, Target):
-            self.target = self.target.bind_model(model)
+            self.target = self.target.prepare_for_model(model)
         self.class_names, self.one_sample_per_pass = class_names, one_sample_per_pass
         self._input_key, self._frames_first, self._input_size = input_key, bool(frames_first), tuple(input_size)
         self._resolved_input_key: InputKey | None = INPUT_KEY_NOT_READ
@@ -96,8 +96,8 @@ class Score:
     def __call__(self, x: Tensor, sample_index: Tensor | None = None) -> Tensor:
         """Run the model on x (N,C,*S) and read the score (N,) from its output.
 
-        `sample_index` (R,) is for x with R variants of the samples of the first call: row i belongs to sample
-        `sample_index[i]`. It gets that sample's target and its extra inputs.
+        Pass `sample_index` (R,) if the R rows of x are variants of the samples of the first call. Row i then gets the target and
+        the extra inputs of sample `sample_index[i]`.
         """
         return self.read_score(self.forward(x, sample_index), len(x), sample_index)
 
@@ -130,7 +130,7 @@ class Score:
         return output
 
     def _copy_caller_tensor(self, value: Tensor) -> Tensor:
-        """Return a copy of a tensor that the caller passed as an extra input. Rows of such a tensor are a copy already."""
+        """Copy a tensor of the caller. Selected rows of such a tensor are a copy already, and are returned unchanged."""
         is_own = all(value is not leaf for _, leaf in iter_leaves((self._args, self._kwargs)))
         return value if is_own else value.clone()
 
@@ -150,8 +150,11 @@ class Score:
         flipped.target = self.target.flipped(flips, size)
         return flipped
 
-    def combined_class_score(self, x: Tensor) -> Tensor:
-        """Compute a weighted sum of all class scores (N,), or the score of a callable target. Used to choose a layer."""
+    def compute_weighted_sum_of_all_classes(self, x: Tensor) -> Tensor:
+        """Compute a sum (N,) of all class scores with fixed weights, to choose a layer without choosing a class.
+
+        For a callable target, compute its score.
+        """
         if callable(self.target):
             return self(x)
         logits = class_scores(self.forward(x))
@@ -159,7 +162,7 @@ class Score:
 
     @contextmanager
     def score_range_tracked(self) -> Iterator[ScoreRange]:
-        """Track the range of all scores that are read inside the `with`."""
+        """Track the smallest and largest score of each sample inside the `with`."""
         outer, self._score_range = self._score_range, ScoreRange()
         self._track_range("score", self.values, None)
         try:
@@ -173,7 +176,7 @@ class Score:
         return torch.finfo(self.dtype).eps
 
     def read_score(self, output: object, n_rows: int, sample_index: Tensor | None = None) -> Tensor:
-        """Read the score (N,) from a model output with `n_rows` rows. `sample_index`: as in `__call__`."""
+        """Read the score (N,) from a model output with `n_rows` rows. `sample_index` is that of `__call__`."""
         values = self._read_full_precision(output, n_rows, sample_index)
         self._track_range("score", values, sample_index)
         return values
@@ -192,8 +195,8 @@ class Score:
     def probability(self, output: object, n_rows: int, sample_index: Tensor | None = None) -> Tensor:
         """Compute the softmax probability (N,) of each sample's class.
 
-        For a difference it is the probability of the first of both classes. For a callable target or a model with one output
-        it is the score itself.
+        For a difference, compute the probability of its first class against its second. For a callable target, or a model
+        with one output, return the score itself.
         """
         kind, values = "score", self._read_full_precision(output, n_rows, sample_index)
         if not callable(self.target) and self.class_pairs is not None and (logits := class_scores(output)).shape[1] > 1:
@@ -204,9 +207,9 @@ class Score:
         return values
 
     def check_extra_inputs(self, x: Tensor) -> None:
-        """Check that extra model arguments (N,) have one entry per sample of x (N,C,*S). Raises InputError if not.
+        """Raise InputError if the entries of an extra argument (N,) do not belong to the samples of x (N,C,*S).
 
-        In reversed order, the samples must keep their scores.
+        To test this, the model is run on the samples in reversed order, which must not change their scores.
         """
         leaves = (leaf for _, leaf in iter_leaves((self._args, self._kwargs)))
         if len(x) == 1 or self.values is None or not any(leaf.ndim == 1 and len(leaf) == len(x) for leaf in leaves):
@@ -220,7 +223,7 @@ class Score:
             )
 
     def _select_extra_inputs(self, sample_index: Tensor, n_samples: int | None = None) -> tuple[Any, dict[str, Any]]:
-        """Select the extra model inputs of the samples `sample_index` (R,)."""
+        """Return the extra positional and keyword arguments of the model for the samples `sample_index` (R,)."""
         if n_samples is None:
             n_samples = 0 if self.values is None else len(self.values)
         return select_argument_rows(self._args, self._kwargs, sample_index, n_samples)
@@ -232,7 +235,7 @@ class Score:
                 f"{plural(len(targets), 'target')} for a batch of {n_rows}: pass one target, or one per sample"
             )
         if isinstance(self.target, Target) and self.values is None:
-            self.target = self.target.resolve(output, self._input_size, self.class_names)
+            self.target = self.target.resolve_choices(output, self._input_size, self.class_names)
         if callable(self.target) and sample_index is not None:
             return self._score_variants_by_callable(self.target, output, sample_index)
         if callable(self.target):
@@ -259,14 +262,14 @@ class Score:
         return torch.where(pairs[:, 1] >= 0, values - contrast_scores, values)
 
     def _get_first_label(self) -> int | str | None:
-        """Return the class of the target, or the first of several. None if the caller named no class."""
+        """Return the class of the target, or the first of several classes. Return None if the caller named no class."""
         target: Any = self.target[0] if isinstance(self.target, list) and self.target else self.target
         label = target.a if isinstance(target, Difference) else target
         return label if isinstance(label, int | str) else None
 
     @classmethod
     def concatenate(cls, scores: "Sequence[Score]") -> "Score":
-        """Concatenate scores with one sample each to one score of the whole batch."""
+        """Join scores of one sample each to the score of a whole batch."""
         first = copy.copy(scores[0])
         for name in TENSOR_ATTRIBUTES:
             parts = [getattr(score, name) for score in scores]
@@ -278,7 +281,7 @@ class Score:
     def _score_variants_by_callable(
         self, target: Callable[[Any], Tensor], output: object, sample_index: Tensor
     ) -> Tensor:
-        """Apply a callable target to rows of variants, and return their scores (R,). Each call gets one row per sample."""
+        """Return the scores (R,) of a callable target for R variants. Each call gets one row per sample."""
         n_samples = len(sample_index) if self.values is None else len(self.values)
         rounds = list(_iter_one_variant_per_sample(sample_index, n_samples))
         round_scores: list[Tensor] = []
@@ -296,7 +299,7 @@ class Score:
         return score
 
     def class_index(self, sample: int) -> int | None:
-        """Return the class index of one sample, or None if the target is not a single class or no pass has run."""
+        """Return the class index of one sample. Return None before the first call, or if the target is not a single class."""
         first, second = self._class_pair(sample)
         return first if second is None else None
 
@@ -312,16 +315,16 @@ class Score:
         return name if second is None else f"log-odds of {name} over {self.class_name(second)}"
 
     def _class_pair(self, sample: int) -> tuple[int | None, int | None]:
-        """Return the class index of one sample, and that of the class it is compared with. Each may be None."""
+        """Return the index of a sample's class, and of the class that it is compared with. Each may be None."""
         if self.class_pairs is None:
             return None, None
         first, second = self.class_pairs[sample].tolist()
         return first, second if second >= 0 else None
 
     def probabilities(self) -> Tensor | None:
-        """Compute the probability of each class (N,K) by a softmax. None if there are no logits of several classes.
+        """Compute the softmax probabilities (N,K) of all classes. Return None without logits of several classes.
 
-        An output of probabilities is returned unchanged. A row that is neither logits nor probabilities is NaN.
+        Rows that are probabilities already stay unchanged. A row that is neither logits nor probabilities becomes NaN.
         """
         if self.logits is None or self.logits.shape[1] == 1:
             return None
@@ -331,13 +334,16 @@ class Score:
         return torch.where(is_logits, rows.softmax(1), torch.where(sums_to_one, rows, torch.nan))
 
     def class_name(self, index: int) -> str:
-        """Return the name of a class, or a text such as `class 3` if names are unknown."""
+        """Return the name of a class. Return a text such as `class 3` if the names are unknown."""
         if self.class_names and (self.logits is None or len(self.class_names) == self.logits.shape[1]):
             return self.class_names[index]
         return f"class {index}"
 
     def _resolve_class_pairs(self, logits: Tensor) -> Tensor:
-        """Return two class indices per sample (N,2): its class, and the class it is compared with or -1."""
+        """Return a pair of class indices for each sample (N,2): its class, and the class it is compared with.
+
+        The second index is -1 if there is no such class.
+        """
         target: Any = self.target
         targets = list(target) if isinstance(target, list) else [target] * len(logits)
         top = logits.argmax(1).tolist()
@@ -352,21 +358,25 @@ class PerSampleTarget(Target):
     def __init__(self, targets: Sequence[TargetLike], scores: Sequence[Score] = ()) -> None:
         self.targets, self._scores = list(targets), list(scores)
 
-    def bind_model(self, model: nn.Module) -> "PerSampleTarget":
-        """Return the targets after each was bound to the model."""
-        return PerSampleTarget([item.bind_model(model) if isinstance(item, Target) else item for item in self.targets])
+    def prepare_for_model(self, model: nn.Module) -> "PerSampleTarget":
+        """Return the targets, each prepared for the model."""
+        return PerSampleTarget(
+            [item.prepare_for_model(model) if isinstance(item, Target) else item for item in self.targets]
+        )
 
     @property
     def dense(self) -> bool:
-        """Whether any of the targets is dense."""
+        """Whether any of the targets selects some of many positions."""
         return any(isinstance(target, Target) and target.dense for target in self.targets)
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "PerSampleTarget":
-        """Return the targets after each was flipped."""
+        """Return the targets, each flipped."""
         return PerSampleTarget(self.targets, [score.flipped(flips, size) for score in self._scores])
 
-    def resolve(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "PerSampleTarget":
-        """Return the targets after each was resolved with the output of its sample."""
+    def resolve_choices(
+        self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None
+    ) -> "PerSampleTarget":
+        """Return the targets, each with its choices fixed by the output of its sample."""
         scores = [Score(nn.Identity(), item, class_names=class_names, input_size=input_size) for item in self.targets]
         resolved = PerSampleTarget(self.targets, scores)
         resolved(output)
@@ -384,7 +394,7 @@ class PerSampleTarget(Target):
 
 
 class AllClassScores(Score):
-    """The scores of all classes (N,K), instead of one score per sample. A model without class scores has (N,0).
+    """The scores of all classes (N,K), instead of one score per sample. For a model without class scores the result is (N,0).
 
     Args:
         model: See `Score`.
@@ -422,11 +432,18 @@ def _has_same_values(x: Tensor, other: Tensor) -> bool:
         return torch.equal(x, other) or bool(((x == other) | (x.isnan() & other.isnan())).all())
 
 
-def _iter_one_variant_per_sample(sample_index: Tensor, n_samples: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the rows of the first variant of each sample, then those of the second, and so on.
+class VariantRound(NamedTuple):
+    """The rows of at most one variant of each sample.
 
-    Each comes with one row per sample (N,). A sample without a further variant has row 0.
+    `row_per_sample` (N,) holds one row of each of the N samples, or 0 for a sample without a further variant.
     """
+
+    rows: Tensor
+    row_per_sample: Tensor
+
+
+def _iter_one_variant_per_sample(sample_index: Tensor, n_samples: int) -> Iterator[VariantRound]:
+    """Yield rounds of variants: the first variant of each sample, then the second variant of each, and so on."""
     order = sample_index.argsort(stable=True)
     counts = sample_index.bincount(minlength=n_samples)
     first_places = (counts.cumsum(0) - counts)[sample_index[order]]
@@ -435,4 +452,4 @@ def _iter_one_variant_per_sample(sample_index: Tensor, n_samples: int) -> Iterat
     for round_number in range(int(counts.max())):
         rows = (occurrence == round_number).nonzero()[:, 0]
         no_rows = torch.zeros(n_samples, dtype=torch.long, device=sample_index.device)
-        yield rows, no_rows.scatter_(0, sample_index[rows], rows)
+        yield VariantRound(rows, no_rows.scatter_(0, sample_index[rows], rows))

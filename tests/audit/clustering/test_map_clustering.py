@@ -46,6 +46,7 @@ def two_kinds(random, n=160, share=0.4):
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5])
+@pytest.mark.one_in(2)
 def test_two_kinds_are_two_strategies(share):
     for seed in range(3):
         maps, kind = two_kinds(np.random.default_rng(seed), share=share)
@@ -59,9 +60,10 @@ def test_two_kinds_are_two_strategies(share):
         assert [len(one.rows) for one in two.clusters] == np.bincount(two.labels).tolist()
 
 
-def test_one_kind_is_one_strategy_wherever_it_wanders():
+@pytest.mark.parametrize("n_seeds", [3, pytest.param(10, marks=pytest.mark.thorough)])
+def test_one_kind_is_one_strategy_wherever_it_wanders(n_seeds):
     claimed = []
-    for seed in range(10):
+    for seed in range(n_seeds):
         random = np.random.default_rng(100 + seed)
         claimed.append(cluster_maps(blobs(random, in_lungs(random, 120)), **QUICK).n_clusters)
         line = [(24 + 18 * t, 24 + 10 * t) for t in random.uniform(-1, 1, 120)]

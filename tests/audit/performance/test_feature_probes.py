@@ -38,6 +38,7 @@ def test_scaling_shifting_and_constant_features_change_nothing():
     assert probe_leakage(features, site, groups, n_permutations=2) == found
 
 
+@pytest.mark.thorough  # test_fingerprints_of_patients asks it of four draws
 def test_without_a_site_chance_is_not_beaten():
     covered, readable, chances = 0, 0, []
     for seed in range(10):

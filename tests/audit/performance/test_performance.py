@@ -20,7 +20,7 @@ from camscope.audit.performance.calibration import compute_wilson_interval
 from camscope.audit.performance.subgroups import compare_level_aurocs, compare_level_means
 from camscope.errors import InputError, UndefinedError
 from camscope.metrics import estimate_mean
-from camscope.metrics.statistics import iter_bootstrap_indices
+from camscope.metrics.intervals_and_p_values import iter_bootstrap_indices
 
 pytest.importorskip("scipy", reason="SciPy is not installed")
 
@@ -79,6 +79,7 @@ def test_rows_in_any_order_and_groups_by_any_name():
     assert (found.n_values, found.n_groups, found.n_undefined) == (len(truth), 60, 0)
 
 
+@pytest.mark.thorough  # test_statistics asks it of the bootstrap
 def test_intervals_by_patient_cover_and_by_image_they_do_not():
     random, covered = np.random.default_rng(3), np.zeros(2)
     area = 0.5 * (1 + erf(1 / 2))  # Φ(shift / √2), each answer of variance 1
@@ -257,6 +258,7 @@ def test_several_levels_are_each_against_all_others_and_corrected():
     assert found[2].level_estimate.mean == pytest.approx(estimate_mean(values[:-1][site[:-1] == "c"]).mean)
 
 
+@pytest.mark.thorough  # many draws; single ones are asked above
 def test_type_one_error_and_power_of_means():
     random, found, power, sure = np.random.default_rng(10), 0, 0, 0
     for seed in range(400):
@@ -271,6 +273,7 @@ def test_type_one_error_and_power_of_means():
     assert sure / 400 <= 0.05  # at the margin, equivalence is an error
 
 
+@pytest.mark.thorough  # 200 draws; single ones are asked above
 def test_type_one_error_of_patients_and_of_aurocs():
     random, means, areas = np.random.default_rng(11), 0, 0
     for seed in range(200):

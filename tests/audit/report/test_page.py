@@ -37,10 +37,13 @@ from camscope.audit.report.figures import draw_figures
 from camscope.audit.report.gallery import (
     MAX_IMAGE_BYTES,
     MAX_MAP_OPACITY,
+    OUTLINE_COLOR,
     UNCOVERED_OPACITY,
+    VOLUME_HEIGHT,
     PredictedImage,
     build_gallery,
     render_map_rgba,
+    render_outline_rgba,
     select_extreme_images,
 )
 from camscope.audit.report.number_format import (
@@ -61,6 +64,7 @@ from camscope.explanation import Explanation
 from camscope.geometry import Placement
 from camscope.phantom import draw_radiograph
 from camscope.render import encode_data_uri
+from camscope.render.draw_volume import MIN_HEIGHT_WITH_TEXT
 from tests.audit_summary import FINDINGS, IDS, MARGINS, PROVENANCE, SKIPPED, full, nothing, num, verdict
 from tests.report_consistency import extract_numbers, find_unsupported_claims
 
@@ -248,7 +252,7 @@ def test_each_verdict_has_its_interval_its_images_its_baseline_and_its_rule(whol
     line = words_of(next(row for _, row in rows[0] if "relies on the region marker" in row))
     assert line.startswith("supported contradicts the model")
     assert "1.08 [ 0.96 , 1.21 ]" in line
-    assert "164 of 99 patients" in line
+    assert "164 images of 99 patients" in line
     assert "0 no effect 0.1" in line
     sections = whole.partition('id="shortcut"')[2]
     assert "The rules that gave these verdicts" in sections
@@ -542,11 +546,11 @@ def test_what_is_read_or_typical_but_has_no_answer_is_left_out(run):
     ]
 
 
-def image_of(uri):
+def image_of(uri, most=MAX_IMAGE_BYTES):
     head, data = uri.split(",", 1)
     assert head == "data:image/webp;base64"
     raw = base64.b64decode(data)
-    assert len(raw) <= MAX_IMAGE_BYTES
+    assert len(raw) <= most
     return np.asarray(Image.open(io.BytesIO(raw)).convert("RGBA"))
 
 
@@ -596,6 +600,104 @@ def test_the_map_alone_is_clear_where_it_is_zero_and_veils_what_was_not_shown():
     assert np.ptp(outside[:15, :, :3].astype(int), axis=2).max() == 0
     assert outside[20, 4, 3] == round(255 * MAX_MAP_OPACITY)
     assert (outside[40:, :, 3] == 0).all()
+
+
+def test_the_outline_of_the_finding_lies_around_its_mask():
+    mask = np.zeros((100, 200), bool)
+    mask[40:60, 80:120] = True
+    outline = render_outline_rgba(mask, 50)
+    assert outline.shape == (50, 100, 4)
+    line = (outline[..., :3] == OUTLINE_COLOR).all(2) & (outline[..., 3] == 255)
+    assert not line[20:30, 40:60].any()  # what is inside stays visible
+    assert line[18:20, 40:60].all()
+    assert line[30:32, 40:60].all()
+    assert line[20:30, 38:40].all()
+    assert not outline[:16].any()
+    assert not outline[:, :36].any()
+    assert render_outline_rgba(np.zeros((8, 8), bool), 50) is None
+    dot = np.zeros((900, 900), bool)
+    dot[450, 450] = True
+    assert render_outline_rgba(dot, 50)[..., 3].any()  # smaller than a pixel of the picture
+
+
+def test_the_gallery_draws_where_the_finding_was_marked(run):
+    asked = []
+
+    def load_mask(row, finding, size):
+        asked.append((row, finding, size))
+        mask = np.zeros(size, bool)
+        mask[10:20, 10:20] = row % 2 == 0
+        return None if row == 2 else mask
+
+    made = build_gallery(
+        run,
+        full(findings=FINDINGS[:1]),
+        known(),
+        {"nodule": "nodule"},
+        n_random_images=COUNT,
+        height=96,
+        load_mask=load_mask,
+    )
+    assert {size for _, _, size in asked} == {draw_radiograph(0, "nodule").image.shape}
+    outlined = {image.id for image in made.sections[0].images if image.outline_data_uri}
+    assert outlined == {IDS[n] for n in (0, 4, 6)}
+    html = render_page(full(findings=FINDINGS[:1]), made)
+    assert html.count('class="outline"') == html.count('alt="The outline of the annotated finding"') > 0
+    assert "marked area outlined" in html
+    assert find_unsupported_claims(html, full(findings=FINDINGS[:1]).model_dump(mode="json"), made.as_dict) == []
+
+
+def test_planes_of_a_volume_have_room_for_names_and_sides():
+    assert VOLUME_HEIGHT >= 2 * MIN_HEIGHT_WITH_TEXT
+    printed = page_module._read_template("page.css").partition("@media print")[2]
+    assert ".shots:has(.volumes) { grid-template-columns: 1fr 1fr; }" in printed
+    assert re.search(
+        r"\.sights \{ grid-template-columns: repeat\(auto-fit, minmax\(\d+mm, 1fr\)\); \}", printed
+    )  # no empty half
+
+
+def test_a_volume_in_the_gallery_is_drawn_with_its_outline(tmp_path):
+    nibabel = pytest.importorskip("nibabel")
+    from torch import nn
+
+    from camscope.images.scans.scan_preprocess import ScanPreprocess
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Sequential(nn.Conv3d(1, 4, 3), nn.ReLU())
+            self.fc = nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.fc(self.layer(x).mean((2, 3, 4)))
+
+    values = np.random.default_rng(0).random((12, 14, 16)).astype(np.float32)
+    nibabel.save(nibabel.Nifti1Image(values, np.diag([-1.0, -1, 1, 1])), tmp_path / "a.nii")
+    (tmp_path / "list.csv").write_text("path,id\na.nii,case 000", encoding="utf-8")
+    explainer = GradCAM(Net().eval(), "layer", preprocess=ScanPreprocess())
+    run_batch([explainer], tmp_path / "list.csv", tmp_path / "run", [0])
+    found, image = (
+        BatchRun(tmp_path / "run", tmp_path / "list.csv"),
+        PredictedImage(0, "case 000", {"nodule": 1.0}, {"nodule": True}),
+    )
+    shapes = []
+
+    def load_mask(row, finding, size):
+        shapes.append(size)
+        mask = np.zeros(size, bool)
+        mask[:, :, :8] = True  # each axial and each coronal plane cuts it
+        return mask
+
+    summary = full(findings=FINDINGS[:1], shortcut=ShortcutResult())
+    marked, plain = (
+        build_gallery(found, summary, [image], {"nodule": "0"}, load_mask=loader).sections[0].images[0]
+        for loader in (load_mask, lambda *_: None)
+    )
+    assert len(shapes[0]) == 3
+    assert marked.maps[0].is_volume
+    pixels, bare = (image_of(one.maps[0].data_uri, 3 * MAX_IMAGE_BYTES)[..., :3].astype(int) for one in (marked, plain))
+    assert pixels.shape[0] == VOLUME_HEIGHT
+    assert (abs(pixels - bare).max(2) > 100).sum() > 200  # a line around the mask
 
 
 def test_a_picture_is_never_too_large():

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from camscope.audit import demo
 from camscope.audit.core.stage_result_schema import EstimateSummary
 from camscope.audit.core.summary_schema import InterventionEffect
 from camscope.audit.performance.model_predictions import compute_softmax_log_odds
@@ -19,7 +20,7 @@ from camscope.audit.shortcuts.interventions import insert_region, keep_region, m
 from camscope.audit.shortcuts.reliance import judge_reliance
 from camscope.errors import InputError, UndefinedError
 from camscope.metrics.multiway_clustered_mean import estimate_clustered_mean
-from camscope.phantom.shortcut_study import draw_study, train_shortcut_model
+from camscope.phantom.shortcut_study import draw_study
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # benchmarks/ is not installed
 power = importlib.import_module("benchmarks.audit_power")
@@ -382,7 +383,9 @@ class Case:
 def cases():
     made = {}
     for p in (0.5, 0.8, 0.95):
-        made[p] = Case(p, train_shortcut_model(draw_study(1000, 31, p), 2), draw_study(200, 32, p))
+        made[p] = Case(
+            p, demo._train_demo_model(p, 0), draw_study(200, 32, p)
+        )  # two of them are trained once for all tests
     return made
 
 

@@ -30,8 +30,8 @@ from camscope.audit.verdicts.limitations_and_warnings import list_warnings
 from camscope.audit.verdicts.maps import FAITHFULNESS_VERDICT_METRICS
 from camscope.audit.verdicts.rules import build_verdict, decide_above_margin
 from camscope.metrics import estimate_mean
+from camscope.metrics.intervals_and_p_values import compute_min_detectable_prevalence
 from camscope.metrics.randomization_result import SAME_MAP_SIMILARITY
-from camscope.metrics.statistics import compute_min_detectable_prevalence
 from tests.audit_summary import full, levels, nothing, num
 
 

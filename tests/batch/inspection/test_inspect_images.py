@@ -264,9 +264,11 @@ def test_of_what_cannot_be_read_the_reason_is_told(planted):
 
 def test_columns_in_the_way_of_a_result_are_named(planted):
     made = inspect_images(
-        planted.list(("id", "path", "patient", "split", "label", "site", "mask")), target_column="label"
+        planted.list(("id", "path", "patient", "split", "score", "site", "mask")), target_column="score"
     )
-    assert [(one.code, dict(one.row_counts)) for one in made.issues] == [("reserved-columns", {"label": 4})]
+    assert [(one.code, dict(one.row_counts)) for one in made.issues] == [("reserved-columns", {"score": 4})]
+    labeled = planted.list(("id", "path", "patient", "split", "label", "site", "mask"))
+    assert not inspect_images(labeled, target_column="label").issues, "a run keeps it as the column class"
 
 
 def test_all_negative_is_no_mix(planted):
@@ -508,7 +510,7 @@ def test_the_digest_knows_shape_values_nan_and_key():
 def test_groups_by_hand():
     rows = EncodedColumn(np.array([0, 1, 0, -1, 1, 2]), ["a", "b", "c"])
     splits = EncodedColumn(np.array([0, 0, 1, 1, 0, -1]), ["train", "test"])
-    assert rows.mixed_rows(splits)[0].tolist() == [0, 2]
+    assert rows.rows_of_mixed_groups(splits)[0].tolist() == [0, 2]
     assert rows.repeated_rows[0].tolist() == [0, 2, 1, 4]
 
 

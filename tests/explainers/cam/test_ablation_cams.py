@@ -11,7 +11,7 @@ from camscope.errors import LayerError
 from camscope.explainers import AblationCAM, ReciproCAM
 from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.hooks import edit_layers
-from camscope.layers.layout import infer_layout
+from camscope.layers.infer_layout import infer_layout
 from tests.nets import CASES, Plain, Pooled, plain
 from tests.tools import Largest
 

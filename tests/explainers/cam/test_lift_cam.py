@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from camscope.explainers import LIFTCAM
-from camscope.hooks.gradients import RescaleRule
+from camscope.hooks.rescale_rule import RescaleRule
 from tests.nets import CASES, Plain, plain
 from tests.untouched import untouched
 
@@ -92,6 +92,7 @@ class Deep(nn.Module):
 
 
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
+@pytest.mark.one_in(5)
 def test_a_hidden_layer_by_the_rule_written_out(function, contributions):
     torch.manual_seed(4)
     model, x = Deep(function).double().eval(), torch.randn(2, 3, 8, 6, dtype=torch.float64)

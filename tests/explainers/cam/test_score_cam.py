@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from camscope.errors import InputError, ModelError
 from camscope.explainers import ISCAM, METHODS, SSCAM, GroupCAM, OptiCAM, ScoreCAM
-from camscope.explainers.core.resampling import blur_input
+from camscope.explainers.core.resize_and_blur import blur_input
 from tests.nets import CASES, Pooled
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")

@@ -23,10 +23,11 @@ from camscope.explainers import (
     RefineCAM,
     ScoreCAM,
 )
-from camscope.explainers.cam.base import BaseWeightedChannels
+from camscope.explainers.cam.weighted_channels import BaseWeightedChannels
 from camscope.explainers.comparison import compare as comparison
-from camscope.explainers.comparison.compare import compare_explainers, correlate_maps
-from camscope.explainers.comparison.supported_methods import explain_supported
+from camscope.explainers.comparison.compare import compare_explainers
+from camscope.explainers.comparison.equal_maps import correlate_maps
+from camscope.explainers.comparison.explain_supported import explain_supported
 from camscope.explanation import shared_scales
 from camscope.images.preprocess import Preprocess
 from camscope.phantom import draw_radiograph

@@ -24,7 +24,7 @@ from camscope.explainers import (
     ShapleyCAM,
     SmoothGrad,
 )
-from camscope.explainers.core.batching import count_copies_in_memory, map_chunks
+from camscope.explainers.core.memory_chunks import count_copies_in_memory, map_chunks
 from camscope.explainers.core.shared_passes import explain_grid
 from camscope.targets import Difference, Score
 from tests.nets import CASES, Pooled, Tokens, conv, plain
@@ -205,6 +205,7 @@ def test_compiled_code_calls_a_method_eagerly(method):
             torch.testing.assert_close(compiled(x), expected)
 
 
+@pytest.mark.thorough  # test_package_structure asks it of the process in which it times the import
 def test_the_compiler_is_not_imported_with_the_package():
     code = "import camscope, sys; camscope.GradCAM; assert 'torch._dynamo' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
@@ -322,6 +323,7 @@ class Twice(nn.Module):
 
 
 @pytest.mark.parametrize("method", [name for name, kind in METHODS.items() if issubclass(kind, LayerExplainer)])
+@pytest.mark.one_in(5)
 def test_the_call_that_counts_is_the_same_for_every_method(method):
     torch.manual_seed(0)
     model, x = Twice().double().eval(), torch.randn(2, 3, 6, 6).double()
@@ -334,6 +336,7 @@ def test_the_call_that_counts_is_the_same_for_every_method(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.by_family
 def test_every_method_has_a_bf16_map_in_float32(method):
     case = first_answered(method, "pooled", "tokens")
     model, x = case.make(1)
@@ -381,6 +384,7 @@ def test_explainers_with_the_same_callable_as_their_preprocessing_answer_togethe
 
 @pytest.mark.parametrize("method", ["scorecam", "groupcam", "vitcx", "ablationcam", "reciprocam", "sscam"])
 @pytest.mark.parametrize("batch_size", [None, 2, 3])
+@pytest.mark.one_in(5)
 def test_a_callable_that_holds_something_of_each_sample_is_asked_in_its_place(method, batch_size):
     torch.manual_seed(1)
     model, x = nn.Sequential(conv(), nn.Conv2d(6, 4, 1)).double().eval(), torch.randn(2, 3, 16, 12).double()

@@ -20,9 +20,9 @@ from camscope.explainers import (
     RefineCAM,
     fuse,
 )
-from camscope.explainers.ensemble.fusion import find_last_layer_per_resolution
+from camscope.explainers.ensemble.refine_cam import find_last_layer_per_resolution
 from camscope.explanation import Explanation
-from camscope.layers.selection import find_spatial_layers
+from camscope.layers.spatial_layers import find_spatial_layers
 from camscope.targets import Difference
 from tests.by_hand import A, G
 from tests.nets import CASES, Flat, Tokens

@@ -24,7 +24,7 @@ from camscope.explainers import (
     RefineCAM,
     XGradCAM,
 )
-from camscope.explainers.core.resampling import resize_input
+from camscope.explainers.core.resize_and_blur import resize_input
 from camscope.explainers.core.shared_passes import explain_grid
 from camscope.targets import Box, Difference, OutputPart, Region, Score, Target
 from tests.nets import CASES, Pooled, plain
@@ -140,6 +140,7 @@ def test_a_scale_whose_maps_are_zero_counts_as_zero():
 
 @pytest.mark.parametrize("wrap", [lambda one: one, Denoised, lambda one: Contrast(one, 1, 0), lambda one: Fused([one])])
 @pytest.mark.parametrize("method", [GradCAM, RefineCAM])
+@pytest.mark.one_in(3)
 def test_the_layer_of_the_plain_input_serves_every_view(method, wrap):
     model, x = shrinking(), torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     tool = wrap(method(model))
@@ -552,6 +553,7 @@ EVERY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 @EVERY_CASE
 @EVERY_WRAPPER
+@pytest.mark.one_in(5)
 def test_the_same_question_has_the_same_bytes_and_changes_nothing(build, case):
     model, x = case.make()
     model.train()
@@ -569,6 +571,7 @@ def test_the_same_question_has_the_same_bytes_and_changes_nothing(build, case):
 
 @EVERY_CASE
 @EVERY_WRAPPER
+@pytest.mark.one_in(5)
 def test_each_sample_alone_has_its_map_in_the_batch(build, case):
     model, x = case.make(4, torch.float64)
     tool, targets = build(model, case.layer), [2, None, 0, 1]
@@ -586,6 +589,7 @@ class Exploding(nn.Module):
 
 @EVERY_CASE
 @EVERY_WRAPPER
+@pytest.mark.one_in(5)
 def test_a_failed_call_changes_nothing_and_the_next_one_is_right(build, case):
     model, x = case.make()
     model.train()
@@ -604,6 +608,7 @@ def test_a_failed_call_changes_nothing_and_the_next_one_is_right(build, case):
 
 @EVERY_CASE
 @EVERY_WRAPPER
+@pytest.mark.one_in(5)
 def test_callers_without_gradients_get_the_same_map_and_a_constant_changes_nothing(build, case):
     model, x = case.make(dtype=torch.float64)
     tool = build(model, case.layer)

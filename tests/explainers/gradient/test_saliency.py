@@ -21,9 +21,9 @@ from camscope.explainers import (
     SmoothGradSquared,
     VarGrad,
 )
-from camscope.explainers.core.pixel_base import PixelExplainer
-from camscope.explainers.core.resampling import resize_maps
-from camscope.explainers.perturbation.base import PerturbationExplainer
+from camscope.explainers.core.pixel_explainers import PixelExplainer
+from camscope.explainers.core.resize_and_blur import resize_maps
+from camscope.explainers.perturbation.masked_input import PerturbationExplainer
 from tests.nets import CASES, Flat
 from tests.tools import explainer, looks_at_layers, seen_before
 from tests.untouched import untouched
@@ -217,6 +217,7 @@ def scripted():
 
 @pytest.mark.parametrize("guise", GUISES)
 @pytest.mark.parametrize("method", BY_HAND)
+@pytest.mark.one_in(5)
 def test_dead_units_and_negative_signals_by_hand(method, guise):
     model = Act(GUISES[guise] or scripted())
     x = X.view(1, 3, 1, 1).expand(1, 3, 2, 1)
@@ -310,6 +311,7 @@ AT_THE_INPUT = [
 
 @pytest.mark.parametrize("way", ["in a part", "for good"])
 @pytest.mark.parametrize("method", AT_THE_INPUT)
+@pytest.mark.one_in(5)
 def test_a_model_that_turns_gradients_off_on_its_way_gets_the_same_map(method, way):
     model, x = CASES["pooled"].make(dtype=torch.float64)
     right = explainer(method, SwitchesOff(model, ""), None).attribute(x, 1)

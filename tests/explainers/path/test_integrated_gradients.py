@@ -21,9 +21,11 @@ from camscope.explainers import (
     GuidedIG,
     IntegratedGradients,
 )
-from camscope.explainers.core.base_method import AttributionMaps, merge_maps
-from camscope.explainers.core.batching import draw_normal
-from camscope.explainers.path.integrated_gradients import BlurredCopies, PathSamples, allocate_distance
+from camscope.explainers.core.attribution_maps import AttributionMaps, merge_notes_and_flags
+from camscope.explainers.core.random_mixin import draw_normal
+from camscope.explainers.path.blur_ig import BlurredCopies
+from camscope.explainers.path.expected_gradients import PathSamples
+from camscope.explainers.path.guided_ig import allocate_distance
 from camscope.explainers.path.xrai import average_over_segments, find_pixels_near_mask, segment_image
 from tests.nets import CASES, Flat
 from tests.tools import Counting, explainer, seen_before
@@ -186,6 +188,7 @@ def test_of_a_linear_net_every_path_gives_the_weights_times_what_changed(method)
 
 @pytest.mark.parametrize("case", ["pooled", "signal", "volume", "tokens"])
 @pytest.mark.parametrize("method", ["integratedgradients", "blurig", "guidedig"])
+@pytest.mark.one_in(3)
 def test_of_enough_steps_a_map_adds_up_to_the_scores_change(method, case):
     model, x = CASES[case].make(dtype=torch.float64)
     one = explainer(method, model, None, n_steps=200).explain(x[0], 1)
@@ -210,7 +213,7 @@ def test_what_a_path_measured_is_saved_and_read_again(tmp_path):
     for name in ("one.npz", "one.json"):
         assert Explanation.load(one.save(tmp_path / name)).diagnostics == one.diagnostics
     maps = AttributionMaps(torch.ones(1, 2, 2), diagnostics={"completeness_gap": torch.ones(1)})
-    assert merge_maps([maps, maps], maps.attribution).diagnostics == {}, (
+    assert merge_notes_and_flags([maps, maps], maps.attribution).diagnostics == {}, (
         "the mean of two gaps is not the gap of what they became"
     )
 
@@ -569,7 +572,7 @@ def test_of_a_flat_head_the_baselines_of_a_batch_are_each_samples_own():
 
 def test_guided_ig_moves_equal_gradients_in_one_order_whatever_rounding_makes_of_them():
     """At a constant baseline a convolution has one gradient at all places: which comes first must not be rounding."""
-    from camscope.explainers.path.integrated_gradients import allocate_distance
+    from camscope.explainers.path.guided_ig import allocate_distance
 
     room, gradient = torch.ones(12, dtype=torch.float64), torch.full((12,), 0.3, dtype=torch.float64)
     expected = allocate_distance(room, gradient, torch.tensor(1.5, dtype=torch.float64), 0.25)

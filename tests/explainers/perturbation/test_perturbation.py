@@ -22,10 +22,10 @@ from camscope.explainers import (
     Sobol,
 )
 from camscope.explainers.core.shared_passes import run_methods
-from camscope.explainers.perturbation.base import PerturbationExplainer
-from camscope.explainers.perturbation.global_sensitivity import compute_hsic, compute_total_sobol_indices
 from camscope.explainers.perturbation.mask_optimization import apply_smooth_maximum
+from camscope.explainers.perturbation.masked_input import PerturbationExplainer
 from camscope.explainers.perturbation.rise import RunningMean, enlarge_shifted_grids
+from camscope.explainers.perturbation.sobol_and_hsic import compute_hsic, compute_total_sobol_indices
 from camscope.explanation import Explanation
 from camscope.targets import Box
 from tests.nets import CASES
@@ -440,6 +440,7 @@ class Failing(nn.Module):
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), KeyboardInterrupt()])
 @pytest.mark.parametrize("method", FAMILY)
+@pytest.mark.one_in(3)
 def test_an_end_half_way_says_how_far_it_came_and_leaves_the_model(method, error):
     case = CASES["residual"]
     model, x = case.make(1)

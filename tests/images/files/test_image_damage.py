@@ -9,7 +9,7 @@ from PIL import Image
 
 from camscope.errors import ImageError
 from camscope.images.files import image_damage
-from camscope.images.photo import read_photo
+from camscope.images.photo_reader import read_photo
 from camscope.images.scans.scan_reader import read_scan
 
 RNG = np.random.default_rng(0)

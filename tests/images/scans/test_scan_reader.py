@@ -49,6 +49,7 @@ ONE_PASS = [name for name, kind in METHODS.items() if kind.forward_passes == "1"
 
 @pytest.mark.parametrize("shape", ["pooled", "volume"])
 @pytest.mark.parametrize("method", ONE_PASS)
+@pytest.mark.one_in(5)
 def test_a_map_does_not_depend_on_its_batch(method, shape):
     """1, 2, 3, 7 and 8 at once, of which 3 are as wide as the map and 6 as many as its channels; mixed predictions."""
     case = CASES[shape]

@@ -17,8 +17,8 @@ from camscope.audit.core.summary_schema import ClusterAnalysis, ClusterStability
 from camscope.audit.shortcuts.inputs_with_regions import RegionSamples
 from camscope.audit.shortcuts.region_attribution import compute_mass_share, load_attributions, resize_map_to_input
 from camscope.errors import UndefinedError
-from camscope.metrics.base import FloatArray, Mask
-from camscope.metrics.statistics import adjust_holm, index_groups
+from camscope.metrics.intervals_and_p_values import adjust_holm, index_groups
+from camscope.metrics.metric_registry import FloatArray, Mask
 from camscope.optional import require
 from camscope.plurals import plural
 

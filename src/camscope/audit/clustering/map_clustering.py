@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope.errors import UndefinedError
-from camscope.metrics.base import FloatArray
-from camscope.metrics.statistics import index_groups
+from camscope.metrics.intervals_and_p_values import index_groups
+from camscope.metrics.metric_registry import FloatArray
 from camscope.optional import require
 from camscope.plurals import plural
 

@@ -1,7 +1,7 @@
 """The audited images with their patients, subgroups, labels and masks, as read from the manifest."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from camscope.audit.core.config import IDENTIFIER_COLUMNS, Config, MaskSource
+from camscope.audit.core.config_faults import describe_nearest, list_names
 from camscope.audit.core.subgroup_levels import (
     MIN_PATIENTS_FOR_VERDICT,
     format_age_band,
@@ -42,18 +43,38 @@ class Cohort:
     @cached_property
     def full_manifest(self) -> Manifest:
         """The manifest with all rows and columns. Raises an InputError if a column of the config is missing."""
-        config, data = self.config, self.config.data
-        manifest = build_manifest(data.manifest, data.root, strict=False)
-        mask_sources = [*config.regions.columns.values(), config.regions.organ]
-        names = [
-            *(data.label, *data.labels.values(), data.patient, data.split, *data.subgroups),
-            *(source.column if isinstance(source, MaskSource) else source for source in mask_sources),
-            *config.report.columns,
+        for _, problem in self.find_missing_columns():
+            raise InputError(problem)
+        return self._source_manifest
+
+    @cached_property
+    def _source_manifest(self) -> Manifest:
+        """The manifest, whose columns are not compared with the config."""
+        data = self.config.data
+        return build_manifest(data.manifest, data.root or None, anywhere=data.anywhere or data.root == "", strict=False)
+
+    @property
+    def column_names(self) -> list[str]:
+        """The columns of the manifest."""
+        return list(self._source_manifest.table.column_names)
+
+    def find_missing_columns(self) -> Iterator[tuple[str, str]]:
+        """Yield the key and the problem of each setting that names a column that the manifest does not have."""
+        config, data, columns = self.config, self.config.data, self.column_names
+        names: list[tuple[str, str | MaskSource | None]] = [
+            *((f"data.{key}", getattr(data, key)) for key in ("label", "patient", "split")),
+            *((f"data.labels.{finding}", name) for finding, name in data.labels.items()),
+            *(("data.subgroups", name) for name in data.subgroups),
+            *((f"regions.columns.{region}", source) for region, source in config.regions.columns.items()),
+            ("regions.organ", config.regions.organ),
+            *(("report.columns", name) for name in config.report.columns),
         ]
-        columns = manifest.table.column_names
-        if missing := [name for name in names if name is not None and name not in columns]:
-            raise InputError(f"the manifest has no column {missing[0]!r}; it has {', '.join(columns)}")
-        return manifest
+        for key, source in names:
+            name = source.column if isinstance(source, MaskSource) else source
+            if name is not None and name not in columns:
+                nearest = describe_nearest(name, columns)
+                listed = ", ".join(column for column in columns if column != "row")
+                yield key, f"the manifest has no column {name!r}; it has {listed}{nearest}"
 
     @cached_property
     def manifest(self) -> Manifest:
@@ -158,11 +179,20 @@ class Cohort:
         column = self.config.data.label
         if column is None or not class_names:
             return
-        labels = {normalize_label(value) for value in self.get_column(column).values()} - {None}
+        labels = {label for value in self.get_column(column).values() if (label := normalize_label(value)) is not None}
         if unknown := sorted(labels - {*class_names, *map(str, range(len(class_names)))}, key=str):
-            name = "a label" if self.hides_file_names else repr(unknown[0])
+            by_lower_name = {name.casefold(): name for name in class_names}
+            in_other_case = [
+                f"{name!r} (write {by_lower_name[key]!r})"
+                for name in unknown
+                if (key := name.casefold()) in by_lower_name
+            ]
+            unrelated = [name for name in unknown if name.casefold() not in by_lower_name]
+            hidden = [plural(len(unrelated), "other label")] if unrelated else []
+            listed = [*in_other_case, *(hidden if self.hides_file_names else map(repr, unrelated))]
+            is_class = "is not a class" if len(unknown) == 1 else "are not classes"
             raise InputError(
-                f"the label {name} in column {column!r} is not a class of the model; expected {', '.join(class_names)}"
+                f"column {column!r}: {list_names(listed)} {is_class} of the model; expected {', '.join(class_names)}"
             )
 
     def get_image_source(self, row: int) -> Any:
@@ -186,7 +216,9 @@ class Cohort:
         else:
             source = mask_source.column or self.resolve_mask_path(mask_source.file or "")
             categories = mask_source.category
-        ground_truth = load_ground_truth(source, columns, resolver, categories, allow_outside_root=data.root == "")
+        ground_truth = load_ground_truth(
+            source, columns, resolver, categories, allow_outside_root=not self.manifest.path_resolver.confined
+        )
         if isinstance(ground_truth, AnnotationColumn):
             ground_truth.check_inside_root(table[ground_truth.name].to_pylist())
         return ground_truth

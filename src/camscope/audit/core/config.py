@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import (
     AfterValidator,
@@ -16,15 +16,16 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    ValidationError,
     field_validator,
     model_validator,
 )
 
-from camscope.batch.sources import DATASET_PREFIXES
+from camscope.audit.core.config_faults import FaultCollector, find_key_lines, validate_tables
+from camscope.batch.image_sources import DATASET_PREFIXES
 from camscope.errors import InputError
-from camscope.explainers.core.base import get_explainer_class
-from camscope.untrusted_files import parse_toml, read_errors_converted, read_toml
+from camscope.explainers.core.explainer import get_explainer_class
+from camscope.safe_files import read_bytes
+from camscope.untrusted_files import MAX_TOML_BYTES, parse_toml, read_errors_converted
 
 ImputationName = Literal["mean", "blur", "noise", "zero", "inpainting"]
 Modality = Literal["xray", "ct", "mri", "dermoscopy", "retina", "pathology", "any"]
@@ -93,15 +94,17 @@ MaskSourceLike = str | MaskSource
 class DataConfig(_ConfigTable):
     """`[data]`: the images, their labels and their masks.
 
-    Paths of images and masks are relative to `root` and may not leave it. By default it is the manifest's folder, and "" allows
-    any path. `masks_root` is the folder that `ground_truth` is relative to, for a TOML file its folder. `label` is the column
-    with the class of each image, by name or number. `labels` replaces it: finding -> its column of 0 and 1. The report shows
-    the levels of `subgroups`, so that a column that names images or patients is an error. `annotation_protocol` says who
-    labeled and located the findings, as free text. `window` is that of CT images, as "center,width".
+    Paths of images and masks are relative to `root` and may not leave it. By default it is the manifest's folder. `anywhere`
+    allows any path. `masks_root` is the folder that `ground_truth` is relative to, for a TOML file its folder. `label` is
+    the column with the class of each image, by name or number. `labels` replaces it: finding -> its column of 0 and 1.
+    The report shows the levels of `subgroups`, so that a column that names images or patients is an error.
+    `annotation_protocol` says who labeled and located the findings, as free text. `window` is that of CT images, as
+    "center,width".
     """
 
     manifest: str  # a table, a folder or a dataset
     root: str | None = None
+    anywhere: bool = False
     label: str | None = None
     labels: dict[str, str] = Field(default_factory=dict)
     patient: str | None = None
@@ -118,10 +121,11 @@ class DataConfig(_ConfigTable):
     def _check_label_and_split(self) -> Self:
         if (self.label is None) == (not self.labels):
             raise ValueError(
-                "set either label, one column with the class of each image, or labels, one column for each finding"
+                "label: set either label, one column with the class of each image, or labels, one column for each finding"
             )
         if (self.split is None) != (self.split_value is None):
-            raise ValueError("set both split, a column, and split_value, the value of the rows to audit")
+            key = "split" if self.split_value is None else "split_value"
+            raise ValueError(f"{key}: set both split, a column, and split_value, the value of the rows to audit")
         if identifiers := [name for name in self.subgroups if name in (*IDENTIFIER_COLUMNS, self.patient)]:
             raise ValueError(
                 f"subgroups: {identifiers[0]!r} identifies images or patients, and the report shows the values of subgroups; "
@@ -296,14 +300,44 @@ class Config(_ConfigTable):
         0
 
         """
+        config, faults = cls.parse_source(source)
+        faults.raise_if_any()
+        return cast("Config", config)
+
+    @classmethod
+    def parse_source(
+        cls, source: "Config | Mapping[str, Any] | str | os.PathLike[str]"
+    ) -> "tuple[Config | None, FaultCollector]":
+        """Return a config, and its faults without raising them.
+
+        Args:
+            source: As for `from_source`.
+
+        Returns:
+            The config, with defaults in place of settings that have a fault, or None if a required setting has one. The
+            faults.
+
+        Raises:
+            InputError: There is no such file, or it is no TOML.
+
+        >>> config, faults = Config.parse_source({"data": {"manifest": "manifest.csv", "label": "label"}})
+        >>> [".".join(fault.key) for fault in faults.faults]
+        ['model', 'explain']
+
+        """
         if isinstance(source, Config):
-            return source
+            return source, FaultCollector()
         if isinstance(source, Mapping):
-            return cls._validate_tables(source, "the config")
+            return cls._parse_tables(source, FaultCollector())
         path = Path(source)
         if not path.exists():
             raise InputError(f"{path}: the config file does not exist; camscope audit init writes one")
-        return cls._validate_tables(read_toml(path), str(path), path.parent)
+        message = f"{path}: this is no TOML file"
+        with read_errors_converted(message):
+            text = read_bytes(path, MAX_TOML_BYTES).decode("utf-8")
+        return cls._parse_tables(
+            parse_toml(text, message), FaultCollector(str(path), find_key_lines(text)), path.parent
+        )
 
     @classmethod
     def from_toml(cls, text: str, folder: Path) -> "Config":
@@ -332,22 +366,19 @@ class Config(_ConfigTable):
         'phantom'
 
         """
-        return cls._validate_tables(parse_toml(text, "the config is not a valid TOML file"), "the config", folder)
+        tables = parse_toml(text, "the config is not a valid TOML file")
+        config, faults = cls._parse_tables(tables, FaultCollector(lines=find_key_lines(text)), folder)
+        faults.raise_if_any()
+        return cast("Config", config)
 
     @classmethod
-    def _validate_tables(cls, tables: Mapping[str, Any], source_name: str, folder: Path | None = None) -> "Config":
-        try:
-            with read_errors_converted(source_name):  # a value may be an invalid path: too long, or with a null byte
-                resolved = tables if folder is None else _resolve_paths(tables, folder)
-            return cls.model_validate(resolved)
-        except ValidationError as error:
-            errors = error.errors(include_url=False)
-            # for a value that may be text or a table, the first error is that a table is no text: the second is the useful one
-            is_table = errors[0]["type"] == "string_type" and isinstance(errors[0]["input"], Mapping)
-            first = errors[1] if is_table and len(errors) > 1 else errors[0]
-            key = ".".join(str(part) for part in first["loc"] if "MaskSource" not in str(part)) or "the config"
-            message = str(first["msg"]).removeprefix("Value error, ")
-            raise InputError(f"{source_name}: {key}: {message[0].lower()}{message[1:]}") from None
+    def _parse_tables(
+        cls, tables: Mapping[str, Any], faults: FaultCollector, folder: Path | None = None
+    ) -> "tuple[Config | None, FaultCollector]":
+        """Validate tables, and collect their faults. Paths are relative to `folder`."""
+        with read_errors_converted(faults.source_name):  # a value may be an invalid path: too long, or with a null byte
+            resolved = tables if folder is None else _resolve_paths(tables, folder)
+        return validate_tables(cls, resolved, faults), faults
 
     @property
     def perturbed_batch_size(self) -> int:
@@ -373,6 +404,7 @@ class Config(_ConfigTable):
         """
         settings = self.to_redacted_dict()
         settings["data"] |= {"manifest": None, "root": None}
+        del settings["data"]["anywhere"]  # also a matter of where files lie
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
     def to_redacted_dict(self) -> dict[str, Any]:

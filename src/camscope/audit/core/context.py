@@ -4,20 +4,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from camscope.audit.core.cohort import Cohort, Finding
 from camscope.audit.core.config import Config, SampleSizes
+from camscope.audit.core.config_faults import FaultCollector
 from camscope.batch import BatchRun
 from camscope.batch.batch_worker import BatchWorker
 from camscope.batch.image_loading import LoadedImage, load_images
 from camscope.errors import InputError, TargetError
 from camscope.evaluation.ground_truth import GroundTruth
 from camscope.explainers import METHODS, Explainer
-from camscope.explainers.core.evaluation_context import device_and_dtype
+from camscope.explainers.core.evaluation_context import get_device_and_dtype
 from camscope.model_metadata import get_card
 from camscope.models import load_model
 from camscope.plurals import plural
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 ProgressCallback = Callable[[int, int], None]  # number of items done, total number
 NUM_READ_THREADS = 4
+MAX_TRIAL_IMAGES = 32  # images tried to find one that can be explained
 
 
 @dataclass(eq=False)
@@ -40,6 +42,7 @@ class AuditContext:
     config: Config
     folder: Path
     on_progress: ProgressCallback = field(default=lambda done, total: None)
+    faults: FaultCollector = field(default_factory=FaultCollector)  # of the config
     rank_explainers: "tuple[list[Explainer], tuple[PathSteps, ...]] | None" = None  # see `reduce_path_steps`
     planned_sizes: "tuple[PlannedSize, ...]" = ()  # fewer images than configured, which fit a budget of time
 
@@ -74,23 +77,26 @@ class AuditContext:
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """The classes that the audit examines."""
-        names, class_names = self.config.explain.findings, self.class_names
-        n_classes, findings = len(class_names), []
-        for name in names:
-            if name.isdecimal() and n_classes and int(name) >= n_classes:
-                raise TargetError(f"class {int(name)} is out of range: the model has {plural(n_classes, 'class')}")
-            if not name.isdecimal() and not n_classes:
-                raise TargetError(f"the model has no class names; write the finding {name!r} as a class index")
-            index = int(name) if name.isdecimal() else resolve_class_index(name, n_classes, class_names)
-            findings.append(Finding(index, class_names[index] if name.isdecimal() and n_classes else name))
+        names = self.config.explain.findings
+        findings = tuple(map(self.resolve_finding, names))
         if len({finding.class_index for finding in findings}) < len(findings):
             raise InputError(f"findings {', '.join(names)}: two names mean the same class; list each class once")
-        return tuple(findings)
+        return findings
+
+    def resolve_finding(self, name: str) -> Finding:
+        """Return a finding by the name or the number of its class. Raise a TargetError if the model has no such class."""
+        n_classes, class_names = len(self.class_names), self.class_names
+        if name.isdecimal() and n_classes and int(name) >= n_classes:
+            raise TargetError(f"class {int(name)} is out of range: the model has {plural(n_classes, 'class')}")
+        if not name.isdecimal() and not n_classes:
+            raise TargetError(f"the model has no class names; write the finding {name!r} as a class index")
+        index = int(name) if name.isdecimal() else resolve_class_index(name, n_classes, class_names)
+        return Finding(index, class_names[index] if name.isdecimal() and n_classes else name)
 
     @cached_property
     def explainers(self) -> list[Explainer]:
         """The explainers of the config. CAM methods use the configured layer or the model's default layer."""
-        from camscope.explainers.comparison.grid_layout import accepts_layer_choice
+        from camscope.explainers.comparison.comparison_grid import accepts_layer_choice
 
         config, explainers = self.config.explain, []
         for name in config.methods:
@@ -98,7 +104,7 @@ class AuditContext:
             if config.layer is not None and accepts_layer_choice(method):
                 settings = {"layer": config.layer} | settings
             try:
-                explainers.append(method(self.model, preprocess=self.config.model.preprocess, **settings))
+                explainers.append(method(self.model, preprocess=self.config.model.preprocess or None, **settings))
             except TypeError as error:
                 raise InputError(f"explain.settings.{name}: {error}") from error
         return explainers
@@ -135,6 +141,18 @@ class AuditContext:
         sources = {f.name: source.get(f.name) or source.get(str(f.class_index)) for f in findings}
         return {name: self.cohort.open_ground_truth(value) for name, value in sources.items() if value is not None}
 
+    @cached_property
+    def first_maps(self) -> list[dict[str, Any]]:
+        """The maps of the first image for which every method succeeds. Errors appear here before all images are processed."""
+        reasons = []
+        for image in self.load_images(self.cohort.rows[:MAX_TRIAL_IMAGES]):
+            rows = [] if image.item is None else self.worker.compute_rows(self.worker.collate([image]))
+            failed = [row["error"] for row in rows if row.get("attribution") is None] if rows else [image.error or ""]
+            if not failed:
+                return rows
+            reasons.append(failed[0])
+        raise InputError(f"no map could be computed for the first {plural(len(reasons), 'image')}: {reasons[0]}")
+
     @property
     def maps(self) -> BatchRun:
         """The maps that the stage "explain" has written."""
@@ -163,4 +181,4 @@ class AuditContext:
     def stack_on_device(self, batch: Sequence[LoadedImage]) -> Tensor:
         """Return the readable images of a batch as a tensor (N,C,*S) on the model's device."""
         x = torch.stack([image.item.x for image in batch if image.item is not None])
-        return x.to(*device_and_dtype(self.model))
+        return x.to(*get_device_and_dtype(self.model))

@@ -9,9 +9,9 @@ from camscope.audit.core.context import AuditContext
 from camscope.audit.core.stage_result_schema import PathSteps
 from camscope.errors import UndefinedError
 from camscope.explainers import Explainer
-from camscope.metrics.base import FloatArray
 from camscope.metrics.explainer_probe import ExplainerProbe
-from camscope.metrics.similarity import SIMILARITIES
+from camscope.metrics.map_similarity import SIMILARITIES
+from camscope.metrics.metric_registry import FloatArray
 
 STEP_CANDIDATES = (8, 16, 32, 64)
 MIN_RANK_CORRELATION = 0.95  # mean over the compared images, with the maps of all steps

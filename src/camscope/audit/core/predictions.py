@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from camscope.audit.core.stage_result_schema import ResolveResult, StageResult
 from camscope.batch.manifest import import_arrow
-from camscope.metrics.base import FloatArray
+from camscope.metrics.metric_registry import FloatArray
 from camscope.safe_files import open_atomic
 from camscope.untrusted_files import read_parquet
 

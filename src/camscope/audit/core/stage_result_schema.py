@@ -336,6 +336,18 @@ class RandomizationTest(SchemaModel):
     control: bool
 
 
+class SanityImages(SchemaModel):
+    """The images of a finding in the randomization test, which needs images of one size.
+
+    `size` is the size of the model's input. `n_other_sizes` counts the images left out because their input has another size.
+    """
+
+    finding: str
+    n_images: int
+    size: tuple[int, ...]
+    n_other_sizes: int
+
+
 class SanityResult(StageResult):
     """The weight randomization tests of all methods and of an edge detector as a control.
 
@@ -343,5 +355,6 @@ class SanityResult(StageResult):
     """
 
     n_images: int = 0
+    images_by_finding: tuple[SanityImages, ...] = ()
     tests: tuple[RandomizationTest, ...] = ()
     path_steps: tuple[PathSteps, ...] = ()

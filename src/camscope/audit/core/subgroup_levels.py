@@ -5,8 +5,8 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from camscope.metrics.base import Mask
-from camscope.metrics.statistics import MIN_GROUPS_FOR_INTERVAL
+from camscope.metrics.intervals_and_p_values import MIN_GROUPS_FOR_INTERVAL
+from camscope.metrics.metric_registry import Mask
 
 AGE_COLUMNS = ("age", "patient_age")  # columns with ages in years
 AGE_BANDS = ("0-17", "18-39", "40-64", "65-89", "90 and more")

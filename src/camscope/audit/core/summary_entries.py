@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -13,7 +13,7 @@ from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_INTERVAL
 from camscope.batch.manifest import import_arrow
 from camscope.errors import UndefinedError
 from camscope.evaluation import EvaluationResult
-from camscope.evaluation import summary as evaluation_summary
+from camscope.evaluation import method_summaries as evaluation_summary
 from camscope.metrics import METRICS, Estimate
 from camscope.metrics.group_sequential import InterimLook
 from camscope.plurals import plural
@@ -23,6 +23,28 @@ if TYPE_CHECKING:
 
 
 SIGNIFICANT_DIGITS = 10  # rounding errors in later digits would make equal runs differ
+
+
+MODALITY_LABELS = {
+    "xray": "X-ray images",
+    "ct": "CT images",
+    "mri": "MR images",
+    "dermoscopy": "dermoscopy images",
+    "retina": "retinal images",
+    "pathology": "pathology images",
+}
+
+
+def describe_images(modality: str, value_counts: Mapping[str, Mapping[str, int]], *, is_volume: bool) -> str:
+    """Return the kind of the images as text, such as `X-ray images in PNG files`. `value_counts`: of the data check."""
+    kind = MODALITY_LABELS.get(modality, "")
+    if not kind:
+        color = next(iter(colors)) if len(colors := value_counts.get("color", {})) == 1 else ""
+        kind = " ".join(filter(None, (color, "images")))
+    if is_volume:
+        kind = kind.replace("images", "volumes")
+    formats = sorted(value_counts.get("format", ()))
+    return f"{kind} in {' and '.join(formats)} files" if formats else kind
 
 
 def summarize_estimate(

@@ -166,6 +166,9 @@ class Verdict(SchemaModel):
         rule: How the conclusion follows from estimate and margin.
         reason: The conclusion as a sentence.
         section: The section of the report with the numbers.
+        answer: The conclusion about the claim as a sentence.
+        patients_needed: About how many patients would decide the claim in four of five audits, if the effect stayed the
+            same. None if the claim is decided, or if nothing was measured.
 
     >>> verdict = audit_run.verdicts[0]  # of a `run_audit` of twelve images
     >>> verdict.finding, verdict.conclusion
@@ -184,6 +187,8 @@ class Verdict(SchemaModel):
     rule: str
     reason: str
     section: str
+    answer: str = ""
+    patients_needed: int | None = None
 
 
 class Summary(SchemaModel):
@@ -213,6 +218,7 @@ class Summary(SchemaModel):
         verdicts: The verdicts.
         warnings: What to know before reading the results.
         limitations: What the audit does not show.
+        data_description: The kind of images, such as "X-ray images in PNG files".
 
     >>> audit_run.summary.n_resamples, audit_run.summary.imputations  # of a `run_audit`
     (200, ('mean', 'blur'))
@@ -242,3 +248,4 @@ class Summary(SchemaModel):
     verdicts: tuple[Verdict, ...]
     warnings: tuple[str, ...]
     limitations: tuple[str, ...]
+    data_description: str = ""

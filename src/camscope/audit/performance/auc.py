@@ -8,17 +8,15 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope.errors import InputError, UndefinedError
-from camscope.metrics.base import FloatArray, Mask
-from camscope.metrics.cluster_variance import MIN_EFFECTIVE_GROUPS, count_effective_groups
-from camscope.metrics.statistics import (
-    N_RESAMPLES,
-    RELATIVE_PRECISION,
-    Estimate,
+from camscope.metrics.intervals_and_p_values import (
     compute_bootstrap_interval,
     compute_interval_multiplier,
     index_groups,
     iter_bootstrap_indices,
 )
+from camscope.metrics.jackknife_variance import MIN_EFFECTIVE_GROUPS, count_effective_groups
+from camscope.metrics.mean_estimates import N_RESAMPLES, RELATIVE_PRECISION, Estimate
+from camscope.metrics.metric_registry import FloatArray, Mask
 from camscope.plurals import plural
 
 IntArray = npt.NDArray[np.int64]

@@ -8,16 +8,10 @@ import numpy.typing as npt
 from camscope.audit.core.stage_result_schema import EstimateSummary, ReliabilityPoint
 from camscope.audit.core.summary_entries import round_significant, summarize_estimate
 from camscope.audit.performance.auc import MAX_UNDEFINED_SHARE, IntArray, count_group_draws
-from camscope.metrics.base import FloatArray, Mask
-from camscope.metrics.cluster_variance import count_effective_groups
-from camscope.metrics.statistics import (
-    N_RESAMPLES,
-    Estimate,
-    compute_bootstrap_interval,
-    estimate_mean,
-    index_groups,
-    iter_bootstrap_indices,
-)
+from camscope.metrics.intervals_and_p_values import compute_bootstrap_interval, index_groups, iter_bootstrap_indices
+from camscope.metrics.jackknife_variance import count_effective_groups
+from camscope.metrics.mean_estimates import N_RESAMPLES, Estimate, estimate_mean
+from camscope.metrics.metric_registry import FloatArray, Mask
 from camscope.plurals import plural
 
 MAX_NEWTON_STEPS = 40  # Newton's method needs 5 to 10

@@ -20,8 +20,9 @@ from camscope.audit.performance.auc import (
     rank_scores,
 )
 from camscope.errors import InputError, UndefinedError
-from camscope.metrics.base import FloatArray, Mask
-from camscope.metrics.statistics import N_RESAMPLES, Estimate, index_groups
+from camscope.metrics.intervals_and_p_values import index_groups
+from camscope.metrics.mean_estimates import N_RESAMPLES, Estimate
+from camscope.metrics.metric_registry import FloatArray, Mask
 from camscope.optional import require
 from camscope.plurals import plural
 

@@ -10,12 +10,12 @@ from camscope.audit.core.cohort import Finding
 from camscope.audit.core.context import AuditContext
 from camscope.errors import InputError, NonFiniteError
 from camscope.explainers.core.evaluation_context import (
-    device_and_dtype,
     evaluation_context,
+    get_device_and_dtype,
     has_interacting_samples,
     inspect_model,
 )
-from camscope.hooks.record import record_layers
+from camscope.hooks.record_layers import record_layers
 from camscope.metrics.model_scorer import ScoringSettings
 from camscope.plurals import plural
 from camscope.pytree import find_main_tensor
@@ -29,7 +29,7 @@ def compute_logits_and_features(
 
     The features are the output of a layer with this grid, averaged over space. Without a layer they are the logits.
     """
-    x = x.to(*device_and_dtype(context.model))
+    x = x.to(*get_device_and_dtype(context.model))
     settings = ScoringSettings("eval", None, context.class_names or None)
     if len(x) > 1 and has_interacting_samples(inspect_model(context.model), settings, x):
         results = [compute_logits_and_features(context, sample, layer, grid) for sample in x.split(1)]

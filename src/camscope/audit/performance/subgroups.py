@@ -22,18 +22,10 @@ from camscope.audit.performance.auc import (
     rank_scores,
 )
 from camscope.errors import UndefinedError
-from camscope.metrics.base import FloatArray, Mask
-from camscope.metrics.cluster_variance import compute_degrees_of_freedom, compute_jackknife_deviations
-from camscope.metrics.statistics import (
-    N_RESAMPLES,
-    RELATIVE_PRECISION,
-    STUDENT_T_INTERVAL,
-    Estimate,
-    compute_p_from_intervals,
-    compute_t_quantile,
-    estimate_mean,
-    index_groups,
-)
+from camscope.metrics.intervals_and_p_values import compute_p_from_intervals, compute_t_quantile, index_groups
+from camscope.metrics.jackknife_variance import compute_degrees_of_freedom, compute_jackknife_deviations
+from camscope.metrics.mean_estimates import N_RESAMPLES, RELATIVE_PRECISION, STUDENT_T_INTERVAL, Estimate, estimate_mean
+from camscope.metrics.metric_registry import FloatArray, Mask
 from camscope.plurals import plural
 
 ContrastConclusion = Literal["different", "equivalent", "undecided"]

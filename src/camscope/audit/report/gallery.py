@@ -1,7 +1,7 @@
 """The image gallery of a report: a random sample, errors of the model, and images for review, with their maps."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from camscope import render
 from camscope.audit.core.summary_schema import Summary
 from camscope.batch import BatchRun
-from camscope.batch.map_collection import read_original, render_thumbnail, require_unchanged
-from camscope.batch.query import table_to_dicts
+from camscope.batch.run_reader import read_original, render_thumbnail, require_unchanged
+from camscope.batch.sql_query import table_to_dicts
 from camscope.errors import CamscopeError
 from camscope.explanation import STATUS_MEANINGS, Explanation, PixelArray
 from camscope.images.scans.scan import convert_scan_to_display_pixels
 from camscope.images.scans.scan_reader import is_scan, read_scan
+from camscope.metrics.metric_registry import Mask
 from camscope.render import encode_data_uri, resize_to_fit
 
 MAX_IMAGE_BYTES = 40_000  # per image
@@ -44,6 +45,11 @@ GALLERY_KINDS: Mapping[str, tuple[str, str]] = {
     "prototypes": ("Prototypes", "The most typical images of each cluster of maps."),
 }  # the title and the description of each kind of section
 TRUTH_TEXTS = {True: "present", False: "absent", None: "without a label"}
+VOLUME_HEIGHT = 480  # planes of a volume with their names, sides and slice numbers need more rows than an image
+MAX_VOLUME_BYTES = 3 * MAX_IMAGE_BYTES
+OUTLINE_COLOR, OUTLINE_EDGE_COLOR = (0, 255, 255), (0, 0, 0)
+OUTLINE_WIDTH = 2  # pixels
+LoadMask = Callable[[int, str, tuple[int, ...]], Mask | None]  # of a row, a finding, and the size of the image
 GalleryEntry = tuple[int, str, dict[str, Any]]  # the row, the finding, and fields of the GalleryImage
 
 
@@ -62,6 +68,37 @@ class GalleryMap:
     warning_text: str = ""
     reason: str = ""
     alt_text: str = "The map"
+    is_volume: bool = False
+
+
+def render_outline_rgba(mask: Mask, height: int) -> NDArray[np.uint8] | None:
+    """Render the outline of a mask (H,W) as RGBA (h,w,4), transparent elsewhere. None if the mask is empty."""
+    factor = min(height / mask.shape[0], 2 * height / mask.shape[1])
+    rows, columns = (max(1, round(side * factor)) for side in mask.shape)
+    at_row = np.minimum(((np.arange(rows) + 0.5) / factor).astype(int), mask.shape[0] - 1)
+    at_column = np.minimum(((np.arange(columns) + 0.5) / factor).astype(int), mask.shape[1] - 1)
+    resized = mask[np.ix_(at_row, at_column)] if mask.any() else np.zeros((rows, columns), np.bool_)
+    if mask.any() and not resized.any():  # smaller than a pixel of the picture
+        row, column = (np.argwhere(mask).mean(0) * factor).astype(int)
+        resized[min(row, rows - 1), min(column, columns - 1)] = True
+    if not resized.any():
+        return None
+    line = _dilate(resized, OUTLINE_WIDTH) & ~resized
+    edge = _dilate(line | resized, 1) & ~(line | resized)
+    pixels = np.zeros((rows, columns, 4), np.uint8)
+    pixels[edge], pixels[line] = (*OUTLINE_EDGE_COLOR, 160), (*OUTLINE_COLOR, 255)
+    return pixels
+
+
+def _dilate(mask: Mask, n_pixels: int) -> Mask:
+    """Return a mask grown by some pixels to all sides."""
+    rows, columns = mask.shape
+    steps = [(row, column) for row in range(3) for column in range(3)]
+    for _ in range(n_pixels):
+        padded = np.pad(mask, 1)
+        shifted = [padded[row : row + rows, column : column + columns] for row, column in steps]
+        mask = np.logical_or.reduce(shifted)
+    return mask
 
 
 def load_gallery_image(
@@ -80,16 +117,28 @@ def load_gallery_image(
     return image, reason or ""
 
 
-def render_gallery_map(run: BatchRun, row: RunRow, image: PixelArray | None, height: int, max_bytes: int) -> GalleryMap:
-    """Render the map of a batch row, or record the reason why it cannot be shown."""
+def render_gallery_map(
+    run: BatchRun, row: RunRow, image: PixelArray | None, height: int, max_bytes: int, mask: Mask | None = None
+) -> GalleryMap:
+    """Render the map of a batch row, or record the reason why it cannot be shown.
+
+    `mask`: the finding of a volume (D,H,W), drawn as an outline on its planes.
+    """
     if row["attribution"] is None:
         return GalleryMap(row["method"], reason=row["error"] or "no map was computed")
     explanation = run.explanation(row, image)
     warning = explanation.warning_text
+    is_volume = explanation.attribution.ndim == 3
     is_separate = explanation.placement is not None and explanation.attribution.ndim == 2 and image is not None
     try:
-        pixels = render_map_rgba(explanation, height) if is_separate else render_thumbnail(explanation, image, height)
-        data_uri = encode_data_uri(pixels, max_bytes)
+        if is_volume:
+            has_mask = mask is not None and image is not None and mask.shape == image.shape[:3]
+            pixels = explanation.overlay(height=VOLUME_HEIGHT, mask=mask if has_mask else None)
+        else:
+            pixels = (
+                render_map_rgba(explanation, height) if is_separate else render_thumbnail(explanation, image, height)
+            )
+        data_uri = encode_data_uri(pixels, MAX_VOLUME_BYTES if is_volume else max_bytes)
     except Exception as error:  # stored rows may be invalid
         return GalleryMap(row["method"], reason=f"it cannot be drawn: {type(error).__name__}")
     return GalleryMap(
@@ -99,6 +148,7 @@ def render_gallery_map(run: BatchRun, row: RunRow, image: PixelArray | None, hei
         is_signed=explanation.colormap == render.DIVERGING,
         warning_text=f"{warning}: {STATUS_MEANINGS.get(explanation.status, '')}".rstrip(": ") if warning else "",
         alt_text="The map on gray, without its image" if image is None else "The map over the image",
+        is_volume=is_volume,
     )
 
 
@@ -136,7 +186,7 @@ class GalleryImage:
     """An image of the gallery with its maps.
 
     `missing_reason`: why the image is not shown. `reason`: why it should be reviewed. `cluster`: the cluster that the image
-    is a prototype of, by the maps of the method `prototype_method`.
+    is a prototype of, by the maps of the method `prototype_method`. `outline_data_uri`: the outline of the annotated finding.
     """
 
     id: str
@@ -145,6 +195,7 @@ class GalleryImage:
     log_odds: float | None
     maps: tuple[GalleryMap, ...]
     image_data_uri: str | None = None
+    outline_data_uri: str | None = None
     missing_reason: str = ""
     reason: str = ""
     cluster: int | None = None
@@ -181,6 +232,7 @@ def _image_to_dict(image: GalleryImage) -> dict[str, Any]:
     return {
         **vars(image),
         "image_data_uri": _digest_data_uri(image.image_data_uri),
+        "outline_data_uri": _digest_data_uri(image.outline_data_uri),
         "maps": [{**vars(map_), "data_uri": _digest_data_uri(map_.data_uri)} for map_ in image.maps],
     }
 
@@ -198,8 +250,11 @@ def build_gallery(
     n_random_images: int = 12,
     height: int = 224,
     allow_burned_in_text: bool = False,
+    load_mask: LoadMask = lambda row, finding, size: None,
 ) -> Gallery:
     """Build the gallery of a report, with one map per method for each image.
+
+    `load_mask`: returns the annotated finding of an image, or None.
 
     `target_by_finding`: finding -> its value in the `target` column of the run with the maps. `n_random_images`: the size of the
     random sample. The other sections show half as many.
@@ -217,6 +272,7 @@ def build_gallery(
         target_by_finding,
         height,
         allow_burned_in_text=allow_burned_in_text,
+        load_mask=load_mask,
     )
     return Gallery(
         tuple(
@@ -234,6 +290,7 @@ def _build_images(
     height: int,
     *,
     allow_burned_in_text: bool,
+    load_mask: LoadMask,
 ) -> dict[tuple[int, str], GalleryImage]:
     """Return (row, finding) -> the gallery image of each entry. Each image file is read once."""
     keys = sorted({(row, finding) for row, finding, _ in entries})
@@ -249,8 +306,11 @@ def _build_images(
         is_rgb = pixels is not None and pixels.ndim == 3 and pixels.shape[2] == 3
         photo = resize_to_fit(pixels, height, 2 * height) if pixels is not None and is_rgb else None
         for _, finding in row_keys:
+            size = next((tuple(map_row["image_size"]) for map_row in maps_by_row[row] if map_row["image_size"]), None)
+            mask = None if size is None else load_mask(row, finding, size)
+            outline = render_outline_rgba(mask, height) if mask is not None and mask.ndim == 2 else None
             maps = tuple(
-                render_gallery_map(run, map_row, pixels, height, max_bytes)
+                render_gallery_map(run, map_row, pixels, height, max_bytes, mask)
                 for map_row in maps_by_row[row]
                 if map_row["target"] == target_by_finding[finding]
             )
@@ -261,6 +321,7 @@ def _build_images(
                 log_odds=predicted_images[row].log_odds[finding],
                 maps=maps or (GalleryMap("", reason="no map was computed"),),
                 image_data_uri=None if photo is None else encode_data_uri(photo, max_bytes),
+                outline_data_uri=None if outline is None else encode_data_uri(outline, max_bytes),
                 missing_reason=missing_reason,
             )
     return images

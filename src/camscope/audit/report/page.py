@@ -22,6 +22,7 @@ from camscope.audit.report.number_format import (
     format_number_like,
     format_p_value,
 )
+from camscope.audit.report.overview import MAX_OPEN_QUESTIONS_SHOWN, build_overview
 from camscope.audit.report.verdict_display import (
     CONCLUSION_MEANINGS,
     MARGIN_DESCRIPTIONS,
@@ -29,6 +30,7 @@ from camscope.audit.report.verdict_display import (
     VERDICT_KIND_LABELS,
     classify_verdict,
     describe_direction,
+    describe_sample,
     group_overlapping_verdicts,
     group_verdicts_by_kind,
     group_verdicts_by_topic,
@@ -73,6 +75,7 @@ def render_page(summary: Summary, gallery: Gallery | None = None, provenance: Ma
     environment = create_template_environment()
     environment.globals |= {
         "format_item_count": partial(format_item_count, summary.model_dump(mode="json")),
+        "describe_sample": partial(describe_sample, has_patients=summary.check.has_patient_column),
         "group_overlapping_verdicts": partial(
             group_overlapping_verdicts, overlapping_regions=find_overlapping_regions(summary)
         ),
@@ -81,6 +84,8 @@ def render_page(summary: Summary, gallery: Gallery | None = None, provenance: Ma
     verdicts_by_kind = group_verdicts_by_kind(summary.verdicts)
     html: str = environment.get_template("page.html").render(
         summary=summary,
+        overview=build_overview(summary),
+        is_one_page=False,
         verdict_groups=topics,
         absent_objections={
             group.topic: sentences.explain_missing_contradictions(summary, f"the {group.topic}", group.questions)
@@ -101,6 +106,16 @@ def render_page(summary: Summary, gallery: Gallery | None = None, provenance: Ma
         untested_stages={name: stage for name, stage in summary if isinstance(stage, StageResult) and not stage.tested},
         limitations=dict.fromkeys((*GENERAL_LIMITATIONS, *summary.limitations)),
         provenance=provenance or {},
+    )
+    return html
+
+
+def render_summary_page(summary: Summary) -> str:
+    """Return the first screen of the report as a separate HTML page, which prints on one sheet."""
+    environment = create_template_environment()
+    environment.globals["describe_sample"] = partial(describe_sample, has_patients=summary.check.has_patient_column)
+    html: str = environment.get_template("summary.html").render(
+        summary=summary, overview=build_overview(summary), is_one_page=True
     )
     return html
 
@@ -137,6 +152,7 @@ def create_template_environment() -> "jinja2.Environment":
         "margin_descriptions": MARGIN_DESCRIPTIONS,
         "min_overlap_share": MIN_OVERLAP_SHARE,
         "no_questions_text": NO_QUESTIONS_TEXT,
+        "max_open_questions": MAX_OPEN_QUESTIONS_SHOWN,
         "none": None,
         "norms": list(csv.DictReader(io.StringIO(read_reporting_guidelines_csv()))),
         "norms_csv": read_reporting_guidelines_csv(),

@@ -11,6 +11,7 @@ from camscope.audit.core.stage_result_schema import (
     DataCheckResult,
     EstimateSummary,
     MetricsResult,
+    SanityResult,
     StablePredictionShare,
 )
 from camscope.audit.core.summary_schema import ClusterAnalysis, InterventionEffect, Summary, Verdict
@@ -87,6 +88,17 @@ def fill_sentence(template: str, **values: float | str | EstimateSummary) -> Mar
     return Markup(template).format(**parts)  # noqa: S704 - the template is a text of this package
 
 
+def join_texts(texts: Sequence[str | Markup], max_texts: int | None = None, word: str = "and") -> Markup:
+    """Join user texts to `a, b and c` as HTML. With more than `max_texts`, the others become "others"."""
+    named = list(texts) if max_texts is None or len(texts) <= max_texts else texts[:max_texts]
+    parts = [fill_sentence("{text}", text=text) for text in named]
+    if len(named) < len(texts):
+        parts.append(Markup("others"))
+    if len(parts) < 2:
+        return Markup("").join(parts)
+    return Markup(", ").join(parts[:-1]) + Markup(f" {word} ") + parts[-1]  # noqa: S704 - a text of this package
+
+
 def explain_missing_contradictions(summary: Summary, topic_name: str, questions: Sequence[str]) -> Markup:
     """Explain what it means that no verdict contradicts a topic, given how many questions were testable."""
     data = {"verdicts": [vars(verdict) for verdict in summary.verdicts]}
@@ -153,7 +165,27 @@ def describe_localization_images(stage: MetricsResult) -> Iterator[Markup]:
     return (fill_sentence(sentence, finding=finding, count=count) for finding, count in counts.items())
 
 
-def describe_image_count(stage: MetricsResult) -> Iterator[Markup]:
+def describe_sanity_images(stage: SanityResult) -> Iterator[Markup]:
+    """Yield for each finding how many images of one size the randomization test used, and how many it left out."""
+    for images in stage.images_by_finding:
+        size = Markup(" × ").join(map(format_number, images.size))
+        noun = inflect(images.n_images, "image")
+        sentence = f"{{finding}}: {{n_images}} {noun} whose input measures {{size}}, drawn by the seed."
+        if images.n_other_sizes:
+            verb = inflect(images.n_other_sizes, "image of another size was", "images of other sizes were")
+            sentence += f" {{n_other_sizes}} {verb} left out, because the test needs inputs of one size."
+        yield fill_sentence(
+            sentence,
+            finding=images.finding,
+            n_images=images.n_images,
+            size=size or Markup("nothing"),
+            n_other_sizes=images.n_other_sizes,
+        )
+    if not stage.images_by_finding:
+        yield from describe_image_count(stage)
+
+
+def describe_image_count(stage: MetricsResult | SanityResult) -> Iterator[Markup]:
     """Yield the number of tested images."""
     if stage.n_images:
         noun = inflect(stage.n_images, "image with a finding was", "images with a finding were")

@@ -2,9 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+from markupsafe import Markup
+
+from camscope.audit.core.stage_result_schema import EstimateSummary
 from camscope.audit.core.summary_schema import Summary, Verdict
-from camscope.audit.verdicts.rules import QUESTIONS
+from camscope.audit.report.number_format import format_number
+from camscope.audit.verdicts.rules import QUESTIONS, find_topic
+from camscope.plurals import inflect
 
 TOPIC_DESCRIPTIONS = {
     "model": "Performance, and the image regions that predictions rely on.",
@@ -38,6 +44,7 @@ VERDICT_KIND_FILTERS: Mapping[str, Mapping[str, str | list[str]]] = {
     **{kind: {"direction": kind, "conclusion": DECIDED_CONCLUSIONS} for kind in ("contradicts", "supports", "neither")},
     "untested": {"conclusion": "not testable"},
 }  # the fields of the verdicts of each kind
+VerdictKind = Literal["supports", "contradicts", "neither", "untested"]
 JOINING_CHARACTERS = (
     "\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}\N{SOFT HYPHEN}"  # used inside words of some scripts
 )
@@ -54,9 +61,18 @@ def sanitize_text(text: str) -> str:
     )
 
 
-def find_topic(question: str) -> str:
-    """Return the topic of a question: "model", "maps" or "data". Unknown questions belong to "model"."""
-    return QUESTIONS[question].topic if question in QUESTIONS else "model"
+def describe_sample(estimate: EstimateSummary, *, has_patients: bool = True) -> Markup:
+    """Return as HTML what an estimate counts, such as `164 images of 99 patients` or `9 insertions: 9 receivers, 4 donors`."""
+    unit = inflect(estimate.n_values, estimate.unit.removesuffix("s"))
+    images = Markup("{} {}").format(format_number(estimate.n_values), unit)
+    if estimate.n_groups_by_role:
+        counts = [(count, inflect(count, role.removesuffix("s"))) for role, count in estimate.n_groups_by_role]
+        texts = Markup(", ").join(Markup("{} {}").format(format_number(count), noun) for count, noun in counts)
+        return images + ": " + texts
+    if not has_patients or not estimate.n_groups:
+        return images
+    noun = inflect(estimate.n_groups, "patient")
+    return Markup("{} of {} {}").format(images, format_number(estimate.n_groups), noun)
 
 
 @dataclass(frozen=True)
@@ -82,7 +98,7 @@ def group_verdicts_by_topic(summary: Summary) -> list[TopicVerdicts]:
     return groups
 
 
-def classify_verdict(verdict: Verdict) -> str:
+def classify_verdict(verdict: Verdict) -> VerdictKind:
     """Return the kind of a verdict: "supports", "contradicts", "neither" or "untested"."""
     return "untested" if verdict.conclusion == "not testable" else verdict.direction
 

@@ -15,7 +15,7 @@ from camscope.errors import CamscopeError, CategoryError, GeometryError, InputEr
 from camscope.evaluation.ground_truth import GroundTruth
 from camscope.evaluation.map_metrics import read_image_tensor
 from camscope.geometry import Placement, project_mask_to_input
-from camscope.metrics.base import Mask
+from camscope.metrics.metric_registry import Mask
 
 MAX_SAMPLE_BYTES = 2_000_000_000  # inputs and masks in memory at once
 FINDING_REGION, ORGAN_REGION, OUTSIDE_ORGAN_REGION = "the finding", "the organ", "outside the organ"

@@ -24,8 +24,8 @@ from camscope.audit.shortcuts.inputs_with_regions import FINDING_REGION, ORGAN_R
 from camscope.audit.shortcuts.reliance import build_undefined_effect, estimate_insertion_effect, estimate_removal_effect
 from camscope.batch.manifest import import_arrow
 from camscope.errors import UndefinedError
-from camscope.metrics.base import FloatArray, Mask
 from camscope.metrics.imputation import ImputationLike, build_imputer
+from camscope.metrics.metric_registry import FloatArray, Mask
 from camscope.safe_files import open_atomic
 from camscope.untrusted_files import read_parquet
 

@@ -15,10 +15,10 @@ from camscope.audit.core.summary_schema import AttributionMass, RegionOverlap, S
 from camscope.audit.shortcuts.inputs_with_regions import FINDING_REGION, ORGAN_REGION, RegionSample, RegionSamples
 from camscope.audit.shortcuts.region_detectors import select_largest_component
 from camscope.batch.manifest import import_arrow
-from camscope.batch.query import table_to_dicts
+from camscope.batch.sql_query import table_to_dicts
 from camscope.geometry import Placement
-from camscope.metrics.base import FloatArray, Mask
-from camscope.metrics.statistics import estimate_mean
+from camscope.metrics.mean_estimates import estimate_mean
+from camscope.metrics.metric_registry import FloatArray, Mask
 from camscope.optional import require
 
 MIN_OVERLAP_SHARE = 0.5  # of a region's pixels: editing the other region edits most of it, too

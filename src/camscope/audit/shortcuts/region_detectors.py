@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope.errors import InputError, UndefinedError
-from camscope.metrics.base import FloatArray, Mask
 from camscope.metrics.localization import compute_otsu_threshold
+from camscope.metrics.metric_registry import FloatArray, Mask
 from camscope.optional import require
 
 RegionDetector = Callable[[NDArray[Any]], Mask]

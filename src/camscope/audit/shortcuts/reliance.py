@@ -13,16 +13,11 @@ from camscope.audit.core.stage_result_schema import EstimateSummary
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT
 from camscope.audit.core.summary_entries import summarize_estimate
 from camscope.audit.core.summary_schema import Conclusion, InterventionEffect
-from camscope.metrics.base import FloatArray
-from camscope.metrics.cluster_variance import MIN_EFFECTIVE_GROUPS, count_effective_groups
+from camscope.metrics.intervals_and_p_values import compute_min_detectable_prevalence, index_groups
+from camscope.metrics.jackknife_variance import MIN_EFFECTIVE_GROUPS, count_effective_groups
+from camscope.metrics.mean_estimates import N_RESAMPLES, Estimate, estimate_mean
+from camscope.metrics.metric_registry import FloatArray
 from camscope.metrics.multiway_clustered_mean import estimate_clustered_mean
-from camscope.metrics.statistics import (
-    N_RESAMPLES,
-    Estimate,
-    compute_min_detectable_prevalence,
-    estimate_mean,
-    index_groups,
-)
 from camscope.plurals import plural
 
 GroupLabels = Sequence[Hashable] | None

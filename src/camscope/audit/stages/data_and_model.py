@@ -24,16 +24,14 @@ from camscope.audit.core.summary_entries import round_significant
 from camscope.audit.shortcuts.inputs_with_regions import open_region_masks
 from camscope.batch import Manifest, inspect_images
 from camscope.batch.manifest import import_arrow
-from camscope.errors import InputError
 from camscope.explainers import Explainer
-from camscope.explainers.core.base_method import format_without_address, redact_parameters
-from camscope.explainers.core.inputs import accepts_scans
+from camscope.explainers.core.model_input import accepts_scans
+from camscope.explainers.core.settings_as_text import format_without_address, redact_parameters
 from camscope.model_metadata import compute_model_digest, get_card
 from camscope.models import redact_file_names
-from camscope.plurals import inflect, plural
+from camscope.plurals import inflect
 
 MAX_IDS_PER_ISSUE = 20  # ids listed for each issue
-MAX_TRIAL_IMAGES = 32  # images tried to find one that can be explained
 
 
 def check_data(context: AuditContext, results: StageResults) -> DataCheckResult:
@@ -137,7 +135,7 @@ def _count_levels(context: AuditContext) -> Iterator[LevelCount]:
 
 def resolve_model(context: AuditContext, results: StageResults) -> ResolveResult:
     """Load the model and run its methods on one image. Errors appear here before all images are processed."""
-    rows = _explain_first_image(context)
+    rows = context.first_maps
     model, card = context.model, get_card(context.model)
     source = card.source if card else context.config.model.source
     return ResolveResult(
@@ -152,18 +150,6 @@ def resolve_model(context: AuditContext, results: StageResults) -> ResolveResult
         outputs=context.config.model.outputs,
         explainers=tuple(map(_build_explainer_info, context.explainers, rows)),
     )
-
-
-def _explain_first_image(context: AuditContext) -> list[dict[str, Any]]:
-    """Return the maps of the first image for which every method succeeds."""
-    reasons = []
-    for image in context.load_images(context.cohort.rows[:MAX_TRIAL_IMAGES]):
-        rows = [] if image.item is None else context.worker.compute_rows(context.worker.collate([image]))
-        failed = [row["error"] for row in rows if row.get("attribution") is None] if rows else [image.error or ""]
-        if not failed:
-            return rows
-        reasons.append(failed[0])
-    raise InputError(f"no map could be computed for the first {plural(len(reasons), 'image')}: {reasons[0]}")
 
 
 def _build_explainer_info(explainer: Explainer, row: Mapping[str, Any]) -> ExplainerInfo:

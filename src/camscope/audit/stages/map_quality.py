@@ -22,6 +22,7 @@ from camscope.audit.core.stage_result_schema import (
     MetricSummary,
     RandomizationSimilarity,
     RandomizationTest,
+    SanityImages,
     SanityResult,
     StablePredictionShare,
     SubgroupDifference,
@@ -44,8 +45,8 @@ from camscope.explainers import METHODS, Explainer
 from camscope.metrics import RandomizationResult, run_randomization_test
 from camscope.metrics.explainer_probe import ExplainerProbe
 from camscope.metrics.input_transforms import ACQUISITION_TRANSFORMS, InputTransform
+from camscope.metrics.mean_estimates import estimate_mean
 from camscope.metrics.robustness import DEFAULT_TRANSFORMS, compute_stable_prediction_share
-from camscope.metrics.statistics import estimate_mean
 from camscope.safe_files import build_output_path
 
 FAITHFULNESS_METRICS = (
@@ -156,13 +157,16 @@ def evaluate_sanity(context: AuditContext, results: StageResults) -> SanityResul
     methods, path_steps = reduce_path_steps(context)
     explainers: list[Explainer] = [*methods, METHODS["edges"](context.model)]  # edges: the control
     tests: list[RandomizationTest] = []
+    counts: list[SanityImages] = []
     images, n_done = set[int](), 0
     for finding in context.findings:
         n_samples = context.sample_sizes.sanity
         rows = context.cohort.sample_rows(
             results.predictions.rows, n_samples, SANITY_SALT, finding, only_positives=True
         )
-        x, rows = _load_most_common_size(context, rows)
+        x, rows, n_other_sizes = _load_most_common_size(context, rows)
+        size = tuple(x.shape[2:])
+        counts.append(SanityImages(finding=finding.name, n_images=len(x), size=size, n_other_sizes=n_other_sizes))
         if len(x) < MIN_SANITY_IMAGES:
             continue
         images.update(rows)
@@ -171,20 +175,27 @@ def evaluate_sanity(context: AuditContext, results: StageResults) -> SanityResul
             test = _run_randomization_test(context, explainer, x, rows, finding)
             tests.append(test.model_copy(update={"control": explainer is explainers[-1]}))
     if not tests:
-        return SanityResult(tested=False, reason=f"fewer than {MIN_SANITY_IMAGES} images with a finding share a size")
-    return SanityResult(n_images=len(images), tests=tuple(tests), path_steps=path_steps)
+        reason = f"fewer than {MIN_SANITY_IMAGES} images with a finding share a size"
+        return SanityResult(tested=False, reason=reason, images_by_finding=tuple(counts))
+    return SanityResult(
+        n_images=len(images), images_by_finding=tuple(counts), tests=tuple(tests), path_steps=path_steps
+    )
 
 
-def _load_most_common_size(context: AuditContext, rows: list[int]) -> tuple[Tensor, list[int]]:
-    """Load the images of the most common size. Return them as one tensor with their rows."""
+def _load_most_common_size(context: AuditContext, rows: list[int]) -> tuple[Tensor, list[int], int]:
+    """Load the images of the most common size. Return them as one tensor, their rows, and the number of all others."""
     images = zip(rows, context.load_images(rows), strict=True)
     inputs = {row: image.item.x for row, image in images if image.item is not None}
     if not inputs:
-        return torch.empty(0, dtype=torch.float32, device="cpu"), []
+        return torch.empty(0, dtype=torch.float32, device="cpu"), [], 0
     usual = Counter(x.shape for x in inputs.values()).most_common(1)[0][0]
     selected = {row: x for row, x in inputs.items() if x.shape == usual}
     parameter = next(context.model.parameters())
-    return torch.stack(list(selected.values())).to(parameter.device, parameter.dtype), list(selected)
+    return (
+        torch.stack(list(selected.values())).to(parameter.device, parameter.dtype),
+        list(selected),
+        len(inputs) - len(selected),
+    )
 
 
 def _run_randomization_test(

@@ -45,7 +45,7 @@ from camscope.errors import (
     describe_out_of_memory,
     is_out_of_memory,
 )
-from camscope.metrics.base import FloatArray, Mask
+from camscope.metrics.metric_registry import FloatArray, Mask
 from camscope.plurals import inflect, plural
 from camscope.safe_files import build_output_path
 

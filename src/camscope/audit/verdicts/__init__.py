@@ -5,15 +5,19 @@
 - `not testable`: the interval includes the margin, data are missing, or there are too few patients. The reason says which.
 """
 
-from camscope.audit.core.summary_schema import Summary, Verdict
+from camscope.audit.core.summary_schema import Conclusion, Summary, Verdict
 from camscope.audit.verdicts import maps, model
+from camscope.audit.verdicts.rules import find_topic, join_reasons
+from camscope.audit.verdicts.sample_size import add_patients_needed
 
 __all__ = ["derive_verdicts"]
+
+NO_PERFORMANCE_REASON = "not in favor of the model, because its AUROC does not show that it detects the finding"
 
 
 def derive_verdicts(summary: Summary) -> list[Verdict]:
     """Return all verdicts that follow from the summary, in the order of the report."""
-    return [
+    verdicts = [
         *model.judge_performance(summary),
         *model.judge_finding_region(summary),
         *model.judge_other_regions(summary),
@@ -26,3 +30,16 @@ def derive_verdicts(summary: Summary) -> list[Verdict]:
         *model.judge_leakage(summary),
         *maps.judge_whether_maps_form_clusters(summary),
     ]
+    detected = {verdict.finding: verdict.conclusion for verdict in verdicts if verdict.question == "performance"}
+    return [
+        add_patients_needed(_require_performance(verdict, detected.get(verdict.finding, "supported")), summary)
+        for verdict in verdicts
+    ]
+
+
+def _require_performance(verdict: Verdict, performance: Conclusion) -> Verdict:
+    """Return a verdict that supports the model only if the model was shown to detect the finding."""
+    if performance == "supported" or verdict.direction != "supports" or find_topic(verdict.question) != "model":
+        return verdict
+    reason = join_reasons(verdict.reason, NO_PERFORMANCE_REASON)
+    return verdict.model_copy(update={"direction": "neither", "reason": reason})

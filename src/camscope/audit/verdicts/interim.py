@@ -6,7 +6,7 @@ from camscope.audit.core.stage_result_schema import EstimateSummary, MetricSumma
 from camscope.audit.verdicts.maps import ROBUSTNESS_CONDITIONS, combine_metrics
 from camscope.audit.verdicts.rules import EMPTY_ESTIMATE, FAITHFULNESS_VERDICT_METRICS, decide_above_margin
 from camscope.metrics.group_sequential import ERROR_RATE, InterimLook, compute_decision_chances
-from camscope.metrics.statistics import compute_t_quantile
+from camscope.metrics.intervals_and_p_values import compute_t_quantile
 
 Chances = tuple[float, float]  # that an estimate is above the margin at the last look, and that it is below
 

@@ -81,11 +81,13 @@ WIDE_INTERVAL_REASON = "the interval includes the margin: more images are needed
 class Question:
     """A question of the audit: the claim to judge, its rule, and the report section with the numbers.
 
+    `denial`: the sentence that holds if the claim is not supported.
     `topic`: what a verdict counts for or against. `is_good_if_supported`: whether "supported" counts in favor of the topic, None
     if neither conclusion does. `effect_quantity`: what the reported effect measures.
     """
 
     claim: str
+    denial: str
     topic: Literal["model", "maps", "data"]
     section: str
     effect_quantity: str
@@ -97,48 +99,67 @@ class Question:
 QUESTIONS: Mapping[str, Question] = {
     "performance": Question(
         "The model distinguishes images with {finding} from those without.",
+        "The model does not distinguish images with {finding} from those without well enough.",
         "model", "performance", "AUROC", ABOVE_MARGIN_RULE, True),
     "performance by subgroup": Question(
         "The model detects {finding} equally well in all subgroups of {column}.",
+        "The model does not detect {finding} equally well in all subgroups of {column}.",
         "model", "performance", "difference in AUROC", EQUALITY_RULE, True),
     "ground truth": Question(
-        "The prediction for {finding} depends on the pixels of {finding}.",
+        "The prediction for {finding} uses the area that is marked as {finding}.",
+        "The prediction for {finding} does not use the area that is marked as {finding} as it should.",
         "model", "shortcut", "change of the log odds, in SD", FINDING_RELIANCE_RULE, True),
     "shortcut": Question(
         "The prediction for {finding} relies on {region}.",
+        "The prediction for {finding} does not rely on {region}.",
         "model", "shortcut", "change of the log odds, in SD", RELIANCE_RULE, False),
     "shortcut by subgroup": Question(
         "The effect of {region} on the prediction for {finding} is the same in all subgroups of {column}.",
+        "The effect of {region} on the prediction for {finding} differs between subgroups of {column}.",
         "model", "shortcut", "difference in the change, in SD", EFFECT_EQUALITY_RULE, True),
     "masked organ": Question(
         "The model still detects {finding} when the organ is masked.",
+        "The model no longer detects {finding} when the organ is masked.",
         "model", "shortcut", "AUROC of masked images", MASKED_ORGAN_RULE, False),
     "localization": Question(
         "{maps} highlight {finding} more than expected by chance.",
+        "{maps} do not highlight {finding} more than expected by chance.",
         "maps", "localization", "enrichment", LOCALIZATION_RULE, True),
     "localization by subgroup": Question(
         "{maps} highlight {finding} equally well in all subgroups of {column}.",
+        "{maps} do not highlight {finding} equally well in all subgroups of {column}.",
         "maps", "localization", "difference in the share inside", EQUALITY_RULE, True),
     "attribution mass": Question(
         "{maps} for {finding} highlight {region}.",
+        "{maps} for {finding} do not highlight {region}.",
         "maps", "shortcut", "enrichment", ATTRIBUTION_MASS_RULE, None),
     "faithfulness": Question(
         "{maps} show what the prediction for {finding} depends on.",
+        "{maps} do not show what the prediction for {finding} depends on.",
         "maps", "faithfulness", "difference from the best control", FAITHFULNESS_RULE, True),
     "sanity": Question(
         "{maps} depend on the trained weights.",
+        "{maps} do not depend on the trained weights.",
         "maps", "sanity", "similarity after randomization", SANITY_RULE, True),
     "robustness": Question(
         "{maps} for {finding} stay stable {condition}.",
+        "{maps} for {finding} do not stay stable {condition}.",
         "maps", "robustness", "rank correlation", ABOVE_MARGIN_RULE, True),
     "clusters": Question(
         "{maps} for {finding} fall into several clusters.",
+        "{maps} for {finding} form one cluster.",
         "maps", "clusters", "stability of the clusters", CLUSTERS_RULE, None),
     "leakage": Question(
-        "The {column} can be predicted from the model's features.",
+        "The column {column} can be predicted from the model's features.",
+        "The column {column} cannot be predicted from the model's features.",
         "data", "shortcut", "AUROC of the probe", LEAKAGE_RULE, None),
 }
 # fmt: on
+
+
+def find_topic(question: str) -> str:
+    """Return the topic of a question: "model", "maps" or "data". Unknown questions belong to "model"."""
+    return QUESTIONS[question].topic if question in QUESTIONS else "model"
 
 
 def decide_above_margin(estimate: EstimateSummary, margin: float) -> Decision:
@@ -186,6 +207,13 @@ def require_agreement(decisions: Sequence[Decision]) -> Decision:
     return "not testable", reason or "the imputations disagree"
 
 
+def state_answer(claim: str, denial: str, conclusion: Conclusion) -> str:
+    """Return the conclusion about a claim as a sentence."""
+    if conclusion == "not testable":
+        return f"It is not decided whether {claim[:1].lower()}{claim[1:]}"
+    return claim if conclusion == "supported" else denial
+
+
 def join_reasons(*reasons: str) -> str:
     """Join the reasons that are not empty."""
     return "; ".join(filter(None, reasons))
@@ -213,9 +241,11 @@ def build_verdict(
     elif definition.is_good_if_supported is not None:
         is_good = (conclusion == "supported") is definition.is_good_if_supported
         direction = "supports" if is_good else "contradicts"
+    claim, denial = (text.format(finding=finding, **claim_fields) for text in (definition.claim, definition.denial))
     return Verdict(
         question=question,
-        claim=definition.claim.format(finding=finding, **claim_fields),
+        claim=claim,
+        answer=state_answer(claim, denial, conclusion),
         finding=finding,
         qualifier=qualifier,
         conclusion=conclusion,

@@ -1,4 +1,4 @@
-"""Inspect a set of images before a model sees it."""
+"""Inspect a set of images before a model uses it."""
 
 from camscope.batch.inspection.dataset_inspection import DatasetInspection, inspect_images
 from camscope.batch.inspection.issues import ISSUES, DatasetIssue

@@ -17,8 +17,8 @@ from camscope.batch.inspection.encoded_columns import (
     TargetPrevalence,
 )
 from camscope.batch.inspection.issues import DatasetIssue, flags_to_codes
-from camscope.batch.manifest import find_reserved_names, import_arrow
-from camscope.images.scans.dicom_geometry import DIRECTION_TOLERANCE, MAX_SPACING_DEVIATION
+from camscope.batch.manifest import LABEL_COLUMN, find_reserved_names, import_arrow
+from camscope.images.scans.dicom_slice_positions import DIRECTION_TOLERANCE, MAX_SPACING_DEVIATION
 from camscope.mask_labels import MAX_LISTED_NAMES
 
 MAX_DETAILS_PER_ISSUE = 20  # details that an issue lists
@@ -45,7 +45,7 @@ MIXED_COLUMN_CODES = {
 def check_dataset(
     table: InspectionTable, class_names: Sequence[str], prevalences: Sequence[TargetPrevalence], *, pseudonymize: bool
 ) -> Iterator[DatasetIssue]:
-    """Run all checks, and yield their issues. An issue without rows means that nothing was found."""
+    """Run all checks, and yield an issue for each. A check that found nothing yields an issue without rows."""
     yield from _collect_row_issues(table)
     yield from _check_manifest_columns(table)
     yield from _check_mask_labels(table)
@@ -65,7 +65,7 @@ def check_dataset(
 
 
 def _build_grouped_issue(code: str, groups: GroupedRows, row_counts: Mapping[str, int] | None = None) -> DatasetIssue:
-    """Build an issue with its rows in groups, such as the rows with equal pixels."""
+    """Build an issue whose rows are in groups, such as rows with equal pixels."""
     rows, group_codes = groups
     parts = np.split(rows, np.flatnonzero(np.diff(group_codes)) + 1)[:MAX_GROUPS_PER_ISSUE] if len(rows) else []
     return DatasetIssue(code, rows, row_counts or {}, tuple(tuple(part.tolist()) for part in parts))
@@ -84,7 +84,7 @@ def _collect_row_issues(table: InspectionTable) -> Iterator[DatasetIssue]:
 
 
 def _count_reasons(table: InspectionTable, code: str, rows: IntArray) -> dict[str, int]:
-    """Count the error messages or flags of the rows of an issue."""
+    """Count how many rows of an issue have each error message or flag."""
     metadata = table.metadata.select(["error", "flags"]).take(import_arrow().array(rows)).to_pylist()
     if code in FLAG_CODES:
         reasons = Counter(flag for row in metadata for flag in row["flags"] if flags_to_codes([flag]) == [code])
@@ -97,7 +97,9 @@ def _check_manifest_columns(table: InspectionTable) -> Iterator[DatasetIssue]:
     """Check the columns of the manifest: repeated ids, reserved names, missing masks."""
     yield _build_grouped_issue("repeated-id", EncodedColumn.encode(table.manifest.table["id"]).repeated_rows)
     n_rows = len(table.manifest)
-    names = [name for name in find_reserved_names(table.manifest.table.column_names) if name not in ("row", "target")]
+    columns = table.manifest.table.column_names
+    allowed = ("row", "target") if LABEL_COLUMN in columns else ("row", "target", "label")  # which a run renames
+    names = [name for name in find_reserved_names(columns) if name not in allowed]
     yield DatasetIssue("reserved-columns", np.arange(n_rows) if names else NO_ROWS, dict.fromkeys(names, n_rows))
     masks = table.encode_manifest_column("mask")
     if masks is not None:
@@ -119,7 +121,7 @@ def _check_mask_labels(table: InspectionTable) -> Iterator[DatasetIssue]:
 
 
 def _check_mixed_metadata(table: InspectionTable) -> Iterator[DatasetIssue]:
-    """Check for metadata that differ between images, such as modality, unit, color or window."""
+    """Check whether metadata such as modality, unit, color or window differ between images."""
     for name, code in MIXED_COLUMN_CODES.items():
         yield _build_mixed_values_issue(table.encode_metadata(name), code)
     yield _build_mixed_values_issue(_encode_units(table), "mixed-units")
@@ -152,7 +154,7 @@ def _encode_units(table: InspectionTable) -> EncodedColumn:
 
 
 def _check_windows(table: InspectionTable) -> DatasetIssue:
-    """Check for window tags that differ from the most frequent window, or are missing in some images."""
+    """Check for window tags that are missing in some images, or differ from the most frequent window."""
     rows, pairs = table.read_fixed_length_lists("window", 2)
     without = np.flatnonzero((table.read_numbers("n_windows") == 0) & (table.read_numbers("is_color") == 0))
     if not len(rows):
@@ -193,11 +195,11 @@ def _check_spacings(table: InspectionTable) -> Iterator[DatasetIssue]:
 
 
 def _check_duplicates(table: InspectionTable) -> Iterator[DatasetIssue]:
-    """Check for images with equal pixels. Images of one constant value are left out."""
+    """Check for images with equal pixels, except images of one constant value."""
     pixels, targets = _encode_pixel_digests(table), table.encode_manifest_column("target")
     yield _build_grouped_issue("duplicates", pixels.repeated_rows)
     if targets is not None:
-        yield _build_grouped_issue("duplicates-with-different-targets", pixels.mixed_rows(targets))
+        yield _build_grouped_issue("duplicates-with-different-targets", pixels.rows_of_mixed_groups(targets))
 
 
 def _encode_pixel_digests(table: InspectionTable) -> EncodedColumn:
@@ -225,7 +227,7 @@ def _check_splits(table: InspectionTable, *, pseudonymize: bool) -> Iterator[Dat
         for number, name in enumerate(split.values, 1)
     ]
     for code, column in columns.items():
-        groups = column.mixed_rows(split)
+        groups = column.rows_of_mixed_groups(split)
         counts = np.bincount(split.codes[groups.rows], minlength=len(names)).tolist()
         yield _build_grouped_issue(
             code, groups, {name: count for name, count in zip(names, counts, strict=True) if count}

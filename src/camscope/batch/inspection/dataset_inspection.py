@@ -1,4 +1,4 @@
-"""`inspect_images`, and its result as issues, as a table, and as JSON."""
+"""`inspect_images`: check a set of images. `DatasetInspection`: its result as issues, as a table, and as JSON."""
 
 import hashlib
 import json
@@ -9,8 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from camscope.batch.export import write_escaped_csv
+from camscope.batch.csv_export import write_escaped_csv
 from camscope.batch.image_loading import map_in_order, require_valid_num_threads
+from camscope.batch.image_sources import build_manifest
 from camscope.batch.inspection.dataset_checks import check_dataset
 from camscope.batch.inspection.encoded_columns import (
     DEFAULT_COLUMNS,
@@ -30,9 +31,8 @@ from camscope.batch.inspection.image_metadata import (
 )
 from camscope.batch.inspection.issues import ISSUE_ORDER, SEVERITIES, DatasetIssue, RowNumbers
 from camscope.batch.manifest import Manifest, contains_scans, import_arrow, pseudonymize_manifest, require_columns
-from camscope.batch.sources import build_manifest
 from camscope.errors import InputError, OutputError
-from camscope.images.files.patient_data_removal import load_pseudonym_key
+from camscope.images.files.redaction_and_pseudonyms import load_pseudonym_key
 from camscope.plurals import plural
 from camscope.safe_files import open_atomic, write_bytes
 from camscope.version import __version__
@@ -53,10 +53,10 @@ class DatasetInspection:
         visible_columns: The columns `row`, `id` and `path`, and those of the manifest that may be shown.
         metadata: The metadata of each row, in the same order.
         issues: The issues, the most severe first.
-        value_counts: Kind of metadata -> value -> number of images.
-        value_ranges: Minimum and maximum of pixel values ("values") and side lengths ("sides").
-        prevalences: Target counts by the groups of each column of `group_by`.
-        missing_roles: Those of patient, split, target and mask for which there is no column.
+        value_counts: Number of images, by kind of metadata and by value.
+        value_ranges: Minimum and maximum of the pixel values ("values"), and of the side lengths ("sides").
+        prevalences: For each column of `group_by`, the number of rows of each target in each group.
+        missing_roles: The roles without a column: patient, split, target or mask.
         profile: "research", "clinical" or "all".
 
     >>> import numpy as np
@@ -89,22 +89,22 @@ class DatasetInspection:
         """The number of issues of each severity."""
         return {severity: sum(issue.severity == severity for issue in self.issues) for severity in SEVERITIES}
 
-    def row_ids(self, rows: RowNumbers | Sequence[int], limit: int = MAX_NAMED_ROWS) -> list[str]:
-        """Return the ids of rows, at most `limit` of them.
+    def row_ids(self, rows: RowNumbers | Sequence[int], max_ids: int = MAX_NAMED_ROWS) -> list[str]:
+        """Return the ids of rows, at most `max_ids` of them.
 
         Args:
             rows: Numbers of rows.
-            limit: Largest number of ids.
+            max_ids: Largest number of ids.
 
         Returns:
             The ids.
 
         >>> from camscope import inspect_images
-        >>> len(inspect_images(image_folder).row_ids([0, 1], limit=1))  # a folder of image files
+        >>> len(inspect_images(image_folder).row_ids([0, 1], max_ids=1))  # a folder of image files
         1
 
         """
-        indices = import_arrow().array(list(rows[:limit]), import_arrow().int64())
+        indices = import_arrow().array(list(rows[:max_ids]), import_arrow().int64())
         ids: list[str] = self.visible_columns["id"].take(indices).to_pylist()
         return ids
 
@@ -189,7 +189,7 @@ class DatasetInspection:
         return json.dumps(self.summary, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-        """Write `summary` to a .json file, or `to_table` to a .parquet or .csv file, and return its path.
+        """Write `summary` to a .json file, or the table of `to_table` to a .parquet or .csv file.
 
         Args:
             path: File to write.
@@ -248,7 +248,7 @@ def inspect_images(
     num_threads: int | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> DatasetInspection:
-    """Inspect a set of images before a model sees it. Each image is read once and not kept.
+    """Inspect a set of images before a model uses it. Each image is read once, and not kept in memory.
 
     Args:
         source: The images, photos and scans in any mixture: see `build_manifest`.
@@ -258,9 +258,9 @@ def inspect_images(
         target_column: The column of the target. Default: `target`.
         mask_column: The column of the mask. Default: `mask` or `mask_path`.
         group_by: Columns of the manifest or of the metadata (such as "modality") by whose values targets are counted.
-        class_names: All targets that are allowed. Default: any target is.
-        profile: "research" shows no file names, and of the manifest only the target, `group_by` and `keep_columns`.
-            "clinical" shows all. Default: "research" for a set with any scan.
+        class_names: All targets that are allowed. Default: all targets are allowed.
+        profile: "research" shows no file names, and only the manifest columns of the target, `group_by` and
+            `keep_columns`. "clinical" shows everything. Default: "research" if any image is a scan.
         keep_columns: Further columns that the profile "research" shows.
         all_scans: Treat all images as scans, so that the pages of a TIFF are slices of a volume.
         num_threads: Threads that read images. Default: one per CPU core.
@@ -322,7 +322,7 @@ def _read_metadata(
 
 
 def _select_visible_columns(manifest: Manifest, names: Sequence[str]) -> "pa.Table":
-    """Return the columns `row`, `id` and `path` with pseudonyms, and further columns by name."""
+    """Return a table of the columns `row`, `id` and `path` with pseudonyms, and of the named further columns."""
     pseudonyms = pseudonymize_manifest(manifest).table
     columns = {name: pseudonyms[name] for name in ("row", "id", "path")}
     return import_arrow().table({**columns, **{name: manifest.table[name] for name in names if name not in columns}})

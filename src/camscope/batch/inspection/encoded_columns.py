@@ -1,4 +1,4 @@
-"""The columns of an inspected dataset, encoded as integers, and counts of values, of groups and of targets by group."""
+"""Columns of an inspected dataset, encoded as integers to count values, groups, and targets by group."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ class GroupedRows(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class EncodedColumn:
-    """A column as integers. `codes` (n,) holds the index of each row's value in `values`, or -1 for no value."""
+    """A column as integers. `codes` (n,) holds for each row the index of its value in `values`, or -1 without a value."""
 
     codes: IntArray
     values: Sequence[str]
@@ -85,7 +85,7 @@ class EncodedColumn:
 
     @property
     def minority_rows(self) -> IntArray:
-        """The rows with another value than the most frequent one. Rows without a value are left out."""
+        """The rows that have a value, but not the most frequent one."""
         return np.flatnonzero((self.codes >= 0) & (self.codes != self.counts.argmax())) if self.values else NO_ROWS
 
     @property
@@ -95,12 +95,12 @@ class EncodedColumn:
 
     @property
     def repeated_rows(self) -> GroupedRows:
-        """The rows whose value occurs in other rows too, grouped by value."""
+        """The rows whose value other rows have too, grouped by value."""
         with_value = np.flatnonzero(self.codes >= 0)
         return self._group_rows(with_value[self.counts[self.codes[with_value]] > 1])
 
-    def mixed_rows(self, values: "EncodedColumn") -> GroupedRows:
-        """Return the rows of groups with more than one value. The groups are the values of this column."""
+    def rows_of_mixed_groups(self, values: "EncodedColumn") -> GroupedRows:
+        """Group the rows by this column. Return the rows of groups in which `values` has more than one value."""
         rows = np.flatnonzero((self.codes >= 0) & (values.codes >= 0))
         n_values = max(1, len(values.values))
         pairs = np.unique(self.codes[rows] * n_values + values.codes[rows])
@@ -112,9 +112,16 @@ class EncodedColumn:
         return GroupedRows(rows, self.codes[rows])
 
 
+class ListsOfRows(NamedTuple):
+    """The positions of m rows, and their lists (m,length) of numbers."""
+
+    rows: IntArray
+    lists: NDArray[np.float64]
+
+
 @dataclass(frozen=True, eq=False)
 class InspectionTable:
-    """The metadata of a set of images, and the columns of its manifest by role (patient, split, target, mask)."""
+    """The metadata of a set of images, and its manifest. Manifest columns have roles: patient, split, target and mask."""
 
     manifest: Manifest
     metadata: "pa.Table"
@@ -134,17 +141,18 @@ class InspectionTable:
         cast = self.metadata[name].cast(import_arrow().float64())
         return np.asarray(cast.to_numpy(zero_copy_only=False), np.float64)
 
-    def read_fixed_length_lists(self, name: str, length: int) -> tuple[IntArray, NDArray[np.float64]]:
-        """Return the rows whose list has the given length, and their lists (m,length)."""
+    def read_fixed_length_lists(self, name: str, length: int) -> ListsOfRows:
+        """Read the lists of a metadata column. Rows whose list has another length are left out."""
         compute, column = import_arrow("compute"), self.metadata[name].combine_chunks()
         lengths = compute.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
         rows = np.flatnonzero(lengths == length)
         values = compute.list_flatten(column.take(import_arrow().array(rows)))
-        return rows, values.to_numpy(zero_copy_only=False).astype(np.float64).reshape(len(rows), length)
+        lists = values.to_numpy(zero_copy_only=False).astype(np.float64).reshape(len(rows), length)
+        return ListsOfRows(rows, lists)
 
 
 def resolve_column_names(manifest: Manifest, requested: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Return the column of each role, such as "patient": the requested column, or one with a usual name."""
+    """Return the column of each role, such as "patient": the requested column, or an existing column with a usual name."""
     existing = manifest.table.column_names
     for role, name in requested.items():
         require_columns([name], existing, f"for the {role}")
@@ -156,9 +164,10 @@ def resolve_column_names(manifest: Manifest, requested: Mapping[str, str | None]
 
 @dataclass(frozen=True, eq=False)
 class TargetPrevalence:
-    """The number of rows of each target in each group of a column, as `counts` (groups,targets).
+    """The number of rows of each target in each group of a column: `counts` (groups,targets).
 
-    `association` is Cramér's V, from 0 (independent) to 1 (the group determines the target), or None if it is undefined.
+    `association` is Cramér's V: 0 if group and target are independent, 1 if the group determines the target, None if
+    undefined.
     """
 
     column: str
@@ -199,7 +208,7 @@ def _count_targets_by_group(table: InspectionTable, name: str, target: EncodedCo
 
 
 def compute_cramers_v(counts: IntArray) -> float | None:
-    """Return Cramér's V of a table of counts, or None for a single row or column."""
+    """Return Cramér's V of a table of counts. Return None for a single row or column."""
     counts = counts[counts.sum(1) > 0][:, counts.sum(0) > 0]
     total, min_side = int(counts.sum()), min(counts.shape, default=0)
     if total < 1 or min_side < 2:
@@ -210,7 +219,7 @@ def compute_cramers_v(counts: IntArray) -> float | None:
 
 
 def count_values(table: InspectionTable) -> dict[str, dict[str, int]]:
-    """Count the images with each value of each kind of metadata, sorted by falling frequency."""
+    """For each kind of metadata, count the images with each value. The most frequent value is first."""
     counts = {name: table.encode_metadata(column).value_counts for name, column in TEXT_COLUMNS.items()}
     colors, lossy = (table.encode_metadata(name).value_counts for name in ("is_color", "is_lossy"))
     counts["color"] = {"color" if value == "True" else "gray": count for value, count in colors.items()}
@@ -232,7 +241,7 @@ def count_values(table: InspectionTable) -> dict[str, dict[str, int]]:
 def _count_number_lists(
     table: InspectionTable, name: str, number_format: str, separator: str, suffix: str
 ) -> dict[str, int]:
-    """Format lists of numbers as texts such as `0.66 x 0.66 x 5 mm`, and count the images with each text."""
+    """Format lists of numbers as text, such as `0.66 x 0.66 x 5 mm`. Count the images with each text."""
     texts = (
         separator.join(number_format.format(number) for number in numbers) + suffix
         for numbers in table.metadata[name].to_pylist()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import islice, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,14 +18,14 @@ from camscope.batch.manifest import Manifest, import_arrow
 from camscope.batch.path_resolver import is_url, read_image_source
 from camscope.errors import CamscopeError, ImageError, InputError
 from camscope.images.files.image_file_access import selected_source, split_selector
-from camscope.images.files.patient_data_removal import redact_errors, suppress_library_output
-from camscope.images.mask_files import SegmentationObjectError, read_label_image, read_mask_scan
-from camscope.images.photo import EXIF_ORIENTATION_TAG, find_file_flags, read_photo
+from camscope.images.files.redaction_and_pseudonyms import redact_errors, suppress_library_output
+from camscope.images.mask_file_reader import SegmentationObjectError, read_label_image, read_mask_scan
+from camscope.images.photo_reader import EXIF_ORIENTATION_TAG, find_file_warnings, read_photo
 from camscope.images.scans import dicom_header_values
-from camscope.images.scans.dicom import build_scan, load_dicom_dataset, require_pydicom
-from camscope.images.scans.dicom_geometry import read_plane
-from camscope.images.scans.nifti import is_nifti
-from camscope.images.scans.raster import read_raster
+from camscope.images.scans.dicom_file_reader import build_scan, load_dicom_dataset, require_pydicom
+from camscope.images.scans.dicom_slice_positions import read_plane_and_flags
+from camscope.images.scans.nifti_reader import is_nifti
+from camscope.images.scans.png_tiff_reader import read_raster
 from camscope.images.scans.scan import Affine, Scan
 from camscope.images.scans.scan_preprocess import get_axis_codes
 from camscope.images.scans.scan_reader import is_scan, read_scan
@@ -62,9 +62,10 @@ NON_FILE_PREFIXES = ("[", "{")  # boxes, points, outlines
 
 @dataclass(slots=True)
 class ImageMetadata:
-    """The metadata of one image. Digests are keyed hashes, and `pixel_digest` does not depend on the file format.
+    """The metadata of one image. Digests are keyed hashes. `pixel_digest` is the same in all file formats.
 
-    `window` is the first of `n_windows`, and `slice_plane` holds position, row and column direction, and spacing of a slice.
+    `window` is the first of `n_windows` display windows. `slice_plane` holds the position of a slice, its row and column
+    direction, and its spacing.
     """
 
     row: int
@@ -105,7 +106,7 @@ class ImageMetadata:
                 setattr(self, name, None)
 
     def record_pixel_statistics(self, values: Array, *, is_color: bool, hash_key: bytes) -> None:
-        """Record shape, range and digest of pixels (H,W) or (D,H,W). Color pixels have a last axis of 3."""
+        """Record shape, range and digest of pixels (H,W) or (D,H,W). Color pixels have a further axis of length 3."""
         if is_color and (values[..., :1] == values).all():  # gray, stored in three channels
             values, is_color = values[..., 0], False
         self.is_color, self.shape = is_color, values.shape[: values.ndim - is_color]
@@ -123,7 +124,10 @@ METADATA_COLUMNS = [column.name for column in fields(ImageMetadata) if column.na
 
 
 def hash_pixels(values: Array, *, is_color: bool, hash_key: bytes) -> str:
-    """Return a keyed hash of shape and values as 32 hex digits. Axes of length 1 and the sign of zero are ignored."""
+    """Return a keyed hash of the shape and values of pixels, as 32 hex digits.
+
+    Axes of length 1 and the sign of zero have no effect.
+    """
     shape = [side for side in values.shape if side != 1]
     digest = hashlib.blake2b(repr((shape, is_color)).encode(), digest_size=16, key=hash_key)
     flat = values.reshape(-1)
@@ -162,7 +166,7 @@ def metadata_to_table(metadata: Iterable[ImageMetadata]) -> "pa.Table":
 
 
 def read_photo_metadata(source: Any, path: str, metadata: ImageMetadata, hash_key: bytes) -> None:
-    """Read a photo, from the bytes of a file or from a data set of images, and fill in its metadata."""
+    """Fill in the metadata of a photo. `source` is the bytes of a file, or an image of a dataset."""
     if not isinstance(source, bytes):
         metadata.format = "decoded"
         if isinstance(source, Tensor) and source.is_floating_point():
@@ -178,12 +182,12 @@ def read_photo_metadata(source: Any, path: str, metadata: ImageMetadata, hash_ke
     has_high_bit_depth = _read_photo_header(source, metadata)
     values = read_raster(source, frame=0).values if has_high_bit_depth else read_photo(source).pixels
     metadata.record_pixel_statistics(values, is_color=values.ndim == 3, hash_key=hash_key)
-    metadata.flags = find_file_flags(source, path)
+    metadata.flags = find_file_warnings(source, path)
     metadata.issue_codes += flags_to_codes(metadata.flags)
 
 
 def _read_photo_header(data: bytes, metadata: ImageMetadata) -> bool:
-    """Fill in metadata from the header of a photo. Return whether the photo has more than 8 bits per channel."""
+    """Fill in the metadata that a photo's header holds. Return whether the photo has more than 8 bits per channel."""
     from PIL import Image
 
     try:
@@ -262,7 +266,7 @@ def _read_dicom_header(dataset: "Dataset", metadata: ImageMetadata, hash_key: by
         hashlib.blake2b(uid.encode(), digest_size=8, key=hash_key).hexdigest() if uid else None
         for uid in (str(dataset.get(name, "") or "") for name in ("StudyInstanceUID", "SeriesInstanceUID"))
     )
-    plane, _ = read_plane(groups[0])
+    plane, _ = read_plane_and_flags(groups[0])
     if plane is not None and (dicom_header_values.read_integer(dataset, "NumberOfFrames") or 1) == 1:
         metadata.slice_plane = (*plane.position, *plane.row_cosines, *plane.column_cosines, *plane.spacing)
 
@@ -275,9 +279,16 @@ ERROR_CODE_PATTERNS = (
 )
 
 
+class MaskCheck(NamedTuple):
+    """The status of a mask, "ok" or an issue code, and the names of its labels."""
+
+    status: str
+    label_names: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class ImageMetadataReader:
-    """Reads the metadata of rows, in several threads. No error that it records names or quotes a file."""
+    """Reads the metadata of rows. Several threads can call it. Recorded errors neither name nor quote a file."""
 
     manifest: Manifest
     mask_column: str | None
@@ -285,7 +296,7 @@ class ImageMetadataReader:
     all_scans: bool = False
 
     def __call__(self, row: Mapping[str, Any]) -> ImageMetadata:
-        """Return the metadata of a row; errors are recorded, not raised."""
+        """Return the metadata of a row. Errors are recorded in it, not raised."""
         metadata, affine = ImageMetadata(row["row"]), None
         try:
             affine = self._read_image(row, metadata)
@@ -328,12 +339,10 @@ class ImageMetadataReader:
             return Path(location)
         return read_image_source(location)
 
-    def _check_mask(
-        self, cell: Any, image_shape: Sequence[int] | None, image_affine: Affine | None
-    ) -> tuple[str, tuple[str, ...]]:
-        """Return the status of a mask ("ok" or an issue code) and the names of its labels."""
+    def _check_mask(self, cell: Any, image_shape: Sequence[int] | None, image_affine: Affine | None) -> MaskCheck:
+        """Check whether the mask of a row can be used with its image."""
         if not isinstance(cell, str) or cell.lstrip().startswith(NON_FILE_PREFIXES):
-            return "not a file", ()
+            return MaskCheck("not a file")
         mask_affine = None
         try:
             source = self._read_source(cell)
@@ -344,14 +353,14 @@ class ImageMetadataReader:
             else:
                 labels = read_label_image(source)
         except FileNotFoundError:
-            return "mask-missing", ()
+            return MaskCheck("mask-missing")
         except SegmentationObjectError:
-            return "mask-segmentation", ()
+            return MaskCheck("mask-segmentation")
         except (CamscopeError, OSError) as error:
-            return "mask-missing" if "no such file" in str(error) else "mask-unreadable", ()
+            return MaskCheck("mask-missing" if "no such file" in str(error) else "mask-unreadable")
         shape, names = labels.values.shape, labels.label_names(MAX_LISTED_NAMES + 1)
         if image_shape is not None and [n for n in shape if n != 1] != [n for n in image_shape if n != 1]:
-            return "mask-size", names
+            return MaskCheck("mask-size", names)
         if image_affine is not None and mask_affine is not None:
             # the largest distance between the corners of the array under the two affines, in voxels of the image
             sides = (1,) * (3 - len(shape)) + tuple(shape)
@@ -359,5 +368,5 @@ class ImageMetadataReader:
             displacement = (np.asarray(mask_affine) - np.asarray(image_affine)) @ corners
             voxel_size = np.linalg.norm(np.asarray(image_affine)[:3, :3], axis=0)[-len(shape) :].min()
             if np.linalg.norm(displacement[:3], axis=0).max() / voxel_size > 1:
-                return "mask-position", names
-        return "ok" if names else "mask-empty", names
+                return MaskCheck("mask-position", names)
+        return MaskCheck("ok" if names else "mask-empty", names)

@@ -1,4 +1,4 @@
-"""The issues that an inspection can report: code, severity and message of each."""
+"""`DatasetIssue`: an issue of a set of images. `ISSUES`: code, severity and message of all possible issues."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -113,13 +113,13 @@ def flags_to_codes(flags: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class DatasetIssue:
-    """An issue of a set of images.
+    """One issue of a set of images, and the rows that have it.
 
     Attributes:
         code: A key of `ISSUES`.
-        rows: The positions of the rows concerned.
-        row_counts: Details, such as reasons or values, and the number of rows of each.
-        row_groups: Rows that belong together, such as those with equal pixels; at most fifty groups.
+        rows: The positions of the rows that have the issue.
+        row_counts: Number of rows by detail, such as a reason or a value.
+        row_groups: Rows that belong together, such as rows with equal pixels. There are at most fifty groups.
 
     >>> import numpy as np
     >>> DatasetIssue("duplicates", np.array([1, 4]))
@@ -134,7 +134,7 @@ class DatasetIssue:
 
     @property
     def severity(self) -> Severity:
-        """The severity: "error" (must be fixed), "warning" (needs a look) or "note" (worth knowing)."""
+        """The severity: "error" (must be fixed), "warning" (should be checked) or "note" (for information)."""
         return ISSUES[self.code][0]
 
     @property

@@ -2,16 +2,16 @@
 
     from camscope.compat.pytorch_grad_cam import GradCAM        # instead of: from pytorch_grad_cam import GradCAM
 
-The maps equal those of pytorch-grad-cam to 1e-4. Where its numbers have a known defect, a CamscopeWarning names once the call
-of camscope that does better. The model gets no hooks between calls, and the gradients of its parameters stay unchanged.
+The maps equal those of pytorch-grad-cam to 1e-4. Where its numbers have a known defect, one CamscopeWarning names the call of
+camscope that avoids the defect. Between calls the model has no hooks. The gradients of its parameters stay unchanged.
 """
 
 import sys
 
-from camscope.compat.pytorch_grad_cam import compositions, methods
+from camscope.compat.pytorch_grad_cam import combined_cams, methods
 from camscope.compat.pytorch_grad_cam.ablation_layer import AblationLayer, AblationLayerFasterRCNN, AblationLayerVit
 from camscope.compat.pytorch_grad_cam.activations_and_gradients import ActivationsAndGradients
-from camscope.compat.pytorch_grad_cam.compositions import SESS, FinerCAM, RefineCAM
+from camscope.compat.pytorch_grad_cam.combined_cams import SESS, FinerCAM, RefineCAM
 from camscope.compat.pytorch_grad_cam.feature_factorization.deep_feature_factorization import (
     DeepFeatureFactorization,
     run_dff_on_image,
@@ -70,7 +70,7 @@ _METHOD_MODULES = """
     ablation_cam eigen_cam eigen_grad_cam fem fullgrad_cam grad_cam grad_cam_elementwise grad_cam_plusplus hirescam kpca_cam
     layer_cam random_cam score_cam seg_eigen_cam shapley_cam xgrad_cam
 """
-_COMPOSITION_MODULES = "finer_cam refine_cam sess"
-for _names, _module in ((_METHOD_MODULES, methods), (_COMPOSITION_MODULES, compositions)):
+_COMBINED_CAM_MODULES = "finer_cam refine_cam sess"
+for _names, _module in ((_METHOD_MODULES, methods), (_COMBINED_CAM_MODULES, combined_cams)):
     for _name in _names.split():
         sys.modules[f"{__name__}.{_name}"] = globals()[_name] = _module

@@ -1,4 +1,4 @@
-"""How channels are removed for Ablation-CAM, under the names of pytorch-grad-cam."""
+"""Remove channels of a layer and score the model without them, for Ablation-CAM. The names are those of pytorch-grad-cam."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -22,19 +22,22 @@ EPSILON = 1e-7
 
 
 class AblationLayer(nn.Module):
-    """Removes channels of a layer that returns a tensor (N,K,h,w)."""
+    """Ablation of a layer whose output is a tensor (N,K,h,w)."""
 
     def objectiveness_mask_from_svd(self, activations: Array, threshold: float = 0.01) -> Array:
-        """Mark the cells (h,w) of activations (K,h,w) whose projection on the first component, as 0..1, exceeds the threshold."""
+        """Return a mask (h,w) of the cells whose projection on the first component of activations (K,h,w) is large.
+
+        The projections are scaled to 0..1 and compared with `threshold`.
+        """
         strength = np.abs(get_2d_projection(activations[None])[0])
         shifted = strength - strength.min()
         mask: Array = shifted / (shifted.max() + EPSILON) > threshold
         return mask
 
     def activations_to_be_ablated(self, activations: Array, ratio_channels_to_ablate: float = 1.0) -> Array:
-        """Return the channels to remove: all, or those with the most and with the least of their values in the mask.
+        """Return the channels to remove: all, or those with the largest and smallest share of their values in the mask.
 
-        The values of a channel are the absolute ones minus the least of them.
+        A channel's values are absolute, minus their minimum.
         """
         n_channels = len(activations)
         if ratio_channels_to_ablate == 1.0:
@@ -49,9 +52,9 @@ class AblationLayer(nn.Module):
         return np.append(order[:count], order[::-1][:count])
 
     def score_without_channels(self, features: LayerFeatures, sample: int, channels: Tensor, batch_size: int) -> Tensor:
-        """Return the scores (M,) of a sample, each without a single channel.
+        """Return the scores (M,) of a sample after the removal of each of M channels alone.
 
-        In a batch each removed channel gets a value below all earlier ones, so the weights depend on the size of the batch.
+        In a batch, each removed channel gets a lower value than the one before, so the scores depend on `batch_size`.
         """
         features = replace(features, to_maps=self.channels_first, batch_size=batch_size)
 
@@ -62,12 +65,12 @@ class AblationLayer(nn.Module):
         return features.score_activations(len(channels), remove_one_each)
 
     def channels_first(self, output: Tensor) -> Tensor:
-        """Return a layer's output with its channels at the second axis, as a view."""
+        """Return a view of a layer's output in which the channels are the second axis."""
         return output
 
 
 def _remove_channels(channels: Tensor, batch_size: int, maps: Tensor) -> Tensor:
-    """Change one channel of each row of maps (R,K,*s) in place."""
+    """Remove one channel from each row of maps (R,K,*s), in place."""
     lowest, rows = maps.min(), torch.arange(len(channels), device=maps.device)
     steps = (STEP_BELOW_MINIMUM * (rows % batch_size + 1)).to(maps)
     values = torch.where(lowest != 0, lowest - steps, 0).view(-1, *[1] * (maps.ndim - 2))
@@ -76,7 +79,7 @@ def _remove_channels(channels: Tensor, batch_size: int, maps: Tensor) -> Tensor:
 
 
 class AblationLayerVit(AblationLayer):
-    """Removes channels of a layer that returns tokens (N,tokens,K), from all tokens."""
+    """Ablation of a layer whose output is tokens (N,tokens,K). A channel is removed from all tokens."""
 
     def channels_first(self, output: Tensor) -> Tensor:
         """Return tokens (N,...,K) as (N,K,...)."""
@@ -84,10 +87,10 @@ class AblationLayerVit(AblationLayer):
 
 
 class AblationLayerFasterRCNN(AblationLayer):
-    """Removes channels of a layer that returns a feature pyramid."""
+    """Ablation of a layer whose output is a feature pyramid, a dict of levels (N,K,h,w)."""
 
     def score_without_channels(self, features: LayerFeatures, sample: int, channels: Tensor, batch_size: int) -> Tensor:
-        """Return the scores (M,) of a sample, each with a single channel of a level at `VALUE_IN_PYRAMID`."""
+        """Return the scores (M,) of a sample, each after one channel of one level is set to `VALUE_IN_PYRAMID`."""
         model, layer = features.score.model, find_layer(features.score.model, features.layer)[1]
         x, scores = features.x[sample : sample + 1], []
         for part in channels.split(batch_size):
@@ -103,7 +106,7 @@ class AblationLayerFasterRCNN(AblationLayer):
 
 
 def _edit_pyramid(channels: Sequence[int], module: nn.Module, args: object, output: Mapping[str, Tensor]) -> Any:
-    """Return the levels (N,K,h,w), with one channel of one level changed in each row."""
+    """Return a feature pyramid in which each row has another channel set to `VALUE_IN_PYRAMID`."""
     edited = {name: level.clone() for name, level in output.items()}
     n_channels = next(iter(edited.values())).shape[1]
     for row, channel in enumerate(channels):

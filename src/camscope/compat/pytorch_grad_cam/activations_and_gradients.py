@@ -1,4 +1,4 @@
-"""What passes through layers: their outputs and the gradients there, under the names of pytorch-grad-cam."""
+"""`ActivationsAndGradients`: record the outputs of layers and their gradients. The names are those of pytorch-grad-cam."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from camscope.hooks.base import thread_local_hook
+from camscope.hooks.thread_local_hooks import thread_local_hook
 
 
 class ActivationsAndGradients:
@@ -27,23 +27,23 @@ class ActivationsAndGradients:
         self.handles = [layer.register_forward_hook(self.save_activation) for layer in target_layers]
 
     def __call__(self, x: Any) -> Any:
-        """Return the model's output for x, and forget earlier activations and gradients."""
+        """Delete earlier activations and gradients, run the model on x, and return its output."""
         self.clear()
         return self.model(x)
 
     def save_activation(self, module: nn.Module, input: object, output: Any) -> None:
-        """Store a layer's output, and its gradient once a backward pass reaches it."""
+        """Store the output of a layer. Its gradient is stored when a backward pass reaches it."""
         self.activations.append(self._prepare(output))
         if isinstance(output, Tensor) and output.requires_grad:
             register: Callable[[Callable[[Tensor], None]], object] = output.register_hook
             register(lambda gradient: self.gradients.insert(0, self._prepare(gradient)))
 
     def clear(self) -> None:
-        """Forget the activations and gradients."""
+        """Delete the stored activations and gradients."""
         self.activations, self.gradients = [], []
 
     def release(self) -> None:
-        """Remove the hooks and forget the activations and gradients."""
+        """Remove the hooks, and delete the stored activations and gradients."""
         for handle in self.handles:
             handle.remove()
         self.clear()
@@ -54,11 +54,11 @@ class ActivationsAndGradients:
 
 
 class StructuredOutputError(Exception):
-    """The output of a layer is no tensor, so a gradient cannot be taken there."""
+    """A layer's output is no tensor, so it has no gradient."""
 
 
 class OverwrittenOutputs:
-    """The outputs of layers as the model leaves them, which an in-place operation after the layer may have changed."""
+    """The outputs of layers as they are at the end of the forward pass. Later in-place operations may have changed them."""
 
     def __init__(self, layers: Mapping[str, nn.Module], reshape: Callable[[Any], Tensor]) -> None:
         self._layers, self._reshape = layers, reshape
@@ -66,7 +66,7 @@ class OverwrittenOutputs:
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Record the first call of each layer inside the `with`. Raise StructuredOutputError where its output is no tensor."""
+        """Record the first call of each layer inside the `with`. Raise StructuredOutputError if an output is no tensor."""
         handles: list[Any] = []
 
         def record(name: str, module: nn.Module, args: object, output: Any) -> None:
@@ -94,5 +94,5 @@ class OverwrittenOutputs:
 
 
 def to_device(values: Any, device: torch.device) -> Any:
-    """Return a tensor on a device; anything else unchanged."""
+    """Move a tensor to a device. Return any other value unchanged."""
     return values.to(device) if isinstance(values, Tensor) else values

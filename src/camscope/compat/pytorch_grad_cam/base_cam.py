@@ -1,4 +1,4 @@
-"""`BaseCAM`: pytorch-grad-cam's template of a map, over the passes and formulas of camscope's explainers."""
+"""`BaseCAM`: the base class of pytorch-grad-cam's methods. Maps are computed by camscope's explainers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -23,7 +23,7 @@ from camscope.compat.pytorch_grad_cam.utils.model_targets import ClassifierOutpu
 from camscope.compat.pytorch_grad_cam.utils.svd_on_activations import get_2d_projection
 from camscope.errors import LayerError, warn_caller
 from camscope.explainers import LayerExplainer, LayerFeatures
-from camscope.explainers.cam.layer_pass import SharedPass
+from camscope.explainers.cam.shared_layer_pass import SharedLayerPass
 from camscope.hooks import find_layer, find_layers
 from camscope.targets import Score
 
@@ -33,14 +33,14 @@ _warned: set[str] = set()
 
 
 def warn_once(key: str, message: str) -> None:
-    """Issue a CamscopeWarning the first time in this process."""
+    """Issue a CamscopeWarning, but only the first time that this process passes `key`."""
     if key not in _warned:
         _warned.add(key)
         warn_caller(message)
 
 
 class ActivationOnly(LayerExplainer):
-    """The explainer of a subclass that computes its map from the activation alone."""
+    """The explainer for a subclass of `BaseCAM` that computes its map from activations alone."""
 
     name, title, paper = "activation", "Activation", "arXiv:1610.02391"
 
@@ -50,9 +50,10 @@ class ActivationOnly(LayerExplainer):
 
 
 class BaseCAM:
-    """Maps (N,H,W) of several layers: each clipped at 0, scaled to 0..1 and resized, then their mean, scaled to 0..1.
+    """Base class of CAM methods, whose maps (N,H,W) may combine several layers.
 
-    A subclass names a camscope explainer as `explainer`, or implements `get_cam_weights` or `get_cam_image` on arrays.
+    The map of each layer is clipped at 0, scaled to 0..1 and resized. The mean over the layers is scaled to 0..1 again. A
+    subclass sets `explainer` to a camscope explainer, or implements `get_cam_weights` or `get_cam_image` on arrays.
     """
 
     explainer: ClassVar[type[LayerExplainer]] = explainers.GradCAM
@@ -93,7 +94,10 @@ class BaseCAM:
         activations: Any,
         grads: Any,
     ) -> Any:
-        """Return the weights (N,K), or (N,K,*s) of a method that weights cells, as an array or a tensor, like the activations."""
+        """Return the weights of the channels, as an array or tensor like the activations.
+
+        The shape is (N,K), or (N,K,*s) if the method weights each cell.
+        """
         features = self._replace_features(activations, grads)
         explainer = self._current_explainer
         if not isinstance(explainer, explainers.BaseWeightedChannels):
@@ -112,7 +116,7 @@ class BaseCAM:
         grads: Any,
         eigen_smooth: bool = False,
     ) -> Any:
-        """Return the maps (N,*s) of one layer: the weighted sum of its channels, or the first component of these."""
+        """Return the maps (N,*s) of one layer: the sum of its weighted channels, or their first principal component."""
         weights = self.get_cam_weights(input_tensor, target_layer, targets, activations, grads)
         if weights.ndim < activations.ndim:
             weights = weights.reshape(*weights.shape, *[1] * (activations.ndim - weights.ndim))
@@ -141,12 +145,12 @@ class BaseCAM:
         return created
 
     def _explainer_settings(self) -> dict[str, Any]:
-        """Return the settings of the explainer."""
+        """Return the keyword arguments of the explainer's constructor."""
         return {}
 
     @property
     def _implements_arrays(self) -> bool:
-        """Whether a subclass of the user computes with arrays."""
+        """Whether a subclass of the user implements `get_cam_weights` or `get_cam_image` on arrays."""
         methods = (getattr(type(self), name).__module__ for name in ("get_cam_weights", "get_cam_image"))
         instance = {"get_cam_weights", "get_cam_image"} & vars(self).keys()
         return bool(instance) or not all(name.startswith(__package__ or "") for name in methods)
@@ -168,7 +172,7 @@ class BaseCAM:
     def compute_cam_per_layer(
         self, input_tensor: Tensor, targets: Sequence[OutputTarget] | None, eigen_smooth: bool
     ) -> Any:
-        """Return the map (N,1,H,W) of each layer."""
+        """Return one map (N,1,H,W) for each layer."""
         size = self.get_target_width_height(input_tensor)
         maps = []
         for features, layer in self._iter_features(input_tensor):
@@ -183,7 +187,10 @@ class BaseCAM:
         return maps
 
     def _iter_features(self, x: Tensor) -> Iterator[tuple[LayerFeatures, nn.Module]]:
-        """Yield the features of each layer from one forward and one backward pass, with the values the model left there."""
+        """Yield the features and the module of each layer, from one forward and one backward pass.
+
+        The features have the values that in-place operations of the model left in the layer's output.
+        """
         names = [find_layer(self.model, layer)[0] for layer in self.target_layers]
         if not names:
             raise LayerError("target_layers is empty: name one layer at least")
@@ -192,7 +199,7 @@ class BaseCAM:
         with ExitStack() as stack:
             try:
                 with outputs.recorded():
-                    shared = stack.enter_context(SharedPass(layer_explainers, names, x, [score]))
+                    shared = stack.enter_context(SharedLayerPass(layer_explainers, names, x, [score]))
             except StructuredOutputError:
                 yield from self._iter_structured_features(x, names, layer_explainers)
                 return
@@ -227,7 +234,7 @@ class BaseCAM:
         return Score(self.model, compute_scores)
 
     def choose_targets(self, output: Any) -> list[OutputTarget]:
-        """Return the class with the highest score of each sample as its target."""
+        """Return a target for each sample: its class with the highest score."""
         return [ClassifierOutputTarget(category) for category in output.detach().argmax(-1).tolist()]
 
     def aggregate_multi_layers(self, cam_per_target_layer: Any) -> Array:
@@ -241,7 +248,7 @@ class BaseCAM:
     def forward_augmentation_smoothing(
         self, input_tensor: Tensor, targets: Sequence[OutputTarget] | None, eigen_smooth: bool = False
     ) -> Array:
-        """Return the mean of the maps of the input and its mirror image, each at three brightnesses."""
+        """Return the mean map over six versions of the input: the input and its mirror image, each at three brightnesses."""
         maps = []
         for augment, restore in self._iter_augmentations():
             cams = torch.from_numpy(self.forward(augment(input_tensor), targets, eigen_smooth))
@@ -268,7 +275,7 @@ class BaseCAM:
 
         Args:
             input_tensor: The model's input.
-            targets: A function of the output of each sample. None: the class with the highest score.
+            targets: For each sample, a function of its output. With None, explain the class with the highest score.
             aug_smooth: Average over the input and its mirror image, each at three brightnesses.
             eigen_smooth: Take the first principal component of the weighted channels instead of their sum.
 
@@ -285,14 +292,14 @@ class BaseCAM:
         return self
 
     def __exit__(self, *details: object) -> bool:
-        """Return that an IndexError inside the `with` is handled, as in pytorch-grad-cam."""
+        """Return True for an IndexError, which suppresses it, as in pytorch-grad-cam."""
         self.activations_and_grads.release()
         return isinstance(details[1], IndexError)
 
     def _iter_structured_features(
         self, x: Tensor, names: Sequence[str], layer_explainers: Sequence[LayerExplainer]
     ) -> Iterator[tuple[LayerFeatures, nn.Module]]:
-        """Yield the features of layers that return no tensor, for methods without gradients."""
+        """Yield the features and the module of layers whose output is no tensor, for methods without gradients."""
         if any(explainer.needs_gradient for explainer in layer_explainers):
             raise LayerError("a layer returns no tensor, and the method needs a gradient there: choose another layer")
         score = self._create_score(x)
@@ -331,7 +338,7 @@ def _to_tensor(values: Any, like: Tensor) -> Tensor:
 
 
 def _read_value(value: Any, device: torch.device) -> Tensor:
-    """Return the sum of what a target returned, a tensor or a number."""
+    """Return the sum of a target's result, which is a tensor or a number."""
     return value.sum() if isinstance(value, Tensor) else torch.tensor(float(value), device=device)
 
 

@@ -1,4 +1,4 @@
-"""FullGrad in the way of pytorch-grad-cam: every channel of every part scaled to 0..1."""
+"""FullGrad as in pytorch-grad-cam: each channel of the input and of the bias gradients is scaled to 0..1, then summed."""
 
 from collections.abc import Callable
 from functools import partial
@@ -25,7 +25,7 @@ def find_bias_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def compute_bias(layer: nn.Module) -> Tensor:
-    """Return what a layer adds to each channel (K,), with the statistics of a batch norm."""
+    """Return the bias (K,) that a layer adds to each channel. That of a batch norm includes its running statistics."""
     bias: Any = layer.bias
     if isinstance(layer, nn.BatchNorm2d) and layer.running_mean is not None and layer.running_var is not None:
         bias = bias - layer.running_mean * layer.weight / (layer.running_var + layer.eps).sqrt()
@@ -34,7 +34,7 @@ def compute_bias(layer: nn.Module) -> Tensor:
 
 
 def compute_full_gradient(cam: "BaseCAM", x: Tensor, eigen_smooth: bool) -> Array:
-    """Return the sum (N,1,H,W) of |x ∘ g_x| and of |b ∘ g| of each layer with a bias."""
+    """Return the FullGrad map (N,1,H,W): the sum of |x ∘ g_x|, and of |b ∘ g| for each layer with a bias b."""
     parts: list[Tensor] = []
 
     def watch(bias: Tensor, module: nn.Module, args: object, output: Tensor) -> None:
@@ -62,13 +62,13 @@ def compute_full_gradient(cam: "BaseCAM", x: Tensor, eigen_smooth: bool) -> Arra
 
 
 def _sum_scaled_channels(part: Tensor, size: tuple[int, ...]) -> Tensor:
-    """Return the sum (N,H,W) of the scaled channels of (N,K,h,w)."""
+    """Return the sum (N,H,W) of channels (N,K,h,w), each scaled to 0..1 and resized."""
     sums = [_scale_channels(some, size).sum(1) for some in part.split(CHANNELS_PER_STEP, 1)]
     return torch.stack(sums).sum(0)
 
 
 def _scale_channels(channels: Tensor, size: tuple[int, ...]) -> Tensor:
-    """Return channels (N,K,H,W), each from its minimum to its maximum, resized."""
+    """Scale each channel of (N,K,h,w) to 0..1, by its minimum and maximum. Return the channels resized to (N,K,H,W)."""
     shifted = channels - channels.amin((2, 3), keepdim=True)
     scaled = shifted / (EPSILON + shifted.amax((2, 3), keepdim=True))
     return scaled if scaled.shape[2:] == size else F.interpolate(scaled, size, mode="bilinear", align_corners=False)

@@ -13,7 +13,7 @@ from camscope.targets import Score
 
 
 class GuidedBackpropReLUModel:
-    """The signal (H,W,C) of guided backpropagation at the first image of an input."""
+    """Guided backpropagation, whose result is an array (H,W,C) for the first image of an input."""
 
     def __init__(self, model: nn.Module, device: torch.device | str | None = None) -> None:
         self.model = model.eval()
@@ -25,7 +25,7 @@ class GuidedBackpropReLUModel:
         return self.model(input_img)
 
     def __call__(self, input_img: Tensor, target_category: int | None = None) -> npt.NDArray[Any]:
-        """Return the signal for a category, by default the class with the highest score."""
+        """Return the guided gradient (H,W,C) of a category. The default is the class with the highest score."""
         x = input_img[:1].detach().to(self.device)
         try:
             signal = _Signal(self.model).compute_maps(x, [Score(self.model, target_category)])[0].attribution
@@ -40,14 +40,14 @@ class GuidedBackpropReLUModel:
 
 
 class _Signal(explainers.GuidedBackprop):
-    """Guided backpropagation with its channels (N,C,H,W)."""
+    """Guided backpropagation that keeps the channels of the input, (N,C,H,W)."""
 
     def reduce_channels(self, values: Tensor) -> Tensor:
         return values
 
 
 class _PlainGradient(explainers.Saliency):
-    """The gradient with its channels (N,C,H,W)."""
+    """The gradient at the input that keeps its channels, (N,C,H,W)."""
 
     def reduce_channels(self, values: Tensor) -> Tensor:
         return values

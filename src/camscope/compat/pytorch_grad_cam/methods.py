@@ -1,6 +1,6 @@
-"""The CAM classes of pytorch-grad-cam: camscope's explainers, and its formulas where they differ.
+"""The CAM classes of pytorch-grad-cam: camscope's explainers, or pytorch-grad-cam's formulas where they differ.
 
-A: activation, g: gradient of the score there; both (N,K,cells).
+Formulas use the activation A and the gradient g of the score at A, both (N,K,cells).
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ EPSILON = 1e-7
 
 
 class _LayerCAM(BaseCAM):
-    """A CAM whose constructor takes the model, the layers and the transform only."""
+    """A CAM whose constructor takes only the model, the layers and the reshape transform."""
 
     gradients: ClassVar[bool] = True
     input_gradients: ClassVar[bool] = False
@@ -47,7 +47,7 @@ class _LayerCAM(BaseCAM):
 
 
 class _ProjectionCAM(_LayerCAM):
-    """A CAM whose map is made by the explainer as a whole, so that `eigen_smooth` has no effect."""
+    """A CAM whose explainer computes the whole map, so that `eigen_smooth` has no effect."""
 
     def get_cam_image(
         self,
@@ -67,38 +67,38 @@ class _ProjectionCAM(_LayerCAM):
 
 
 class GradCAM(_LayerCAM):
-    """Grad-CAM."""
+    """Grad-CAM: channels weighted by their mean gradient."""
 
     explainer = explainers.GradCAM
 
 
 class HiResCAM(_LayerCAM):
-    """HiResCAM."""
+    """HiResCAM: the sum of gradient times activation."""
 
     explainer = explainers.HiResCAM
 
 
 class LayerCAM(_LayerCAM):
-    """LayerCAM."""
+    """LayerCAM: the sum of activations, each weighted by its positive gradient."""
 
     explainer = explainers.LayerCAM
 
 
 class GradCAMElementWise(_LayerCAM):
-    """Grad-CAM element-wise."""
+    """Grad-CAM element-wise: the sum of the positive products of gradient and activation."""
 
     explainer = explainers.GradCAMElementWise
 
 
 class ShapleyCAM(_LayerCAM):
-    """ShapleyCAM."""
+    """ShapleyCAM: Grad-CAM with a second-order term."""
 
     explainer = explainers.ShapleyCAM
     input_gradients = True
 
 
 class _XGradCAMExplainer(explainers.BaseCAM):
-    """Weights Σ g A / (Σ A + 1e-7)."""
+    """XGrad-CAM with the weights Σ g A / (Σ A + 1e-7)."""
 
     name, title, paper = "xgradcam", "XGrad-CAM", "arXiv:2008.02312"
 
@@ -108,13 +108,13 @@ class _XGradCAMExplainer(explainers.BaseCAM):
 
 
 class XGradCAM(_LayerCAM):
-    """XGrad-CAM with the epsilon of pytorch-grad-cam."""
+    """XGrad-CAM with pytorch-grad-cam's epsilon in the denominator."""
 
     explainer = _XGradCAMExplainer
 
 
 class _GradCAMPlusPlusExplainer(explainers.BaseCAM):
-    """Weights Σ α relu(g), α = g² / (2 g² + g³ ΣA + 1e-6)."""
+    """Grad-CAM++ with the weights Σ α relu(g), where α = g² / (2 g² + g³ ΣA + 1e-6)."""
 
     name, title, paper = "gradcam++", "Grad-CAM++", "arXiv:1710.11063"
 
@@ -126,13 +126,13 @@ class _GradCAMPlusPlusExplainer(explainers.BaseCAM):
 
 
 class GradCAMPlusPlus(_LayerCAM):
-    """Grad-CAM++ with the epsilon of pytorch-grad-cam."""
+    """Grad-CAM++ with pytorch-grad-cam's epsilon in the denominator."""
 
     explainer = _GradCAMPlusPlusExplainer
 
 
 class RandomCAM(_LayerCAM):
-    """Random weights in -1..1 from NumPy's global generator."""
+    """A control with random channel weights in -1..1, drawn from NumPy's global generator."""
 
     camscope_call = "camscope.RandomCAM(model, layer, seed=0).explain(image)"
 
@@ -145,7 +145,7 @@ class RandomCAM(_LayerCAM):
 
 
 class _EigenCAMExplainer(LayerExplainer):
-    """The first component of the centered activation, with the sign that the solver returns."""
+    """Eigen-CAM: the first principal component of the centered activation, with the sign that the solver returns."""
 
     name, title, paper = "eigencam", "Eigen-CAM", "arXiv:2008.00299"
 
@@ -164,7 +164,7 @@ class EigenCAM(_ProjectionCAM):
 
 
 class _EigenGradCAMExplainer(_EigenCAMExplainer):
-    """The same of the product of gradient and activation."""
+    """Eigen-CAM of the product of gradient and activation."""
 
     needs_gradient = True
 
@@ -179,7 +179,7 @@ class EigenGradCAM(_ProjectionCAM):
 
 
 class _SegEigenCAMExplainer(_EigenGradCAMExplainer):
-    """The same of |g| A, with its largest absolute value positive."""
+    """Eigen-CAM of |g| A, with the sign for which its largest absolute value is positive."""
 
     def combine(self, features: LayerFeatures) -> Tensor:
         products = (features.gradient.abs() * features.activation).cpu().numpy()
@@ -187,13 +187,13 @@ class _SegEigenCAMExplainer(_EigenGradCAMExplainer):
 
 
 class SegEigenCAM(_ProjectionCAM):
-    """Seg-Eigen-CAM of the centered products."""
+    """Seg-Eigen-CAM: Eigen-CAM of the centered product of |gradient| and activation."""
 
     explainer = _SegEigenCAMExplainer
 
 
 class _KPCACAMExplainer(explainers.KPCACAM):
-    """KPCA-CAM with its largest absolute value positive."""
+    """KPCA-CAM, with the sign for which its largest absolute value is positive."""
 
     def combine(self, features: LayerFeatures) -> Tensor:
         if find_spec("sklearn") is not None:  # the same rounding
@@ -204,7 +204,7 @@ class _KPCACAMExplainer(explainers.KPCACAM):
 
 
 class KPCA_CAM(_ProjectionCAM):  # noqa: N801 - the name in pytorch-grad-cam
-    """KPCA-CAM."""
+    """KPCA-CAM: the first kernel principal component of the activation."""
 
     explainer = _KPCACAMExplainer
     gradients = False
@@ -235,7 +235,7 @@ class _FEMExplainer(explainers.FEM):
 
 
 class FEM(_ProjectionCAM):
-    """FEM with the weights of pytorch-grad-cam."""
+    """FEM with pytorch-grad-cam's channel weights."""
 
     explainer = _FEMExplainer
     gradients = False
@@ -255,7 +255,7 @@ class FEM(_ProjectionCAM):
 
 
 class _ScoreCAMExplainer(explainers.ScoreCAM):
-    """Score-CAM with masks enlarged so that the corner cells lie on the corner pixels. A constant channel is an empty mask."""
+    """Score-CAM with masks whose corner cells lie on the corner pixels of the input. A constant channel gives an empty mask."""
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
         n_samples, n_channels = features.activation.shape[:2]
@@ -272,7 +272,7 @@ class _ScoreCAMExplainer(explainers.ScoreCAM):
 
 
 class ScoreCAM(_LayerCAM):
-    """Score-CAM with masks whose corners are aligned."""
+    """Score-CAM with masks whose corner cells lie on the corner pixels of the input."""
 
     explainer = _ScoreCAMExplainer
     gradients = False
@@ -280,9 +280,9 @@ class ScoreCAM(_LayerCAM):
 
 
 class AblationCAM(BaseCAM):
-    """Ablation-CAM with weights (y - y_k) / y, y_k without channel k.
+    """Ablation-CAM with the weights (y - y_k) / y, where y_k is the score without channel k.
 
-    "Without" is the value of `ablation_layer`: 0 where the least activation is 0, else a value far below it.
+    `ablation_layer` removes a channel by a constant value: 0 if the smallest activation is 0, otherwise a much lower value.
     """
 
     explainer = explainers.AblationCAM
@@ -318,7 +318,7 @@ class AblationCAM(BaseCAM):
 
 
 class FullGrad(_LayerCAM):
-    """FullGrad with every channel of every layer with a bias scaled to 0..1. `target_layers` has no effect."""
+    """FullGrad over all layers with a bias, each channel scaled to 0..1. `target_layers` has no effect."""
 
     input_gradients = True
     camscope_call = "camscope.FullGrad(model).explain(image)"
@@ -332,13 +332,13 @@ class FullGrad(_LayerCAM):
         self.bias_data = [self.get_bias_data(layer).cpu().numpy() for layer in self.target_layers]
 
     def get_bias_data(self, layer: nn.Module) -> Tensor:
-        """Return what a convolution or a batch norm adds to each channel."""
+        """Return the bias (K,) that a convolution or batch norm adds to each channel."""
         return compute_bias(layer)
 
     def compute_cam_per_layer(self, input_tensor: Tensor, targets: Any, eigen_smooth: bool) -> Any:
-        """Return the sum (N,1,H,W) of all channels, or their first component."""
+        """Return the sum (N,1,H,W) of all scaled channels, or their first principal component."""
         return compute_full_gradient(self, input_tensor, eigen_smooth)
 
     def aggregate_multi_layers(self, cam_per_target_layer: Any) -> Array:
-        """Return the sum of the maps, scaled to 0..1."""
+        """Return the sum (N,H,W) of the maps, scaled to 0..1."""
         return scale_cam_image(np.sum(cam_per_target_layer, axis=1))

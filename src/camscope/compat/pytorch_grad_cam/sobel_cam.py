@@ -1,4 +1,4 @@
-"""An edge detector, under the name of pytorch-grad-cam."""
+"""`sobel_cam`: an edge detector without a model, under the name of pytorch-grad-cam."""
 
 from typing import Any
 

@@ -1,8 +1,8 @@
-"""Loads images of a manifest as samples for a method selection, with targets and masks."""
+"""Load random images of a manifest, with targets and masks, as samples for a method selection."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,15 +11,22 @@ from camscope.batch.image_loading import load_images
 from camscope.batch.manifest import Manifest, contains_scans, pseudonymize_manifest
 from camscope.errors import CategoryError, InputError, TargetError, UndefinedError
 from camscope.evaluation.ground_truth import UNFIT_MASK_REASON, GroundTruth, Mask
-from camscope.evaluation.selection.racing import SelectionSample
+from camscope.evaluation.selection.candidate_race import SelectionSample
 from camscope.explainers import Explainer
-from camscope.explainers.core.inputs import ModelInput, accepts_scans
+from camscope.explainers.core.model_input import ModelInput, accepts_scans
 from camscope.geometry import project_mask_to_input
 from camscope.plurals import plural
 from camscope.targets import TargetLike
 from camscope.targets.classes import resolve_class_index
 
 NUM_THREADS = 4  # that read images
+
+
+class LoadedSamples(NamedTuple):
+    """Samples for a method selection, and the number of excluded images for each reason."""
+
+    samples: list[SelectionSample]
+    exclusion_counts: Counter[str]
 
 
 def load_samples(
@@ -31,10 +38,10 @@ def load_samples(
     *,
     max_images: int = 64,
     seed: int = 0,
-) -> tuple[list[SelectionSample], Counter[str]]:
-    """Load at most `max_images` random images of the most frequent input size, prepared by `explainer`.
+) -> LoadedSamples:
+    """Load at most `max_images` random images, prepared by `explainer`. Keep those of the most frequent input size.
 
-    `target` applies to images without a target. Returns the samples, and the number of excluded images by reason.
+    `target` applies to images without a target.
     """
     if group_column is not None and group_column not in manifest.table.column_names:
         raise InputError(
@@ -69,11 +76,11 @@ def load_samples(
         for item, image_target, group, row, path in usable
         if item.x.shape == input_size
     ]
-    return samples, +left_out
+    return LoadedSamples(samples, +left_out)
 
 
 def _find_unknown_class_reason(target: TargetLike, class_names: Sequence[str] | None) -> str:
-    """Return why the target class does not exist, or "" if the class exists or only the model knows."""
+    """Return the reason why a target class does not exist. Return "" if it exists, or if there are no class names."""
     try:
         if isinstance(target, str | int) and class_names:
             resolve_class_index(target, len(class_names), class_names)
@@ -85,7 +92,7 @@ def _find_unknown_class_reason(target: TargetLike, class_names: Sequence[str] | 
 def _load_input_mask(
     ground_truth: GroundTruth | None, item: ModelInput, row: Mapping[str, Any], path: str, is_private: bool
 ) -> Mask | None:
-    """Return the mask on the model input, or None without an annotated region inside the input."""
+    """Return the mask on the model input. Return None if no annotated region lies inside the input."""
     placement = item.placement
     if ground_truth is None or placement is None:
         return None
@@ -102,5 +109,5 @@ def _load_input_mask(
 
 
 def format_exclusions(exclusion_counts: Mapping[str, int]) -> Sequence[str]:
-    """Return one text for each reason of exclusion, such as `3 images left out: …`."""
+    """Return one sentence for each reason why images are left out, such as `3 images left out: …`."""
     return [f"{plural(count, 'image')} left out: {reason}" for reason, count in exclusion_counts.items()]

@@ -4,153 +4,31 @@ In a copy of the model, some modules are replaced by modules that captum has rul
 """
 
 import copy
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from math import prod
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from camscope.errors import InputError, ModelError
-from camscope.explainers.adapters.base import (
-    AdapterExplainer,
+from camscope.explainers.adapters.adapter_explainer import AdapterExplainer, call_with_gradients, check_same_score
+from camscope.explainers.adapters.captum_module_replacements import convert_clipped_relus, replace_overlapping_pools
+from camscope.explainers.adapters.model_copy_for_hooks import (
     ModuleCallRecords,
     RecordedEvaluator,
-    call_with_gradients,
-    check_same_score,
     clone_for_hooks,
-    iter_children,
     restart_call_counts,
 )
-from camscope.explainers.core.base import register_optional
+from camscope.explainers.adapters.unsupported_operations import UnsupportedOperationCounter
 from camscope.explainers.core.baselines import BackgroundMixin, BaselineMixin, build_baseline_tensors
 from camscope.explainers.core.evaluation_context import check_finite
-from camscope.explainers.core.pixel_base import PerturbedEvaluator
-from camscope.explainers.path.base import AdditiveAttribution, AdditiveExplainer
-from camscope.hooks.function_mode import MAX_FUNCTIONS, BaseFunctionMode, function_name
-from camscope.hooks.gradients import RESCALED_FUNCTIONS
-from camscope.images.files.patient_data_removal import ignore_warnings
+from camscope.explainers.core.explainer import register_optional
+from camscope.explainers.core.perturbed_evaluator import PerturbedEvaluator
+from camscope.explainers.path.additive_attribution import AdditiveAttribution, AdditiveExplainer
+from camscope.images.files.redaction_and_pseudonyms import ignore_warnings
 from camscope.plurals import plural
-from camscope.pytree import iter_leaves
 from camscope.targets import Score, full_precision
-
-CLIPPED_RELU_TYPES = (nn.ReLU6, nn.Hardtanh)
-
-
-def convert_clipped_relus(model: nn.Module) -> None:
-    """Change the type of clipping modules, such as ReLU6, to ReLU, so that captum's rule applies. They still clip."""
-    modules: Iterator[Any] = model.modules()  # whose types change
-    for part in modules:
-        if type(part) in CLIPPED_RELU_TYPES:
-            clip = partial(F.hardtanh, min_val=part.min_val, max_val=part.max_val, inplace=part.inplace)
-            part.__class__ = nn.ReLU  # the object stays the same for hooks and other modules
-            vars(part)["forward"] = clip
-
-
-_OTHER_NONLINEAR_NAMES = (
-    "maximum min amin minimum softmax softmin log_softmax layer_norm group_norm instance_norm rms_norm local_response_norm "
-    "normalize glu lp_pool1d lp_pool2d lp_pool3d multi_head_attention_forward scaled_dot_product_attention"
-)
-NONLINEAR_FUNCTIONS = RESCALED_FUNCTIONS | MAX_FUNCTIONS | set(_OTHER_NONLINEAR_NAMES.split())
-
-
-class UnsupportedOps(BaseFunctionMode):
-    """Counts, inside the `with`, non-linear operations for which captum has no rule."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reset()
-
-    def reset(self) -> None:
-        """Reset the counts. Call this method before each pass."""
-        self._supported_module_depth, self.counts = 0, Counter[str]()
-
-    def track_supported_modules(self, model: nn.Module) -> None:
-        """Exclude modules that captum has a rule for from the count. Each gets its own copy of its input.
-
-        captum replaces the gradient of that input. If the tensor were used elsewhere too, the other path would be lost.
-        """
-        from captum.attr._core.deep_lift import SUPPORTED_NON_LINEAR
-
-        def enter_module(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            self._supported_module_depth += 1
-            return tuple(argument.clone() if isinstance(argument, Tensor) else argument for argument in args)
-
-        def leave_module(module: nn.Module, args: object, output: object) -> None:
-            self._supported_module_depth -= 1
-
-        for module in model.modules():
-            if type(module) in SUPPORTED_NON_LINEAR and not module._backward_hooks:
-                module.register_forward_pre_hook(enter_module)
-                module.register_forward_hook(leave_module)
-
-    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call the function. Count the call if the function is non-linear and has no rule."""
-        name = function_name(func)
-        if func is Tensor.register_hook and not args[0].requires_grad:
-            return None  # captum sets its hooks also where gradients are disabled: the value is a constant there
-        result = func(*args, **kwargs)
-        if (
-            name in NONLINEAR_FUNCTIONS
-            and not self._supported_module_depth
-            and any(argument.requires_grad for _, argument in iter_leaves(result))
-        ):
-            self.counts[name] += 1
-        return result
-
-    def describe(self) -> str:
-        """Describe the counted operations, as a clause that ends a sentence."""
-        operations = ", ".join(f"{name} ({count} x)" for name, count in sorted(self.counts.items()))
-        return f"; captum has no rule for {operations}, which keep their gradient" if operations else ""
-
-
-RANK_BY_MAX_POOL: dict[type, int] = {nn.MaxPool1d: 1, nn.MaxPool2d: 2, nn.MaxPool3d: 3}
-
-
-class NonOverlappingMaxPool(nn.Module):
-    """A max pooling with overlapping windows, computed by laying out each window and pooling without overlap."""
-
-    def __init__(self, pool: Any, rank: int) -> None:
-        super().__init__()
-        self.kernel_size, self.stride, self.padding = (
-            _expand_per_axis(size, rank) for size in (pool.kernel_size, pool.stride, pool.padding)
-        )
-        self.pool = nn.MaxPool1d(prod(self.kernel_size))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Pool (N,K,*s) to (N,K,*t)."""
-        rank = len(self.kernel_size)
-        sides = [side for pad in reversed(self.padding) for side in (pad, pad)]
-        # the padding is less than every value, and the same in every row
-        laid = F.pad(x, sides, value=float(x.detach().amin()) - 1)
-        for axis, (size, step) in enumerate(zip(self.kernel_size, self.stride, strict=True), start=x.ndim - rank):
-            laid = laid.unfold(axis, size, step)
-        grid = laid.shape[: x.ndim]
-        largest: Tensor = self.pool(laid.reshape(len(x), -1, prod(self.kernel_size)))
-        return largest.view(grid)
-
-
-def replace_overlapping_pools(model: nn.Module) -> None:
-    """Replace every max pooling with overlapping windows by an equivalent module that captum supports."""
-    for parent, key, child in list(iter_children(model)):
-        rank = RANK_BY_MAX_POOL.get(type(child), 0)
-        if rank and _has_overlapping_windows(child, rank):
-            parent._modules[key] = NonOverlappingMaxPool(child, rank)
-
-
-def _has_overlapping_windows(pool: Any, rank: int) -> bool:
-    if pool.ceil_mode or pool.return_indices or pool._forward_hooks or pool._forward_pre_hooks:
-        return False
-    sizes, steps, dilations = (_expand_per_axis(v, rank) for v in (pool.kernel_size, pool.stride, pool.dilation))
-    return set(dilations) == {1} and any(step < size for size, step in zip(sizes, steps, strict=True))
-
-
-def _expand_per_axis(value: int | tuple[int, ...], rank: int) -> tuple[int, ...]:
-    return value if isinstance(value, tuple) else (value,) * rank
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -170,15 +48,15 @@ class DeepLIFTBase(AdapterExplainer, AdditiveExplainer):
 
     @property
     def baseline_notes(self) -> tuple[str, ...]:
-        """Notes about the baselines."""
+        """Notes about the baselines. By default there is no note."""
         return ()
 
     def compute_sample_attribution(
         self, evaluator: PerturbedEvaluator, sample: int, baseline_tensors: Sequence[Tensor]
     ) -> AdditiveAttribution:
-        """Return the mean attribution of one sample over the baselines.
+        """Compute the mean DeepLIFT attribution of one sample over its baselines.
 
-        The remark names the operations without a rule, and the worst baseline.
+        The remark names the operations without a rule, and the largest gap of all baselines.
         """
         if evaluator.score.one_sample_per_pass:
             raise ModelError(
@@ -208,9 +86,12 @@ class DeepLIFTBase(AdapterExplainer, AdditiveExplainer):
     def _attribute_to_baseline(
         self, evaluator: RecordedEvaluator, sample: int, baseline: Tensor
     ) -> AdditiveAttribution:
-        """Return the attribution of one sample with one baseline (C,*S)."""
+        """Compute the DeepLIFT attribution of one sample against one baseline (C,*S)."""
         x, score = evaluator.x[sample], evaluator.score
-        score_module, unsupported_ops = _ScoreModule(score, evaluator.call_records, sample), UnsupportedOps()
+        score_module, unsupported_ops = (
+            _ScoreModule(score, evaluator.call_records, sample),
+            UnsupportedOperationCounter(),
+        )
         unsupported_ops.track_supported_modules(score_module)
         multipliers = call_with_gradients(lambda: _compute_multipliers(score_module, x, baseline, unsupported_ops))
         check_finite("the multipliers at the input", multipliers, self.on_nonfinite)
@@ -268,11 +149,11 @@ class DeepLIFTSHAP(BackgroundMixin, DeepLIFTBase):
 
 
 class _NoInputGradientError(Exception):
-    """The output of the pass has no gradient to the input."""
+    """Error that ends a pass whose score has no gradient to the input."""
 
 
 class _ScoreModule(nn.Module):
-    """The score of variants of one sample as a module, computed by a clone of the model."""
+    """A module that computes the score of variants of one sample, by a copy of the model that captum can hook."""
 
     def __init__(self, score: Score, call_records: ModuleCallRecords, sample: int) -> None:
         super().__init__()
@@ -296,7 +177,7 @@ class _ScoreModule(nn.Module):
 
 
 def compute_smallest_difference(x: Tensor, score: Score) -> float:
-    """Return captum's threshold for different activations: the smallest number of their dtype."""
+    """Return the difference above which captum takes two activations as different: the smallest number of their dtype."""
     with score.forward_context():
         device_type = x.device.type
         cast_dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else x.dtype
@@ -305,9 +186,9 @@ def compute_smallest_difference(x: Tensor, score: Score) -> float:
 
 
 def _compute_multipliers(
-    score_module: _ScoreModule, x: Tensor, baseline_tensor: Tensor, unsupported_ops: UnsupportedOps
+    score_module: _ScoreModule, x: Tensor, baseline_tensor: Tensor, unsupported_ops: UnsupportedOperationCounter
 ) -> Tensor | None:
-    """Return captum's multipliers (C,*S) of one input and one baseline, or None if the model disables gradients."""
+    """Compute the DeepLIFT multipliers (C,*S) of one input and one baseline. Return None if no gradient reaches the input."""
     from captum.attr import DeepLift
 
     unsupported_ops.reset()

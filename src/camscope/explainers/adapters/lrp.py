@@ -1,168 +1,40 @@
 """Layer-wise relevance propagation by zennit, extended to sums, means and activations outside of modules."""
 
 import copy
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, cast, get_args
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
 from camscope.errors import ModelError
-from camscope.explainers.adapters.base import (
-    AdapterExplainer,
+from camscope.explainers.adapters.adapter_explainer import AdapterExplainer, call_with_gradients, check_same_score
+from camscope.explainers.adapters.model_copy_for_hooks import (
     ModuleCallRecords,
     RecordedEvaluator,
-    call_with_gradients,
-    check_same_score,
     clone_for_hooks,
     restart_call_counts,
 )
-from camscope.explainers.core.base import register_optional
-from camscope.explainers.core.evaluation_context import check_finite, check_number, check_one_of
-from camscope.explainers.core.pixel_base import PerturbedEvaluator
-from camscope.explainers.path.base import AdditiveAttribution, AdditiveExplainer
-from camscope.hooks.function_mode import (
-    ACTIVATIONS,
-    AVERAGING_FUNCTIONS,
-    DROPOUTS,
-    MAX_FUNCTIONS,
-    SCALING_FUNCTIONS,
-    BaseFunctionMode,
-    function_name,
-    has_negative_weights,
-)
+from camscope.explainers.adapters.relevance_rules import RelevanceRuleMode, has_zennit_rule, make_relative_stabilizer
+from camscope.explainers.core.evaluation_context import check_finite
+from camscope.explainers.core.explainer import register_optional
+from camscope.explainers.core.perturbed_evaluator import PerturbedEvaluator
+from camscope.explainers.core.setting_checks import check_number, check_one_of
+from camscope.explainers.path.additive_attribution import AdditiveAttribution, AdditiveExplainer
 from camscope.pytree import iter_leaves, map_leaves
 from camscope.targets import Score, full_precision
-
-_DATA_MOVEMENT_NAMES = (
-    "view view_as reshape reshape_as flatten unflatten permute transpose swapaxes movedim moveaxis t get squeeze unsqueeze "
-    "contiguous clone cat concat concatenate stack split tensor_split chunk unbind getitem narrow select index_select "
-    "expand expand_as repeat roll flip rot90 pad channel_shuffle pixel_shuffle pixel_unshuffle "
-    "to float double half bfloat16 type type_as cpu cuda requires_grad retain_grad"
-)  # the gradient is the relevance
-PASS_THROUGH_FUNCTIONS = ACTIVATIONS | SCALING_FUNCTIONS | {"neg"}
-GRADIENT_FUNCTIONS = MAX_FUNCTIONS | DROPOUTS | set(_DATA_MOVEMENT_NAMES.split())
-SUM_SIGNS = {"add": 1, "iadd": 1, "radd": 1, "sub": -1, "isub": -1}
-
-
-class RelevanceRuleMode(BaseFunctionMode):
-    """Applies zennit's rules to functions outside of modules with a rule, and counts others in `unsupported_functions`."""
-
-    def __init__(self, stabilizer: Callable[[Tensor], Tensor], exact_stabilizer: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self._stabilizer, self._exact_stabilizer = stabilizer, exact_stabilizer
-        self._hooks: list[Any] = []  # the graph holds only weak references to zennit's hooks
-        self._ruled_module_depth, self.unsupported_functions = 0, Counter[str]()
-
-    def reset(self) -> None:
-        """Reset the counts. Call this method before each pass."""
-        self.release_hooks()
-        self._ruled_module_depth = 0
-        self.unsupported_functions.clear()
-
-    def release_hooks(self) -> None:
-        """Remove the hooks and free their tensors. Call this method after the last pass."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
-
-    def track_ruled_module(self, module: nn.Module) -> None:
-        """Apply no rules inside a module that has its own rule."""
-        module.register_forward_pre_hook(self._enter_module, prepend=True)
-        module.register_forward_hook(self._leave_module)
-
-    def _enter_module(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        self._ruled_module_depth += 1
-        # zennit would attach its rule to a graph node that does not exist where gradients are disabled
-        return None if torch.is_grad_enabled() else map_leaves(args, Tensor.detach)
-
-    def _leave_module(self, module: nn.Module, args: object, output: object) -> None:
-        self._ruled_module_depth -= 1
-
-    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call the function, with a rule if there is one, and return its result."""
-        name, spelled = function_name(func), getattr(func, "__name__", "")
-        tensors = [argument for argument in (*args, *kwargs.values()) if isinstance(argument, Tensor)]
-        alive = [tensor for tensor in tensors if tensor.requires_grad]
-        if self._ruled_module_depth or not alive or not torch.is_grad_enabled():
-            return func(*args, **kwargs)
-        ruled_result = self._call_with_rule(name, func, tuple(args), kwargs, alive)
-        if ruled_result is not None:
-            return args[0].copy_(ruled_result) if _is_in_place(spelled, args, kwargs) else ruled_result
-        result = func(*args, **kwargs)
-        if name not in GRADIENT_FUNCTIONS and any(leaf.requires_grad for _, leaf in iter_leaves(result)):
-            self.unsupported_functions[name] += 1
-        return result
-
-    def _call_with_rule(
-        self,
-        name: str,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        differentiable: list[Tensor],
-    ) -> Tensor | None:
-        """Call a function with its relevance rule. Return None without a call if no rule applies."""
-        from zennit.rules import Norm, Pass
-
-        if name in SUM_SIGNS and not kwargs and len(args) == 2:
-            return self._add_with_rule(SUM_SIGNS[name], *args)
-        if len(differentiable) != 1 or not (args and differentiable[0] is args[0]):
-            return None
-        if name in PASS_THROUGH_FUNCTIONS:
-            return self._run_with_hook(Pass(), _FunctionModule(func, args[1:], kwargs), args[0])
-        if name in AVERAGING_FUNCTIONS and not has_negative_weights(kwargs):
-            return self._run_with_hook(Norm(self._stabilizer), _FunctionModule(func, args[1:], kwargs), args[0])
-        return None
-
-    def _add_with_rule(self, second_sign: int, first: Any, second: Any) -> Tensor | None:
-        """Add two values. Each receives relevance in proportion to its contribution, and constants receive none."""
-        from zennit.layer import Sum
-        from zennit.rules import Norm
-
-        template = first if isinstance(first, Tensor) else second
-        a, b = (
-            addend if isinstance(addend, Tensor) else torch.full_like(template, addend, requires_grad=False)
-            for addend in (first, second)
-        )
-        if second_sign < 0 and b.requires_grad:
-            return None
-        both = a.requires_grad and b.requires_grad
-        addends = torch.stack(torch.broadcast_tensors(a, b if second_sign > 0 else -b), -1)
-        return self._run_with_hook(Norm(self._stabilizer if both else self._exact_stabilizer), Sum(), addends)
-
-    def _run_with_hook(self, hook: Any, module: nn.Module, x: Tensor) -> Tensor:
-        hook.register(module)
-        self._hooks.append(hook)
-        result: Tensor = module(x)
-        return result
-
-
-def _is_in_place(raw_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a function call works in place: `x += y`, `x.relu_()`, `F.relu(x, True)`."""
-    is_requested = kwargs.get("inplace") is True or (
-        raw_name.strip("_") in ACTIVATIONS and any(argument is True for argument in args)
-    )
-    return is_requested or raw_name.startswith("__i") or (raw_name.endswith("_") and not raw_name.endswith("__"))
-
-
-class _FunctionModule(nn.Module):
-    """A function as a module of its first argument; the other arguments are fixed."""
-
-    def __init__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        super().__init__()
-        self._func, self._args, self._kwargs = func, args, kwargs
-
-    def forward(self, x: Tensor) -> Any:
-        """Return func(x, ...)."""
-        return self._func(x, *self._args, **self._kwargs)
-
 
 Composite = Literal[
     "epsilon_plus", "epsilon_plus_flat", "epsilon_alpha2_beta1", "epsilon_alpha2_beta1_flat", "epsilon_gamma_box"
 ]
 MERGED_NORM_EPS = torch.finfo(torch.float32).tiny  # next to a variance of 1; PyTorch 2.11 rejects 0
+
+
+class RelevanceRules(NamedTuple):
+    """Zennit's composite of rules for modules, and a function mode with the rules for other functions."""
+
+    composite: Any
+    function_mode: RelevanceRuleMode
 
 
 @register_optional("zennit", "lrp")
@@ -203,7 +75,7 @@ class LRP(AdapterExplainer, AdditiveExplainer):
     def compute_sample_attribution(
         self, evaluator: PerturbedEvaluator, sample: int, baseline_tensors: Sequence[Tensor]
     ) -> AdditiveAttribution:
-        """Return the relevance of the pixels of one sample, and the relevance of the output."""
+        """Compute the relevance of each pixel of one sample. The expected sum is the relevance of the output."""
         model, call_records = evaluator.score.model, cast(RecordedEvaluator, evaluator).call_records
         score, clone = copy.copy(evaluator.score), clone_for_hooks(model, call_records)
         score.model = clone
@@ -232,8 +104,8 @@ class LRP(AdapterExplainer, AdditiveExplainer):
         notes = (f"batch norms without a linear layer before them pass relevance on unchanged: {names}",)
         return AdditiveAttribution(full_precision(relevance[0]), start, notes=notes if unmerged else ())
 
-    def _build_rules(self, x: Tensor, merged_norms: Sequence[tuple[list[str], str]]) -> tuple[Any, RelevanceRuleMode]:
-        """Return zennit's composite, and the same rules for functions outside of modules."""
+    def _build_rules(self, x: Tensor, merged_norms: Sequence[tuple[list[str], str]]) -> RelevanceRules:
+        """Build the relevance rules: zennit's composite for modules, and the same rules for functions outside of modules."""
         from zennit.canonizers import NamedMergeBatchNorm
         from zennit.composites import COMPOSITES as KNOWN
 
@@ -244,10 +116,10 @@ class LRP(AdapterExplainer, AdditiveExplainer):
             axes = tuple(range(2, x.ndim))
             settings |= {"low": x.amin(axes, keepdim=True), "high": x.amax(axes, keepdim=True)}
         composite = KNOWN[self.composite](**settings, canonizers=[NamedMergeBatchNorm(list(merged_norms))])
-        return composite, RelevanceRuleMode(stabilizer, make_relative_stabilizer(rounding))
+        return RelevanceRules(composite, RelevanceRuleMode(stabilizer, make_relative_stabilizer(rounding)))
 
     def _check_first_layer(self, model: nn.Module, call_records: ModuleCallRecords) -> None:
-        """Raise ModelError unless the first layer by name is also the first layer that runs."""
+        """Raise ModelError if a composite has a rule for the first layer, and another layer runs first."""
         from zennit.types import Linear
 
         parts = dict(model.named_modules())
@@ -260,10 +132,18 @@ class LRP(AdapterExplainer, AdditiveExplainer):
             )
 
 
+class Relevance(NamedTuple):
+    """The score of one sample, the relevance of the output, and the relevance (1,C,*S) of the input."""
+
+    score: Tensor
+    at_output: Tensor
+    at_input: Tensor
+
+
 def _propagate_relevance(
     score: Score, x: Tensor, sample_index: Tensor, clone: nn.Module, rule_mode: RelevanceRuleMode
-) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return the score, the output relevance and the input relevance, or None without gradients."""
+) -> Relevance | None:
+    """Propagate the score back to the input by LRP. Return None if no gradient reaches the input."""
     restart_call_counts(clone)
     rule_mode.reset()
     leaf = x.detach().clone().requires_grad_()
@@ -289,34 +169,18 @@ def _propagate_relevance(
     with score.forward_context():  # zennit runs layers again in the backward pass
         grads: Sequence[Tensor | None] = torch.autograd.grad(outputs, leaf, starts, allow_unused=True)
     start = torch.stack([full_precision(relevance).sum() for relevance in starts]).sum()
-    return None if grads[0] is None else (value.detach()[0], start, grads[0].detach())
+    return None if grads[0] is None else Relevance(value.detach()[0], start, grads[0].detach())
 
 
-def make_relative_stabilizer(epsilon: float) -> Callable[[Tensor], Tensor]:
-    """Return a function that moves z away from zero, by a fraction `epsilon` of the root mean square of each row."""
+class MergeableNorms(NamedTuple):
+    """Batch norms to merge, each as ([linear layer before it], batch norm), and the names of all other batch norms."""
 
-    def stabilize(z: Tensor) -> Tensor:
-        rows = z.flatten(1) if z.ndim > 1 else z[..., None]  # a sum over all axes has none
-        scale = rows.square().mean(-1).sqrt().view([*z.shape[:1], *[1] * (z.ndim - 1)])
-        step = torch.where(scale > 0, epsilon * scale, 1)
-        return torch.where(z < 0, z - step, z + step)
-
-    return stabilize
+    pairs: list[tuple[list[str], str]]
+    other_names: list[str]
 
 
-def has_zennit_rule(module: nn.Module) -> bool:
-    """Whether zennit has a suitable rule for a module. It has none for attention."""
-    from zennit.layer import Sum
-    from zennit.types import Activation, AvgPool, BatchNorm, Linear
-
-    has_rule = isinstance(module, (Activation, AvgPool, BatchNorm, Linear, Sum))
-    return has_rule and not isinstance(module, nn.MultiheadAttention)
-
-
-def find_mergeable_norms(
-    model: nn.Module, call_records: ModuleCallRecords
-) -> tuple[list[tuple[list[str], str]], list[str]]:
-    """Return the batch norms to merge, each with the linear layer before it, and the names of the other batch norms."""
+def find_mergeable_norms(model: nn.Module, call_records: ModuleCallRecords) -> MergeableNorms:
+    """Find the batch norms that can be merged with the linear layer before them."""
     from zennit.types import BatchNorm, Linear
 
     parts = dict(model.named_modules())
@@ -328,4 +192,4 @@ def find_mergeable_norms(
         fixed = getattr(norm, "running_mean", None) is not None and norm.weight is not None and not norm.training
         if once and fixed and isinstance(parts[before], Linear):
             merged.append(([before], name))
-    return merged, [name for name in norms if name not in [last for _, last in merged]]
+    return MergeableNorms(merged, [name for name in norms if name not in [last for _, last in merged]])

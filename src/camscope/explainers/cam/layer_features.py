@@ -1,19 +1,19 @@
-"""Activation and gradient of a layer in one pass, and the scores of changed inputs or changed activations."""
+"""`LayerFeatures`: the activation and gradient of a layer, and scores of changed inputs or changed activations."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from camscope.errors import LayerError
-from camscope.explainers.core.batching import ActivationBytes, count_copies_in_memory, map_chunks
-from camscope.hooks.base import Hooks, thread_local_hook
-from camscope.hooks.partial_forward import PrefixCache, branch_layer_output
+from camscope.explainers.core.memory_chunks import ActivationBytes, count_copies_in_memory, map_chunks
+from camscope.hooks.partial_forward import PrefixCache, replace_output_by_variants
+from camscope.hooks.thread_local_hooks import Hooks, thread_local_hook
 from camscope.layers.layout import Layout
 from camscope.targets import Score
 
@@ -21,18 +21,34 @@ InputShares = tuple[float, ...]
 SCORE_TOLERANCE_BY_DTYPE = {torch.float16: 2e-2, torch.bfloat16: 5e-2, torch.float32: 1e-4, torch.float64: 1e-9}
 MIN_ROUNDING_STEPS = 20  # a change of fewer steps of rounding gets a note
 
-# A slice of the variants -> inputs (R,C,*S), and the sample (R,) that each is a variant of
-InputVariants = Callable[[slice], tuple[Tensor, Tensor]]
-# A slice of the variants -> a function that edits activations (R,K,*s) in place, and the sample (R,) of each row.
-# It may be called for all rows at once to learn the samples, so large tensors are made in the edit.
-ActivationEdit = Callable[[Tensor], object]
-ActivationVariants = Callable[[slice], tuple[ActivationEdit, Tensor]]
+
+class InputVariants(NamedTuple):
+    """Variants of samples as inputs (R,C,*S), and the index (R,) of the sample of each variant."""
+
+    inputs: Tensor
+    sample_index: Tensor
+
+
+ActivationEdit = Callable[[Tensor], object]  # edits activations (R,K,*s) in place
+
+
+class ActivationVariants(NamedTuple):
+    """A function that edits R copies of activations in place, and the index (R,) of the sample of each copy."""
+
+    edit: ActivationEdit
+    sample_index: Tensor
+
+
+# functions that build a slice of all variants; a plain tuple is accepted, too. That of activations may be called for
+# all rows at once to learn the samples, so large tensors are made in the edit
+InputVariantsBuilder = Callable[[slice], tuple[Tensor, Tensor]]
+ActivationVariantsBuilder = Callable[[slice], tuple[ActivationEdit, Tensor]]
 ScoreReader = Callable[[object, int, Tensor | None], Tensor]  # output, number of rows, sample of each row -> (R,)
 
 
 @contextmanager
 def record_input_shares(model: nn.Module) -> Iterator[list[InputShares]]:
-    """Record which share of each axis the image takes in the padded input of a torchvision detector."""
+    """Record the share of each axis that the image covers, if a torchvision detector pads its input."""
     recorded: list[InputShares] = []
 
     def record_shares(module: nn.Module, args: object, output: Any) -> None:
@@ -51,13 +67,13 @@ def record_input_shares(model: nn.Module) -> Iterator[list[InputShares]]:
 
 @dataclass(frozen=True)
 class LayerFeatures:
-    """Activation (N,K,*s) of a layer, and gradient of the score there, in one pass of an input x (N,C,*S).
+    """The activation (N,K,*s) of a layer in one pass of an input x (N,C,*S), and the gradient of the score there.
 
     `values` (N,): the score. `recompute(x)`: the features of another input at the same layer, for the same target.
     `compute_curvature()` (N,K,*s): the score's Hessian there times the activation, for a method that is `second_order`.
 
-    There are four strategies to run the model with changed activations. The first one is used that computes every sample
-    independently of the others:
+    There are four strategies to run the model with changed activations. Of these, the first one is used in which the
+    samples do not affect one another:
 
     - together: one pass of x, in which the rows of the layer are replaced by changed copies of any number.
     - apart: a separate pass of x[i] for the changed copies of sample i, because a tensor with N rows bypasses the
@@ -130,8 +146,10 @@ class LayerFeatures:
             )
         return self.optional_gradient
 
-    def score_inputs(self, n_variants: int, build_variants: InputVariants, *, as_probability: bool = False) -> Tensor:
-        """Compute the scores (n_variants,) of changed inputs.
+    def score_inputs(
+        self, n_variants: int, build_variants: InputVariantsBuilder, *, as_probability: bool = False
+    ) -> Tensor:
+        """Compute the scores (n_variants,) of variants of the input.
 
         `as_probability`: return the probability of the class, if the model has several classes.
         """
@@ -146,7 +164,7 @@ class LayerFeatures:
         return map_chunks(n_variants, chunk_size, score_chunk).to(self.values)
 
     def score_activations(
-        self, n_variants: int, build_variants: ActivationVariants, *, as_probability: bool = False
+        self, n_variants: int, build_variants: ActivationVariantsBuilder, *, as_probability: bool = False
     ) -> Tensor:
         """Compute the scores (n_variants,) of the model with changed activations at the layer.
 
@@ -155,10 +173,10 @@ class LayerFeatures:
         run_chunk = partial(self._score_rows, self._strategy, self._get_score_reader(as_probability))
         return self._run_in_chunks(self._strategy, n_variants, build_variants, run_chunk)
 
-    def compute_score_losses(self, n_variants: int, build_variants: ActivationVariants) -> Tensor:
-        """Return how much the score drops (n_variants,) with each changed activation at the layer.
+    def compute_score_losses(self, n_variants: int, build_variants: ActivationVariantsBuilder) -> Tensor:
+        """Compute for each changed activation at the layer how much the score drops (n_variants,).
 
-        Clean and changed activations run in one pass, so that common rounding errors cancel.
+        Clean and changed activations share a pass, so that equal rounding errors cancel.
         """
         strategy, read_score = self._strategy, self.score.read_score
 
@@ -173,7 +191,7 @@ class LayerFeatures:
         return self._run_in_chunks(strategy, n_variants, build_variants, subtract_from_clean)
 
     def run_with_edit(self, edit: ActivationEdit) -> Any:
-        """Return the output of the model if `edit` changes the activation (N,K,*s) of the layer in place."""
+        """Run the model with an edited layer: `edit` changes the activation (N,K,*s) in place. Return the model's output."""
         with self._prefix_cache if self._can_replay else nullcontext():
             return self._run_edited_model(self.x, None, self._sample_indices, edit)
 
@@ -182,13 +200,16 @@ class LayerFeatures:
         self.sample_notes[sample].append(text)
 
     def add_rounding_notes(self, statement: str, changes: Tensor, scores: Tensor) -> None:
-        """Add a note to each sample whose score changes (N,M) are hardly larger than the rounding of its scores (N,R)."""
+        """Add a note to each sample whose score `changes` (N,M) are no larger than a few rounding errors of `scores` (N,R)."""
         rounding = self.score.machine_epsilon * scores.abs().amax(1)
         for sample in (changes.abs().amax(1) < MIN_ROUNDING_STEPS * rounding).nonzero()[:, 0].tolist():
             self.add_note(sample, f"{statement} by much more than its rounding in {self.score.dtype}")
 
     def count_copies_in_memory(self, bytes_of_pass: int) -> int:
-        """Return how many variants fit into one pass, given the bytes of the largest tensor in a pass of x."""
+        """Return how many variants run in one pass: `batch_size`, or as many as fit into memory.
+
+        `bytes_of_pass` are those of the largest tensor in a pass of x.
+        """
         return self.batch_size or count_copies_in_memory(max(1, bytes_of_pass // len(self.x)), self.x.device)
 
     def _get_score_reader(self, as_probability: bool) -> ScoreReader:
@@ -204,7 +225,7 @@ class LayerFeatures:
 
     @cached_property
     def _can_replay(self) -> bool:
-        """Whether a pass that starts from cached outputs computes the same scores as a full pass."""
+        """Whether a pass with cached outputs of the layers before gives the same scores as a full pass."""
         if not self._prefix_cache.has_cached_outputs:
             return True
         try:
@@ -217,25 +238,25 @@ class LayerFeatures:
 
     @cached_property
     def _strategy(self) -> str:
-        """The first strategy, in the order of the class docstring, that computes samples independently."""
+        """The first strategy in which samples do not affect one another, in the order of the class docstring."""
         return next(filter(self._computes_samples_independently, ("together", "apart", "whole")), "batch")
 
     def _computes_samples_independently(self, strategy: str) -> bool:
-        """Whether a strategy computes samples independently, also if it starts from cached outputs."""
+        """Whether samples do not affect one another in a strategy, also if the pass uses cached outputs."""
         was_cached = self._prefix_cache.has_cached_outputs
         return self._keeps_samples_apart(strategy) and (
             was_cached or not self._prefix_cache.has_cached_outputs or self._keeps_samples_apart(strategy)
         )
 
     def _keeps_samples_apart(self, strategy: str) -> bool:
-        """Whether a sample keeps its score if the activations of other samples are set to zero."""
+        """Whether each sample keeps its score in a strategy if the activations of other samples are set to zero."""
         n_samples = len(self.x)
         rows = torch.arange(2 * n_samples + 1, device=self.x.device)
         sample_index = (rows // 2).clamp(max=n_samples - 1)
 
-        def blank_every_other(part: slice) -> tuple[ActivationEdit, Tensor]:
+        def blank_every_other(part: slice) -> ActivationVariants:
             blank = (rows[part] % 2 == 0).nonzero()[:, 0]
-            return lambda maps: maps.index_fill_(0, blank, 0), sample_index[part]
+            return ActivationVariants(lambda maps: maps.index_fill_(0, blank, 0), sample_index[part])
 
         run_chunk = partial(self._score_rows, strategy, self.score.read_score)
         try:
@@ -253,10 +274,10 @@ class LayerFeatures:
         self,
         strategy: str,
         n_variants: int,
-        build_variants: ActivationVariants,
+        build_variants: ActivationVariantsBuilder,
         run_chunk: Callable[[ActivationEdit, Tensor], Tensor],
     ) -> Tensor:
-        """Run the variants in chunks as large as memory and strategy allow. Return the joined results (n_variants,)."""
+        """Run all variants in chunks that memory and strategy allow. Return the concatenated results (n_variants,)."""
         if n_variants == 0:  # a layer without a nonzero channel
             return self.values.new_zeros(0)
         sizes = self.activation_bytes
@@ -277,7 +298,7 @@ class LayerFeatures:
     def _score_rows(
         self, strategy: str, read_output: ScoreReader, edit: ActivationEdit, sample_index: Tensor
     ) -> Tensor:
-        """Run one forward pass with edited activations and read the scores (R,) of its rows."""
+        """Run one forward pass with edited activations. Return the scores (R,) of its rows."""
         x, n_rows = self.x, len(sample_index)
         if strategy == "together":
             with self._prefix_cache:
@@ -295,9 +316,12 @@ class LayerFeatures:
     def _run_edited_model(
         self, x: Tensor, input_sample_index: Tensor | None, rows: Tensor, edit: ActivationEdit
     ) -> Any:
-        """Run the model on x, variants of the samples `input_sample_index`, with `rows` of the layer copied and edited."""
+        """Run the model on x with an edited layer: copies of the given `rows` of its output replace the output.
+
+        `input_sample_index` says of which sample each row of x is a variant.
+        """
         edit_rows, output_index, call_index = partial(self._apply_edit, edit), self.output_index, self.call_index
-        with branch_layer_output(
+        with replace_output_by_variants(
             self.score.model, self.layer, rows, edit_rows, output_index=output_index, call_index=call_index
         ):
             return self.score.forward(x, input_sample_index)

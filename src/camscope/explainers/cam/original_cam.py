@@ -1,4 +1,4 @@
-"""The original class activation map (CAM), whose weights are those of a linear classifier."""
+"""The original class activation map (CAM), which weights channels by the weights of a linear classifier."""
 
 import torch
 from torch import Tensor, nn
@@ -6,10 +6,10 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 
 from camscope.errors import LayerError, ModelError, TargetError
-from camscope.explainers.cam.base import SPATIAL_AXIS, BaseWeightedChannels
-from camscope.explainers.cam.layer_features import SCORE_TOLERANCE_BY_DTYPE, LayerFeatures
-from camscope.explainers.core.base import register
-from camscope.hooks.base import find_layer, unwrap
+from camscope.explainers.cam.layer_features import SCORE_TOLERANCE_BY_DTYPE, ActivationVariants, LayerFeatures
+from camscope.explainers.cam.weighted_channels import SPATIAL_AXIS, BaseWeightedChannels
+from camscope.explainers.core.explainer import register
+from camscope.hooks.find_layers import find_layer, unwrap
 from camscope.plurals import plural
 
 LinearHeads = dict[str, tuple[Tensor, Tensor]]
@@ -52,7 +52,7 @@ class CAM(BaseWeightedChannels):
                 raise LayerError(f"head {self.head!r} is a {kind}; expected a Linear or a 1x1 convolution")
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
-        """Return the weights of the linear head for the target class."""
+        """Return the weights (N,K,1) of the linear head for the target class. Raise ModelError if no head fits."""
         score, layer, K = features.score, features.layer, features.activation.shape[1]
         pairs, logits = score.class_pairs, score.logits
         if pairs is None or logits is None:
@@ -87,7 +87,7 @@ class CAM(BaseWeightedChannels):
         )
 
     def _find_linear_heads(self, features: LayerFeatures, n_classes: int) -> LinearHeads:
-        """Return weight (classes,K) and bias, by name, of each linear module that fits between the layer and the classes."""
+        """Find the linear modules that map the channels of the layer to the classes. Return weight and bias by name."""
         like, heads = features.activation, LinearHeads()
         for name, module in features.score.model.named_modules():
             if self.head in (None, name) and _is_channelwise_linear(module):
@@ -98,7 +98,7 @@ class CAM(BaseWeightedChannels):
 
 
 def _is_channelwise_linear(module: nn.Module) -> bool:
-    """Whether a module is a linear map of the channels that is the same at every cell."""
+    """Whether a module maps the channels of each cell linearly, by a Linear or a 1x1 convolution."""
     if isinstance(module, _ConvNd):
         return set(module.kernel_size) == {1}
     return isinstance(module, nn.Linear)
@@ -107,7 +107,7 @@ def _is_channelwise_linear(module: nn.Module) -> bool:
 def _find_head_weights(
     features: LayerFeatures, logits: Tensor, class_pairs: Tensor, heads: LinearHeads
 ) -> Tensor | None:
-    """Return the weights (classes,K) of the head that computes the class scores from the pooled layer, or None."""
+    """Find the head that computes the class scores from the pooled layer. Return its weights (classes,K), or None."""
     cells = features.activation.flatten(2)
     poolings = cells.mean(SPATIAL_AXIS), cells.sum(SPATIAL_AXIS)  # these keep a linear head linear in the cells
     candidates = [(rows, bias, pooled) for rows, bias in heads.values() for pooled in poolings]
@@ -115,7 +115,7 @@ def _find_head_weights(
         if _is_equal_within_rounding(logits, pooled @ rows.T + bias, pooled.square() @ rows.square().T, logits.abs()):
             return rows
     samples = torch.arange(len(features.x), device=features.x.device)
-    empty = features.score_activations(len(samples), lambda part: (Tensor.zero_, samples[part]))
+    empty = features.score_activations(len(samples), lambda part: ActivationVariants(Tensor.zero_, samples[part]))
     gained, size = features.values - empty, features.values.abs() + empty.abs()
     for rows, _, pooled in candidates:
         terms = pooled * _select_target_weights(rows, class_pairs)
@@ -125,14 +125,16 @@ def _find_head_weights(
 
 
 def _select_target_weights(head_weights: Tensor, class_pairs: Tensor) -> Tensor:
-    """Return the head weights (N,K) of each sample's class, minus those of the class that it is compared with."""
+    """Select the head weights of each sample's class (N,K). If it is compared with another class, subtract the weights
+    of that.
+    """
     first, second = class_pairs.T
     rows = head_weights[first]
     return torch.where(second[:, None] >= 0, rows - head_weights[second.clamp(min=0)], rows)
 
 
 def _is_equal_within_rounding(values: Tensor, expected: Tensor, sum_of_squares: Tensor, magnitude: Tensor) -> bool:
-    """Whether values are as expected within rounding, for sums whose squared terms sum to `sum_of_squares`."""
+    """Whether sums equal the expected sums up to rounding, given the sum of the squares of their terms."""
     tolerance = SCORE_TOLERANCE_BY_DTYPE.get(values.dtype, 1e-4)
     allowed = tolerance * sum_of_squares.sqrt() + 8 * torch.finfo(values.dtype).eps * magnitude
     return bool(((values - expected).abs() <= allowed).all())

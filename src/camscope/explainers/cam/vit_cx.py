@@ -1,4 +1,4 @@
-"""ViT-CX: masks from clustered channels of a layer, and the mean effect of the masks at each position."""
+"""ViT-CX: channels of a layer are clustered to masks. The map is the mean effect of the masks at each position."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -6,11 +6,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from camscope.explainers.cam.base import LayerExplainer, compute_value_range
-from camscope.explainers.cam.layer_features import LayerFeatures
-from camscope.explainers.core.base import register
-from camscope.explainers.core.batching import BatchedMixin, RandomMixin
-from camscope.explainers.core.resampling import enlarge_to_input, resize_maps, scale_to_unit_range
+from camscope.explainers.cam.layer_explainer import LayerExplainer
+from camscope.explainers.cam.layer_features import InputVariants, LayerFeatures
+from camscope.explainers.cam.weighted_channels import compute_value_range
+from camscope.explainers.core.explainer import register
+from camscope.explainers.core.memory_chunks import BatchedMixin
+from camscope.explainers.core.random_mixin import RandomMixin
+from camscope.explainers.core.resize_and_blur import enlarge_to_input, resize_maps, scale_to_unit_range
 from camscope.explainers.core.setting_types import NonNegativeNumber
 
 
@@ -45,7 +47,7 @@ class ViTCX(LayerExplainer, BatchedMixin, RandomMixin):
     sigma: NonNegativeNumber = 0.05
 
     def combine(self, features: LayerFeatures) -> Tensor:
-        """Return the mean effect of the masks at each cell."""
+        """Compute the map: the mean effect of the masks that show a cell on the class probability."""
         masks = self._build_cluster_masks(features)
         live = masks.flatten(2).any(2)
         probabilities = masks.new_zeros(*live.shape, 2)
@@ -61,37 +63,37 @@ class ViTCX(LayerExplainer, BatchedMixin, RandomMixin):
         return torch.where(cover > 0, means - least, 0)
 
     def _build_cluster_masks(self, features: LayerFeatures) -> Tensor:
-        """Replace the first mask of each cluster by the sum of all its masks, scaled to 0..1. The others become 0."""
+        """Build one mask per cluster of similar channels (N,K,*s): their sum, scaled to 0..1. All other masks are 0."""
         channels = scale_each_to_unit_range(features.activation)
         clusters = cluster_masks(compute_cosine_distances(channels, features.x.shape[2:]), self.distance)
         members = clusters[..., None] == torch.arange(clusters.shape[1], device=clusters.device)
         return scale_each_to_unit_range((members.mT.to(channels) @ channels.flatten(2)).view_as(channels))
 
     def _compute_probabilities(self, features: LayerFeatures, masks: Tensor, is_nonempty: Tensor) -> Tensor:
-        """Return two probabilities for each nonempty mask M, as (masks,2): p(x M + Z (1 - M)) and p(x + Z (1 - M))."""
+        """Compute two probabilities for each nonempty mask M (masks,2): p(x M + Z (1 - M)) and p(x + Z (1 - M))."""
         x, (samples, mask_index) = features.x, is_nonempty.nonzero().T
         drawn = torch.randn(x.shape[1:], generator=self.generator(), dtype=torch.float32, device="cpu")
         noise = self.sigma * compute_value_range(x) * drawn.to(x)
 
-        def build_inputs(part: slice) -> tuple[Tensor, Tensor]:
+        def build_inputs(part: slice) -> InputVariants:
             numbers = torch.arange(part.start, part.stop, device=x.device)
             rows, shows_all = numbers // 2, (numbers % 2 == 1).view(-1, *[1] * (x.ndim - 1))
             sample_index = samples[rows]
             mask = scale_to_unit_range(enlarge_to_input(masks[sample_index, mask_index[rows]], x))[:, None].to(x.dtype)
             inputs = x[sample_index] * torch.where(shows_all, 1, mask) + noise[sample_index] * (1 - mask)
-            return inputs, sample_index
+            return InputVariants(inputs, sample_index)
 
         scores = features.score_inputs(2 * len(samples), build_inputs, as_probability=True)
         return scores.to(masks.dtype).view(-1, 2)
 
 
 def scale_each_to_unit_range(masks: Tensor) -> Tensor:
-    """Scale each mask (N,K,*s) to 0..1. A constant mask becomes 0."""
+    """Scale each mask (N,K,*s) to 0..1 by its minimum and maximum. A constant mask becomes 0."""
     return scale_to_unit_range(masks.flatten(0, 1)).view_as(masks)
 
 
 def compute_cosine_distances(masks: Tensor, size: Sequence[int]) -> Tensor:
-    """Return the cosine distance of all pairs of masks (N,K,K), enlarged to `size`. For a mask of zeros it is infinite."""
+    """Compute the cosine distances (N,K,K) between masks enlarged to `size`. For a mask of zeros they are infinite."""
     # EᵀE of the matrix E that enlarges an axis gives the products of enlarged masks, so that no mask is enlarged
     overlap = masks
     for axis, length in enumerate(size, start=2):
@@ -104,7 +106,7 @@ def compute_cosine_distances(masks: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def cluster_masks(distances: Tensor, max_distance: float) -> Tensor:
-    """Cluster masks by complete linkage of their distances (N,K,K). Return the index of the first mask of each cluster (N,K)."""
+    """Cluster masks by complete linkage of their distances. Return for each mask the first mask of its cluster (N,K)."""
     # all pairs of mutual nearest neighbors are joined in one step, which gives the same clusters as one after the other
     indices = torch.arange(distances.shape[1], device=distances.device).expand(distances.shape[:2])
     # symmetric, also in rounding: otherwise no two clusters might be mutual neighbors

@@ -1,4 +1,4 @@
-"""Compare explanations of one image by several methods, layers and targets, and find equal maps."""
+"""Compare explanations of one image by several methods, layers and targets, as a figure and as records."""
 
 import html
 import os
@@ -13,35 +13,25 @@ from torch import nn
 
 from camscope import render
 from camscope.errors import InputError, LayerError, OutputError, TargetError
-from camscope.explainers.comparison.grid_layout import (
+from camscope.explainers.comparison.comparison_grid import (
     GridEntry,
-    build_grid_layout,
+    arrange_in_grid,
     create_at_layers,
     select_common_explanation,
 )
-from camscope.explainers.comparison.supported_methods import MethodTimer, explain_supported
-from camscope.explainers.core.argument_sorting import reject_foreign_keywords
-from camscope.explainers.core.base import METHODS, Explainer, get_explainer_class
+from camscope.explainers.comparison.equal_maps import correlate_maps, describe_equal_maps, find_equal_maps
+from camscope.explainers.comparison.explain_supported import MethodTimer, explain_supported
+from camscope.explainers.core.call_arguments import reject_foreign_keywords
 from camscope.explainers.core.evaluation_context import Precision
-from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ExtraInputs
+from camscope.explainers.core.explainer import METHODS, Explainer, get_explainer_class
+from camscope.explainers.core.model_input import NO_EXTRA_INPUTS, ExtraInputs
 from camscope.explainers.core.shared_passes import OnPass, explain_grid
 from camscope.explanation import AUTO, Explanation, FloatArray, PixelArray, ScaleOption, shared_scales
-from camscope.geometry import Placement
 from camscope.safe_files import write_bytes
 from camscope.targets import TargetLike
 
 MethodLike = str | type[Explainer] | Explainer
 DEFAULT_METHODS = ("gradcam", "gradcam++", "xgradcam", "hirescam", "layercam")
-MAX_HEATMAP_DIFFERENCE = 1e-4  # relative to the maximum
-KNOWN_IDENTITIES = {  # what makes the formulas of methods equal
-    "the gradient there is one number per channel, as before global pooling": (
-        "gradcam",
-        "xgradcam",
-        "hirescam",
-        "cam",
-    ),
-    "nothing there is negative": ("layercam", "gradcam-elementwise"),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +40,7 @@ class Comparison:
 
     Attributes:
         entries: The explanations row by row, with their position and cost; a method without a layer to choose appears
-            once
-            per target.
+            once per target.
         row_labels: One label per row.
         column_labels: One label per column: the method, with the settings that distinguish it.
         equivalent_maps: Groups of explanations of one target whose displayed maps are equal, to 1e-4 of the maximum.
@@ -76,7 +65,7 @@ class Comparison:
 
     @property
     def equivalence_notes(self) -> tuple[str, ...]:
-        """Sentences that name the equal maps and the reason."""
+        """Sentences about equal maps: the methods, and the reason."""
         names = {id(entry.explanation): METHODS.display_name(entry.method_label) for entry in self.entries}
         return describe_equal_maps(self.equivalent_maps, names, self.n_targets)
 
@@ -144,8 +133,7 @@ class Comparison:
 
         Args:
             scale: As in `Explanation.overlay`; "shared" gives the maps of one method and layer one scale over all
-                targets.
-                The numbers of different methods or layers cannot be compared.
+                targets. The numbers of different methods or layers cannot be compared.
             alpha: Opacity of the map.
             colormap: Name of the color map.
             crop: Leave out what the model did not see instead of marking it.
@@ -167,7 +155,7 @@ class Comparison:
             signed = any(explanation.colormap == render.DIVERGING for explanation in explanations)
             colormap = render.DIVERGING if signed else "inferno"
         scales = shared_scales(explanations, colormap) if scale == "shared" else [scale] * len(explanations)
-        region = _find_visible_region(explanations) if crop else None
+        region = _find_visible_rows_and_columns(explanations) if crop else None
         is_volume = explanations[0].attribution.ndim == 3
         height = height or (384 if is_volume else 256)
         volume_height = height if is_volume else None  # planes are drawn at this height directly
@@ -178,7 +166,7 @@ class Comparison:
         return render.draw_contact_sheet(
             self._build_figure_cells(images, region, volume_height),
             title=f"{self.title} · region seen by the model" if region else self.title,
-            legend=_format_legend_labels(scale, colormap),
+            legend=_format_lowest_and_highest_label(scale, colormap),
             colormap=colormap,
             columns=columns,
             height=height,
@@ -187,7 +175,7 @@ class Comparison:
     def _build_figure_cells(
         self, images: Sequence[PixelArray], region: tuple[slice, slice] | None, height: int | None = None
     ) -> list[list[render.CaptionedImage | None]]:
-        """Return the captioned images of the figure, row by row."""
+        """Build the captioned images of the figure, row by row."""
         first, cells = self.explanations[0], {}
         photo = first.image if first.image is not None else first.model_input_image
         if photo is not None and first.attribution.ndim != 2:  # a signal or a volume, drawn as an image
@@ -206,12 +194,12 @@ class Comparison:
         ]
 
     def _select_target_explanation(self, target_index: int) -> Explanation:
-        """Return the explanation whose label represents a target."""
+        """Return the explanation whose label is the most frequent one for a target."""
         return select_common_explanation([e.explanation for e in self.entries if e.target_index == target_index])
 
     @property
     def title(self) -> str:
-        """The title: the name of the image, and the target and the layer if there is only one."""
+        """The title of the figure: the name of the image. The target and the layer are added if there is only one."""
         first, layers = self.explanations[0], {explanation.layer for explanation in self.explanations} - {None}
         names_target = self.n_targets == 1 and len(self.row_labels) > 1
         answer = self._select_target_explanation(0).label_and_score if names_target else None
@@ -331,21 +319,21 @@ def compare_explainers(
     skip_unsupported: bool = False,
     on_pass: OnPass | None = None,
 ) -> Comparison:
-    """Compare several explainers of one model on one image."""
+    """Explain one image by several explainers of one model, and compare the explanations."""
     timer = MethodTimer(on_pass)
     if skip_unsupported:
         explainers, rows = explain_supported(explainers, image, targets, extra_inputs, on_pass=timer)
     else:
         rows = explain_grid(explainers, image, targets, extra_inputs, on_pass=timer)
     seconds = [timer.get_seconds(explainer) / len(targets) for explainer in explainers]
-    entries, row_labels, column_labels = build_grid_layout(explainers, rows, seconds)
+    entries, row_labels, column_labels = arrange_in_grid(explainers, rows, seconds)
     by_target = [[entry.explanation for entry in entries if entry.target_index == q] for q in range(len(targets))]
     groups = [group for explanations in by_target for group in find_equal_maps(explanations)]
     return Comparison(entries, row_labels, column_labels, tuple(groups))
 
 
-def _find_visible_region(explanations: Sequence[Explanation]) -> tuple[slice, slice] | None:
-    """Return the rows and columns of the image that the model received. None: all of them, or unknown."""
+def _find_visible_rows_and_columns(explanations: Sequence[Explanation]) -> tuple[slice, slice] | None:
+    """Return the rows and the columns of the image that the model received. Return None for the whole image, or if unknown."""
     regions = set()
     for explanation in explanations:
         if explanation.image is None or explanation.placement is None:
@@ -360,91 +348,11 @@ def _find_visible_region(explanations: Sequence[Explanation]) -> tuple[slice, sl
     return slice(top, bottom), slice(left, right)
 
 
-def _format_legend_labels(scale: ScaleOption | Literal["shared"], colormap: str) -> tuple[str, str]:
-    """Return the meanings of the lowest and the highest color, as two texts."""
+def _format_lowest_and_highest_label(scale: ScaleOption | Literal["shared"], colormap: str) -> tuple[str, str]:
+    """Return two texts for the legend: what the lowest and what the highest color mean."""
     if isinstance(scale, tuple | list):
         return f"{scale[0]:.3g}", f"{scale[1]:.3g}"
     signed = colormap == render.DIVERGING
     strongest = "strongest value" if signed or scale in ("symmetric", "robust") else "maximum"
     whose = f"{strongest} of a method over all classes" if scale == "shared" else f"{strongest} of each map"
     return f"minus the {strongest}" if signed else "0", whose
-
-
-# --- equal maps
-
-
-def find_equal_maps(explanations: Sequence[Explanation]) -> list[tuple[Explanation, ...]]:
-    """Group explanations with equal displayed maps. Maps without positive values are in no group."""
-    groups: list[list[Explanation]] = []
-    for explanation in explanations:
-        heatmap = explanation.heatmap("grid")
-        if not heatmap.any():
-            continue
-        for group in groups:
-            first = group[0].heatmap("grid")
-            if first.shape == heatmap.shape and np.abs(first - heatmap).max() <= MAX_HEATMAP_DIFFERENCE:
-                group.append(explanation)
-                break
-        else:
-            groups.append([explanation])
-    return [tuple(group) for group in groups if len(group) > 1]
-
-
-def correlate_maps(explanations: Sequence[Explanation], kind: Literal["pearson", "spearman"] = "pearson") -> FloatArray:
-    """Return the correlation matrix (M,M) of the displayed maps, in the order of `explanations`. It is NaN for a constant map."""
-    if kind not in ("pearson", "spearman"):
-        raise InputError(f"kind={kind!r}: expected 'pearson' or 'spearman'")
-    finest_grid = np.max([explanation.grid for explanation in explanations], axis=0)
-    placement = Placement.identity(finest_grid.tolist())
-    heatmaps = (explanation.heatmap("grid").astype(np.float64) for explanation in explanations)
-    rows = np.stack([placement.project(heatmap)[0].ravel() for heatmap in heatmaps])
-    if kind == "spearman":
-        rows = np.stack([_rank_values(row) for row in rows])
-    centered = rows - rows.mean(1, keepdims=True)
-    norms = np.linalg.norm(centered, axis=1)
-    is_valid = norms > 1e-12 * np.abs(rows).max(1)  # a constant map leaves only rounding
-    scaled = centered / np.where(is_valid, norms, np.nan)[:, None]
-    return np.asarray((scaled @ scaled.T).clip(-1, 1))
-
-
-def _rank_values(values: FloatArray) -> FloatArray:
-    """Return the rank of each value (M,). Equal values get their mean rank."""
-    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return np.asarray((counts.cumsum() - (counts - 1) / 2)[which])
-
-
-def describe_equal_maps(
-    groups: Sequence[tuple[Explanation, ...]], method_labels: Mapping[int, str], n_targets: int
-) -> tuple[str, ...]:
-    """Return sentences that name the equal maps and the reason.
-
-    `method_labels`: the method's label by the id of an explanation.
-    """
-    classes_by_text: dict[tuple[str, str], list[str]] = {}
-    for group in groups:
-        layers = {explanation.layer for explanation in group}
-        names = [method_labels[id(explanation)] for explanation in group]
-        names = [f"'{name}'" if "," in name else name for name in names]
-        if len(layers) > 1:
-            names = [f"{name} at {explanation.layer}" for name, explanation in zip(names, group, strict=True)]
-        where = f" at {group[0].layer}" if len(layers) == 1 and group[0].layer else ""
-        text = f"{_join_names(names)} are one map{where}", _explain_equality(group, layers)
-        classes_by_text.setdefault(text, []).append(group[0].label)
-    sentences = []
-    for (statement, reason), classes in classes_by_text.items():
-        which = " for every class" if len(classes) == n_targets else f" for {_join_names(classes)}"
-        sentences.append(f"{statement}{which if n_targets > 1 else ''}: {reason}")
-    return tuple(sentences)
-
-
-def _explain_equality(group: Sequence[Explanation], layers: set[str | None]) -> str:
-    """Return the reason why the maps are equal: a known identity of the methods, or this image."""
-    for condition, methods in KNOWN_IDENTITIES.items():
-        if len(layers) == 1 and all(explanation.method in methods for explanation in group):
-            return f"their formulas are one if {condition}"
-    return "the maps are the same here"
-
-
-def _join_names(names: Sequence[str]) -> str:
-    """Join names to a list in a sentence: `a, b and c`."""
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

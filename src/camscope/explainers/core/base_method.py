@@ -1,70 +1,35 @@
-"""Base class `BaseMethod`: the settings of every method, the maps that a method computes, and the status of a map."""
+"""`BaseMethod`: the settings that all methods share, and the functions that a method may override."""
 
-import hashlib
-import math
 import numbers
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from inspect import signature
-from itertools import zip_longest
 from typing import Any, ClassVar, Self, cast
 
-import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from camscope.errors import CamscopeError, InputError, TargetError
+from camscope.explainers.core.attribution_maps import AttributionMaps, DeferredMap
 from camscope.explainers.core.evaluation_context import (
     Mode,
     OnNonFinite,
     Precision,
-    device_and_dtype,
     evaluation_context,
+    get_device_and_dtype,
     inspect_model,
 )
-from camscope.explainers.core.inputs import ExtraInputs, ModelInput, read_model_input
 from camscope.explainers.core.method_docstrings import complete_docstring
+from camscope.explainers.core.model_input import ExtraInputs, ModelInput, read_model_input
 from camscope.explainers.core.setting_types import check_settings
-from camscope.explanation import STATUS_OK
-from camscope.hooks.base import unwrap
-from camscope.layers.layout import Layout
+from camscope.explainers.core.settings_as_text import describe_setting
+from camscope.hooks.find_layers import unwrap
 from camscope.model_metadata import get_card
 from camscope.targets import ImageContext, Score, Target, TargetLike, image_embedding
 
 SETTINGS_WITHOUT_EFFECT = ("model", "preprocess", "class_names", "on_nonfinite")  # on the map
-SAFE_WORD_PATTERN = re.compile(r"[\w+-]{1,40}")  # a setting's word, but no path or file name
-
-
-@dataclass
-class AttributionMaps:
-    """Raw maps (N,*s) of one score, with notes about all samples (`notes`) and about each (`sample_notes`).
-
-    `constant_score` (N,): whether the score stayed the same, up to rounding, for all altered inputs.
-    `diagnostics`: numbers (N,) by name, which results contain unchanged.
-    `standard_error` (N,*s): the standard error of each cell, if the map is a mean over random samples.
-    `layout_unverified`: whether the layout of the layer could be neither verified nor contradicted.
-    """
-
-    attribution: Tensor
-    layer: str | None = None
-    layout: Layout | None = None
-    zero_gradient: Tensor | None = None
-    constant_score: Tensor | None = None
-    notes: tuple[str, ...] = ()
-    sample_notes: tuple[tuple[str, ...], ...] = ()
-    diagnostics: dict[str, Tensor] = field(default_factory=dict)
-    standard_error: Tensor | None = None
-    layout_unverified: bool = False
-
-    def get_sample_notes(self, sample: int) -> tuple[str, ...]:
-        """Return the notes that apply to one sample."""
-        return (*self.notes, *(self.sample_notes[sample] if self.sample_notes else ()))
-
-
-DeferredMap = Callable[[], AttributionMaps]  # computes a map that needs its own passes, after the shared ones
 
 
 @dataclass(eq=False, repr=False)
@@ -136,6 +101,7 @@ class BaseMethod(ABC):
         Returns:
             The signed raw map (N,*s), in units of the score.
 
+        >>> import torch
         >>> from camscope import Saliency, load_model
         >>> from camscope.targets import Score
         >>> model = load_model("phantom")
@@ -154,6 +120,7 @@ class BaseMethod(ABC):
         Returns:
             One result per score, with a map (N,*s) in units of the score.
 
+        >>> import torch
         >>> from camscope import Saliency, load_model
         >>> from camscope.targets import Score
         >>> model = load_model("phantom")
@@ -164,8 +131,8 @@ class BaseMethod(ABC):
         """
         return [AttributionMaps(self.attribution(x, score)) for score in scores]
 
-    def resolve(self, x: Tensor, score: Score) -> Self:
-        """Return this method with all open choices made for an input, such as the layer.
+    def with_chosen_layers(self, x: Tensor, score: Score) -> Self:
+        """Choose for an input what the user left open, such as the layer. Return the method with these choices.
 
         Args:
             x: The model's input (N,C,*S).
@@ -174,10 +141,11 @@ class BaseMethod(ABC):
         Returns:
             This method, or a copy with the choices made.
 
+        >>> import torch
         >>> from camscope import GradCAM, load_model
         >>> from camscope.targets import Score
         >>> model = load_model("phantom")
-        >>> GradCAM(model).resolve(torch.zeros(1, 1, 128, 128), Score(model, 1)).layer
+        >>> GradCAM(model).with_chosen_layers(torch.zeros(1, 1, 128, 128), Score(model, 1)).layer
         'layer4'
 
         """
@@ -194,7 +162,7 @@ class BaseMethod(ABC):
         return self.backward_passes != "0"
 
     def resolve_target(self, target: TargetLike) -> TargetLike:
-        """Return the target to explain. Raise TargetError if the method cannot explain it.
+        """Return the target that the method explains for a requested target. Raise TargetError if it cannot explain it.
 
         Args:
             target: The target that the caller asks for.
@@ -214,17 +182,17 @@ class BaseMethod(ABC):
 
     @property
     def share_key(self) -> Hashable:
-        """A key for shared passes: `compute_shared_maps` computes the maps of all methods with the same key together."""
+        """A key for shared passes. Methods with the same key compute their maps together, in `compute_shared_maps`."""
         return id(self)
 
     @staticmethod
     def compute_shared_maps(
         explainers: "Sequence[BaseMethod]", x: Tensor, scores: Sequence[Score]
     ) -> Sequence[Sequence[AttributionMaps | DeferredMap | CamscopeError]]:
-        """Return the maps [method][score] of methods with the same `share_key`.
+        """Compute the maps of several methods with the same `share_key`, as rows [method][score].
 
-        Override this method to share passes between methods. An entry may be a function that computes a map with passes
-        of its own, or the error of that method alone.
+        Override this method to share passes between methods. An entry is a map, a function that computes a map later,
+        or the error of that method.
 
         Args:
             explainers: The methods, all with the same `share_key`.
@@ -234,6 +202,7 @@ class BaseMethod(ABC):
         Returns:
             Entries [method][score].
 
+        >>> import torch
         >>> from camscope import GradCAM, LayerCAM, load_model
         >>> from camscope.targets import Score
         >>> model = load_model("phantom")
@@ -246,7 +215,7 @@ class BaseMethod(ABC):
         return [explainer.compute_maps(x, scores) for explainer in explainers]
 
     def prepare_input(self, image: Any) -> ModelInput:
-        """Return the model's input for an image, and its position on the image.
+        """Convert an image to the model's input, with its placement on the image.
 
         Args:
             image: An image of any kind that `explain` takes.
@@ -262,13 +231,13 @@ class BaseMethod(ABC):
         """
         model = unwrap(self.model)
         return read_model_input(
-            image, self.preprocess, model, device_and_dtype(model), frames_first=bool(self.frames_first)
+            image, self.preprocess, model, get_device_and_dtype(model), frames_first=bool(self.frames_first)
         )
 
-    def bind_targets(
+    def prepare_targets(
         self, targets: Sequence[TargetLike], inputs: Sequence[ModelInput], extra_inputs: ExtraInputs
     ) -> TargetLike:
-        """Bind each target to its image. Return one target if all are the same, otherwise a list.
+        """Prepare the targets for their images, such as a region for the size of its image.
 
         Args:
             targets: One target per image.
@@ -276,17 +245,18 @@ class BaseMethod(ABC):
             extra_inputs: The inputs of the model other than the images.
 
         Returns:
-            The bound target, or a list with one per image.
+            One target if all are the same, otherwise a list with one per image.
 
+        >>> import torch
         >>> from camscope import Saliency, load_model
         >>> explainer = Saliency(load_model("phantom"))
         >>> inputs = [explainer.prepare_input(torch.zeros(1, 128, 128))] * 2
-        >>> explainer.bind_targets([1, 2], inputs, ExtraInputs())
+        >>> explainer.prepare_targets([1, 2], inputs, ExtraInputs())
         [1, 2]
 
         """
         bound = [
-            target.bind(self._build_image_context(item, extra_inputs.select_rows([i], len(inputs))))
+            target.prepare_for_image(self._build_image_context(item, extra_inputs.select_rows([i], len(inputs))))
             if isinstance(target, Target)
             else target
             for i, (target, item) in enumerate(zip(targets, inputs, strict=True))
@@ -305,19 +275,19 @@ class BaseMethod(ABC):
         )
 
     def _embed_image(self, image: Any, extra_inputs: ExtraInputs) -> Tensor:
-        """Return the embedding (D,) of another image, computed with the same extra inputs."""
+        """Compute the embedding (D,) of an image other than the explained one, with the same extra inputs."""
         x = self.prepare_input(image).x[None]
         with evaluation_context(inspect_model(self.model), self, x, extra_inputs) as context:
             return image_embedding(context.create_score().forward(context.x))[0].detach()
 
     @property
     def forward_options(self) -> dict[str, Any]:
-        """Options for the call of the model's forward. See `Score`."""
+        """Options of `Score` that say how the model's forward takes its input."""
         return {"input_key": self.input_key, "frames_first": self.frames_first}
 
     @property
     def setting_names(self) -> frozenset[str]:
-        """The names of the constructor's arguments."""
+        """The names of all settings, which are the arguments of the constructor."""
         return frozenset(signature(type(self)).parameters)
 
     def with_settings(self, **settings: Any) -> Self:
@@ -343,9 +313,9 @@ class BaseMethod(ABC):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The settings that affect the map, by name, as stored in results."""
+        """The settings that affect the map, by name, in the form in which results store them."""
         return {
-            name: value if isinstance(value, int | float | str) else _describe_setting(value)
+            name: value if isinstance(value, int | float | str) else describe_setting(value)
             for name in signature(type(self)).parameters
             if name not in (*SETTINGS_WITHOUT_EFFECT, "progress") and (value := getattr(self, name)) is not None
         }
@@ -364,9 +334,7 @@ def _raise_unknown_geometry(points: ArrayLike) -> NDArray[Any]:
 
 
 def _to_builtin_number(value: Any) -> Any:
-    """Convert a number of another library, such as NumPy, to a Python number. Lists and tuples are converted item by
-    item.
-    """
+    """Convert a number of another library, such as NumPy, to a Python number. Convert lists and tuples item by item."""
     if isinstance(value, bool):
         return value
     if isinstance(value, numbers.Real):
@@ -385,139 +353,3 @@ def _parse_class_names(class_names: Any) -> tuple[str, ...] | None:
             f"class_names={class_names!r}: expected a sequence of names in class order, or a dict {{index: name}}"
         )
     return None if class_names is None else tuple(map(str, class_names))
-
-
-# --- settings as text
-
-
-def _describe_setting(value: Any) -> str:
-    """Return a setting as text. A tensor becomes its shape and a digest."""
-    if isinstance(value, list | tuple) and any(isinstance(item, Tensor) for item in value):
-        return f"[{', '.join(map(_describe_setting, value))}]"
-    if not isinstance(value, Tensor):
-        return format_without_address(value)
-    if value.ndim == 0:
-        return f"{float(value):g}"
-    data = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes() if value.numel() else b""
-    return f"tensor {tuple(value.shape)} {hashlib.sha256(data).hexdigest()[:8]}"
-
-
-def format_without_address(value: object) -> str:
-    """Return `str(value)` without memory addresses. The text is the same in every process."""
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", str(value))
-
-
-def is_simple_setting(value: Any) -> bool:
-    """Whether a setting is a number, a single word, or a list of these."""
-    if isinstance(value, list | tuple):
-        return all(map(is_simple_setting, value))
-    return isinstance(value, bool | int | float | None) or bool(
-        isinstance(value, str) and SAFE_WORD_PATTERN.fullmatch(value)
-    )
-
-
-def redact_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings without file names. Each value that is not simple becomes its type and a digest."""
-    return {
-        name: value if is_simple_setting(value) else _format_type_and_digest(value)
-        for name, value in parameters.items()
-    }
-
-
-def _format_type_and_digest(value: Any) -> str:
-    return f"{type(value).__name__} {hashlib.sha256(format_without_address(value).encode()).hexdigest()[:8]}"
-
-
-# --- maps
-
-
-def compute_or_return_error(compute: DeferredMap) -> AttributionMaps | CamscopeError:
-    """Return the computed map. An error is returned and not raised, so that other methods can continue."""
-    try:
-        return compute()
-    except CamscopeError as error:
-        return error
-
-
-def resolve_map(entry: AttributionMaps | DeferredMap | CamscopeError) -> AttributionMaps:
-    """Return the map of one entry of `compute_shared_maps`. A deferred map is computed now, and an error is raised."""
-    if isinstance(entry, CamscopeError):
-        raise entry
-    return entry() if callable(entry) else entry
-
-
-def merge_maps(maps: Sequence[AttributionMaps], attribution: Tensor, *notes: str) -> AttributionMaps:
-    """Merge the notes and flags of several maps into one result with the given `attribution` (N,*s).
-
-    Each note appears once. A zero gradient or a constant score is reported only if all maps have it.
-    """
-
-    def merge_notes(rows: Iterable[Iterable[str]]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(note for row in rows for note in row))
-
-    def merge_flags(flags: list[Tensor]) -> Tensor:
-        return torch.stack(flags).all(0)
-
-    return replace(
-        maps[0],
-        attribution=attribution,
-        standard_error=None,
-        zero_gradient=_join_if_none_missing([item.zero_gradient for item in maps], merge_flags),
-        constant_score=_join_if_none_missing([item.constant_score for item in maps], merge_flags),
-        notes=merge_notes([*(item.notes for item in maps), notes]),
-        sample_notes=tuple(map(merge_notes, zip_longest(*(item.sample_notes for item in maps), fillvalue=()))),
-        layout_unverified=any(item.layout_unverified for item in maps),
-        diagnostics={},  # diagnostics of one map do not hold for the merged map
-    )
-
-
-def stack_samples(maps: Sequence[AttributionMaps], *notes: str) -> AttributionMaps:
-    """Combine the maps of separately explained samples into the maps of one batch."""
-    shared = tuple(note for note in maps[0].notes if all(note in sample.notes for sample in maps))
-    return replace(
-        maps[0],
-        attribution=torch.cat([sample.attribution for sample in maps]),
-        standard_error=_join_if_none_missing([sample.standard_error for sample in maps], torch.cat),
-        zero_gradient=_join_if_none_missing([sample.zero_gradient for sample in maps], torch.cat),
-        constant_score=_join_if_none_missing([sample.constant_score for sample in maps], torch.cat),
-        notes=(*shared, *notes),
-        sample_notes=tuple(tuple(note for note in sample.get_sample_notes(0) if note not in shared) for sample in maps),
-        diagnostics={name: torch.cat([sample.diagnostics[name] for sample in maps]) for name in maps[0].diagnostics},
-    )
-
-
-def _join_if_none_missing(parts: Sequence[Tensor | None], join: Callable[[list[Tensor]], Tensor]) -> Tensor | None:
-    present = [part for part in parts if part is not None]
-    return join(present) if len(present) == len(parts) else None
-
-
-def is_below_precision(precision: float, scores: Tensor, gradient: Tensor, activation: Tensor) -> Tensor:
-    """Return for each sample (N,) whether setting `activation` to zero changes its score by less than `precision`."""
-    change = gradient.flatten(1).norm(dim=1) * activation.flatten(1).norm(dim=1)  # an upper bound, by Cauchy-Schwarz
-    faint: Tensor = (change > 0) & (change <= precision * scores.detach().abs())
-    return faint
-
-
-def determine_statuses(maps: AttributionMaps) -> list[str]:
-    """Return the status of each sample: "ok", or the most severe key of `STATUS_MEANINGS` that applies."""
-    flat = maps.attribution.detach().flatten(1)
-    low, high = flat.amin(1).tolist(), flat.amax(1).tolist()
-    zero, constant = (
-        [False] * len(flat) if flags is None else flags.tolist() for flags in (maps.zero_gradient, maps.constant_score)
-    )
-    statuses = [_determine_status(flat.shape[1], zero[i], constant[i], low[i], high[i]) for i in range(len(flat))]
-    return ["layout_unverified" if status == STATUS_OK and maps.layout_unverified else status for status in statuses]
-
-
-def _determine_status(n_cells: int, zero_gradient: bool, constant_score: bool, low: float, high: float) -> str:
-    if not (math.isfinite(low) and math.isfinite(high)):
-        return "nonfinite"
-    if zero_gradient:
-        return "zero_gradient"
-    if n_cells == 1:
-        return "no_spatial_resolution"
-    if not high > 0:
-        return "no_positive_evidence"
-    if constant_score:
-        return "constant_score"
-    return "flat" if low == high else STATUS_OK

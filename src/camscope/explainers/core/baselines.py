@@ -11,10 +11,10 @@ from torch import Tensor
 
 from camscope.errors import InputError, Remedy
 from camscope.explainers.core.base_method import BaseMethod
-from camscope.explainers.core.batching import RandomMixin
-from camscope.explainers.core.resampling import blur_input
+from camscope.explainers.core.random_mixin import RandomMixin
+from camscope.explainers.core.resize_and_blur import blur_input
 from camscope.plurals import plural
-from camscope.tensor_kinds import find_unusual_kind
+from camscope.unusual_tensors import describe_unusual_tensor
 
 BaselineKind = Literal["zero", "black", "white", "dark", "bright", "mean", "blur", "noise"]
 BASELINE_KINDS = get_args(BaselineKind)
@@ -25,8 +25,7 @@ BLUR_SIGMA_AND_RADIUS = 0.1, 0.3  # standard deviation of the Gaussian and where
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class BaselineMixin(RandomMixin):
-    """A method that replaces the input, or parts of it, by a baseline. With several baselines the map is the mean over
-    them.
+    """A method that replaces the input, or parts of it, by a baseline. The map is the mean over all baselines.
 
     Args:
         baseline: "zero" (of the model's input), "black", "white", "dark", "bright", "mean", "blur", "noise", a number,
@@ -51,7 +50,7 @@ class BaselineMixin(RandomMixin):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class BackgroundMixin(RandomMixin):
-    """A method whose map is a mean over a set of background inputs, with which the input is compared.
+    """A method that compares the input with each of a set of background inputs. The map is the mean over them.
 
     Args:
         background: Inputs as the model takes them (M,C,*S), or a list of images, tensors and names of baselines. None:
@@ -83,7 +82,7 @@ class BackgroundMixin(RandomMixin):
 
     @property
     def baseline_notes(self) -> tuple[str, ...]:
-        """The note about the default background, if the user passed no background."""
+        """A note that names the default background. It is empty if the user passed a background."""
         note = f"no background was given: {', '.join(DEFAULT_BACKGROUND)} instead"
         return (note,) if self.background is None else ()
 
@@ -91,7 +90,7 @@ class BackgroundMixin(RandomMixin):
 def build_baseline_tensors(
     baselines: Sequence[BaselineLike], x: Tensor, explainer: RandomMixin, indices: Sequence[int] | None = None
 ) -> list[Tensor]:
-    """Return one tensor (N,C,*S) for each baseline. With `indices`, only the baselines at these indices are built."""
+    """Build one tensor (N,C,*S) for each baseline, or only for the baselines at `indices`."""
     return [
         build_baseline_tensor(baselines[i], x, explainer, explainer.seed ^ i)
         for i in (range(len(baselines)) if indices is None else indices)
@@ -101,7 +100,7 @@ def build_baseline_tensors(
 def parse_baselines(
     baseline: BaselineLike | Sequence[BaselineLike], setting_name: str = "baseline"
 ) -> list[BaselineLike]:
-    """Return the baselines of a setting as a list. Raise InputError for an invalid baseline."""
+    """Convert the value of a setting to a list of baselines. Raise InputError for an invalid baseline."""
     baselines = list(baseline) if isinstance(baseline, list | tuple) else [baseline]
     if not baselines:
         raise InputError(f"{setting_name}=[]: expected at least one baseline, such as 'zero'")
@@ -119,7 +118,7 @@ def parse_baselines(
 
 
 def build_baseline_tensor(baseline: BaselineLike, x: Tensor, explainer: BaseMethod, seed: int = 0) -> Tensor:
-    """Return the baseline of each sample of x (N,C,*S), as a tensor of the same shape.
+    """Build the baseline of each sample of x (N,C,*S), as a tensor of the same shape.
 
     A baseline does not depend on other samples of the batch. It is one of:
 
@@ -155,14 +154,14 @@ def build_baseline_tensor(baseline: BaselineLike, x: Tensor, explainer: BaseMeth
 
 
 def check_baseline_kind(baseline: Tensor) -> None:
-    """Raise InputError for a sparse, nested or otherwise unusual tensor. One of float8 is converted later."""
-    kind = find_unusual_kind(baseline, "baseline")
+    """Raise InputError if a baseline is a sparse, nested or otherwise unusual tensor. A float8 tensor is accepted."""
+    kind = describe_unusual_tensor(baseline, "baseline")
     if kind is not None and not (kind.is_castable and baseline.is_floating_point()):
         raise InputError(f"the baseline is {kind.description}; expected an ordinary tensor: pass {kind.replacement}")
 
 
 def compute_baseline_from_input(kind: str, x: Tensor, seed: int = 0) -> Tensor | None:
-    """Return a baseline that is computed from x (N,C,*S) alone, or None if it requires the preprocessing."""
+    """Compute a baseline of this kind from the input x (N,C,*S). Return None if the kind requires the preprocessing."""
     axes = tuple(range(2, x.ndim))
     if kind == "zero":
         return torch.zeros_like(x)
@@ -182,7 +181,7 @@ def compute_baseline_from_input(kind: str, x: Tensor, seed: int = 0) -> Tensor |
 
 
 def _check_baseline_shape(baseline: Tensor, x: Tensor, *, in_background: bool) -> None:
-    """Raise InputError unless the baseline is finite and has the shape of one sample of x (N,C,*S)."""
+    """Raise InputError if a baseline is not finite, or does not have the shape of one sample of x (N,C,*S)."""
     expected = tuple(x.shape[1:])
     if tuple(baseline.shape) not in (expected, (1, *expected)):
         hint = f"pass a tensor {expected}, an image that the preprocessing brings to that size, or 'zero'"

@@ -1,8 +1,6 @@
-"""The context of one call: the model in eval mode without side effects, and checks of settings and inputs."""
+"""The context of one call: the model in eval mode without side effects, and a checked input."""
 
 import itertools
-import math
-import numbers
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -16,22 +14,22 @@ from torch.nn.parameter import is_lazy
 
 from camscope.errors import InputError, ModelError, NonFiniteError, warn_caller
 from camscope.explainers.core.channel_axis_check import check_channels_not_last
-from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ExtraInputs, check_dense_tensor
-from camscope.explainers.core.noise_tests import samples_interact
-from camscope.hooks.base import autocast_uncached, check_initialized, evaluation_mode, unwrap
-from camscope.hooks.hook_free_copies import hooks_excluded_from_copies
-from camscope.hooks.isolation import buffers_and_rng_restored, eval_mode_buffers_restored, rng_restored
+from camscope.explainers.core.model_input import NO_EXTRA_INPUTS, ExtraInputs, check_dense_tensor
+from camscope.explainers.core.noise_checks import samples_interact
+from camscope.hooks.evaluation_mode import evaluation_mode
+from camscope.hooks.exclude_hooks_from_copies import hooks_excluded_from_copies
+from camscope.hooks.find_layers import check_initialized, unwrap
+from camscope.hooks.restore_buffers_and_rng import buffers_and_rng_restored, eval_mode_buffers_restored, rng_restored
+from camscope.hooks.thread_local_hooks import autocast_uncached
 from camscope.plurals import plural
 from camscope.pytree import map_leaves
 from camscope.targets import Score, TargetLike
-from camscope.tensor_kinds import find_unusual_kind
+from camscope.unusual_tensors import describe_unusual_tensor
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Mode = Literal["eval", "as_is"]
 CHANNELS_LAST_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the rank of an input
-MAX_COUNT_SETTING = 1_000_000  # samples, steps, cells, images in a pass
-MAX_REPR_LENGTH = 60  # characters of a value in an error
 OnNonFinite = Literal["raise", "warn"]
 Precision = Literal["bf16"]
 AutocastFactory = Callable[[], AbstractContextManager[None]]
@@ -44,7 +42,7 @@ FLOAT_MODULES_FOR_QUANTIZATION = (  # modules of the quantized packages that com
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """Facts about a model: the eager module that hooks reach, its devices, and how it runs."""
+    """Facts about a model: the module without wrappers, its parts and devices, and whether it is compiled."""
 
     model: nn.Module
     modules: tuple[nn.Module, ...]
@@ -52,14 +50,14 @@ class ModelInfo:
     is_compiled: bool
     inference_tensor_name: str | None
 
-    def weight_versions(self) -> dict[int, int]:
-        """Return the version counter of each parameter. A counter changes if another thread trains the model."""
+    def read_weight_versions(self) -> dict[int, int]:
+        """Return PyTorch's version counter of each parameter, by id. A counter changes if another thread trains the model."""
         parameters = (value for module in self.modules for value in module._parameters.values() if value is not None)
         return {id(value): value._version for value in parameters if not value.is_inference()}
 
 
 def inspect_model(model: nn.Module) -> ModelInfo:
-    """Return the facts about a model. Raise ModelError if the model cannot be explained."""
+    """Collect the facts about a model. Raise ModelError if it cannot be explained, such as a quantized model."""
     inner = unwrap(model)
     name = type(inner).__name__
     if isinstance(inner, torch.jit.ScriptModule):
@@ -79,7 +77,7 @@ def inspect_model(model: nn.Module) -> ModelInfo:
                 continue
             if is_lazy(value):
                 check_initialized(inner)
-            if (kind := find_unusual_kind(value)) is not None and not kind.has_values:
+            if (kind := describe_unusual_tensor(value)) is not None and not kind.has_values:
                 fix = "load the weights first" if value.is_meta else f"expected {kind.replacement}"
                 raise ModelError(f"{path}.{key} of {name} is {kind.description}; {fix}")
             devices[value.device] = None
@@ -89,9 +87,9 @@ def inspect_model(model: nn.Module) -> ModelInfo:
 
 @contextmanager
 def inference_scope(model_info: ModelInfo, mode: Mode) -> Iterator[None]:
-    """Switch the model to eval mode and disable gradients inside the `with`. Everything is restored at exit.
+    """Put the model in eval mode and disable gradients inside the `with`. Restore everything at its end.
 
-    Inference mode and compiled code are disabled, too. With `mode="as_is"` the train and eval modes stay.
+    Inference mode and compiled code are disabled, too. With `mode="as_is"`, each module stays in train or eval mode.
     """
     with ExitStack() as scope:
         scope.enter_context(hooks_excluded_from_copies())
@@ -111,9 +109,10 @@ def inference_scope(model_info: ModelInfo, mode: Mode) -> Iterator[None]:
 
 @contextmanager
 def autocast_scope(precision: Precision | None, model_info: ModelInfo) -> Iterator[AutocastFactory]:
-    """Disable autocast inside the `with`. Yield a context manager that enables it again for calls of the model.
+    """Disable autocast inside the `with`, and yield a context manager that enables it for calls of the model.
 
-    The model runs under the caller's autocast, or in bfloat16 on its devices with `"bf16"`; its weights are not converted.
+    The model runs with the caller's autocast settings, or in bfloat16 if `precision` is "bf16". Its weights stay
+    unchanged.
     """
     kinds = {device.type for device in model_info.devices} or {"cpu"}
     dtypes = {kind: torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)}
@@ -172,9 +171,9 @@ def evaluation_context(
     *,
     runs_copies: bool = False,
 ) -> Iterator[EvaluationContext]:
-    """Prepare the model for one call, and yield the context of this call.
+    """Prepare the model for one call of an explainer, and yield the context with the checked input.
 
-    `runs_copies`: whether perturbed copies will share passes.
+    `runs_copies` says whether perturbed copies of a sample will share passes.
     """
     one_sample_per_pass = has_interacting_samples(model_info, explainer, x, extra_inputs, runs_copies=runs_copies)
     with inference_scope(model_info, explainer.mode), autocast_scope(explainer.precision, model_info) as model_autocast:
@@ -206,7 +205,7 @@ def has_interacting_samples(
 ) -> bool:
     """Whether the samples of a batch x (N,C,*S) affect one another's outputs in eval mode.
 
-    With `runs_copies`, also whether copies of one sample do.
+    With `runs_copies`, a batch of one sample is tested, too, because copies of the sample will form a batch.
     """
     check_input(x, model_info, explainer)
     if explainer.mode != "eval" or not (runs_copies or len(x) > 1):
@@ -216,74 +215,8 @@ def has_interacting_samples(
     )
 
 
-def check_one_of(setting: str, value: object, *options: object) -> None:
-    """Raise InputError unless the value of a setting is one of `options`."""
-    if value not in options:
-        raise InputError(f"{setting}={value!r}: expected {' or '.join(map(repr, options))}")
-
-
-def check_positive_number(*allowed: object, high: float = math.inf, **settings: object) -> None:
-    """Raise InputError unless each setting is one of `allowed`, or a positive number up to `high`."""
-    _check_settings("a positive number", lambda value: _is_finite_number(value) and value > 0, high, allowed, settings)
-
-
-def check_number(*allowed: object, low: float = -math.inf, high: float = math.inf, **settings: object) -> None:
-    """Raise InputError unless each setting is one of `allowed`, or a number from `low` to `high`."""
-    expectation = "a number" if low == -math.inf else f"a number, {low:g} or more"
-    _check_settings(expectation, lambda value: _is_finite_number(value) and value >= low, high, allowed, settings)
-
-
-def check_positive_integer(*allowed: object, **settings: object) -> None:
-    """Raise InputError unless each setting is one of `allowed`, or an integer from 1 to `MAX_COUNT_SETTING`."""
-    expectation, high = "a whole number, 1 or more", MAX_COUNT_SETTING
-    _check_settings(expectation, lambda value: _is_integer(value) and value >= 1, high, allowed, settings)
-
-
-def check_integer(*allowed: object, **settings: object) -> None:
-    """Raise InputError unless each setting is one of `allowed`, or a 64-bit integer."""
-    expectation, high = "a whole number of 64 bits", 2**64
-    _check_settings(expectation, lambda value: _is_integer(value) and -(2**63) <= value < high, high, allowed, settings)
-
-
-def _check_settings(
-    expectation: str,
-    is_valid: Callable[[Any], bool],
-    high: float,
-    allowed: tuple[object, ...],
-    settings: Mapping[str, Any],
-) -> None:
-    for name, value in settings.items():
-        if any(value is option for option in allowed):
-            continue
-        if not is_valid(value) or value > high:
-            expected = f"{high:,} at most" if is_valid(value) else expectation
-            raise InputError(f"{name}={_shorten_repr(value)}: expected {' or '.join([expected, *map(repr, allowed)])}")
-
-
-def _shorten_repr(value: object) -> str:
-    """Return the repr of a value, cut to `MAX_REPR_LENGTH` characters."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python does not convert integers of more than 4,300 digits
-        return "a number of thousands of digits"
-    return text if len(text) <= MAX_REPR_LENGTH else f"{text[:MAX_REPR_LENGTH]}…"
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
-
-
-def _is_finite_number(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer too large for a float
-        return False
-
-
 def check_input(x: object, model_info: ModelInfo, explainer: EvaluationSettings) -> Tensor:
-    """Return the input (N,C,*S), detached from the autograd graph. Raise InputError if the model cannot take it."""
+    """Check the input (N,C,*S) and return it without its autograd graph. Raise InputError if the model cannot take it."""
     if not isinstance(x, Tensor):
         hint = " (an image of another kind goes to explain)"
         if isinstance(x, list | tuple) and x and all(isinstance(part, Tensor) for part in x):
@@ -322,7 +255,7 @@ def check_input(x: object, model_info: ModelInfo, explainer: EvaluationSettings)
 
 
 def _check_channels_first(x: Tensor, model_info: ModelInfo) -> None:
-    """Raise InputError for a video (N,T,C,H,W) or a bag of images (N,B,C,H,W). Expected is (N,C,D,H,W)."""
+    """Raise InputError if a 5-D input seems to be a video (N,T,C,H,W) or a bag of images, and not a volume (N,C,D,H,W)."""
     convolutions = [
         next((module for module in model_info.modules if isinstance(module, kind)), None)
         for kind in (nn.Conv2d, nn.Conv3d)
@@ -338,12 +271,12 @@ def _check_channels_first(x: Tensor, model_info: ModelInfo) -> None:
 
 
 def clone_inference_tensor(value: Tensor) -> Tensor:
-    """Return a copy of a tensor that was created under `inference_mode`. Other tensors are returned unchanged."""
+    """Copy a tensor that was created under `inference_mode`. Return other tensors unchanged."""
     return value.clone() if value.is_inference() else value
 
 
 def check_differentiable(model_info: ModelInfo) -> None:
-    """Raise ModelError if autograd cannot differentiate the model's weights."""
+    """Raise ModelError if a weight was created under `inference_mode`, so that autograd cannot run through it."""
     if model_info.inference_tensor_name:
         raise ModelError(
             f"{model_info.inference_tensor_name} of {type(model_info.model).__name__} was created under inference_mode and has "
@@ -351,7 +284,7 @@ def check_differentiable(model_info: ModelInfo) -> None:
         )
 
 
-def device_and_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
+def get_device_and_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
     """Return the device and dtype of the model's first floating-point parameter or buffer."""
     for value in itertools.chain(model.parameters(), model.buffers()):
         if value.is_floating_point():
@@ -360,7 +293,7 @@ def device_and_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
 
 
 def check_finite(quantity: str, values: Tensor, policy: OnNonFinite) -> None:
-    """Raise NonFiniteError, or warn, if any value is NaN or infinite."""
+    """Raise NonFiniteError if any value is NaN or infinite. With the policy "warn", give a warning instead."""
     if bool(values.sum().isfinite()) or bool(values.isfinite().all()):  # the sum is 30 times faster, and may overflow
         return
     bad = (~values.isfinite()).nonzero()
@@ -372,7 +305,7 @@ def check_finite(quantity: str, values: Tensor, policy: OnNonFinite) -> None:
 
 
 def run_uncompiled(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function: code that `torch.compile` compiles calls it eagerly, as hooks and backward passes need.
+    """Decorate a function, so that it runs eagerly also inside code that `torch.compile` compiles.
 
     `torch.compiler.disable` alone would import the compiler with camscope, which takes a second.
     """
@@ -393,7 +326,7 @@ _compiler_stance = ExitStack()
 
 @contextmanager
 def _force_eager() -> Iterator[None]:
-    """Run compiled code eagerly inside the `with`. The last thread to leave restores the compiler."""
+    """Run compiled code eagerly inside the `with`, in all threads. The last thread that leaves restores the compiler."""
     thread_id = threading.get_ident()
     with _eager_lock:
         if not _eager_thread_ids:

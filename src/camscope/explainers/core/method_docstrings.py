@@ -1,4 +1,4 @@
-"""Docstrings of method classes: inherited settings, the cost and the setup of the example are added to what a class says."""
+"""Complete the docstrings of method classes by inherited settings, the cost, and the setup of the example."""
 
 import inspect
 import re
@@ -23,21 +23,21 @@ COST_TERMS = {
 
 
 def read_setting_descriptions(cls: type) -> dict[str, str]:
-    """Return what the docstring of a class says about each setting, by name. A description may have several lines."""
+    """Read the descriptions of settings from the docstring of a class, by name of the setting."""
     sections = {match[1]: match[2] for match in SECTION.finditer(f"{_read_docstring(cls)}\n")}
     return {name: text.rstrip() for name, text in ENTRY.findall(sections.get("Args", ""))}
 
 
 def read_description(cls: type) -> str:
-    """Return the docstring of a class without the cost, the sections and the example."""
+    """Read the description from the docstring of a class: the text without cost, sections and example."""
     return COST.sub("", EXAMPLE.sub("", SECTION.sub("", f"{_read_docstring(cls)}\n"))).strip()
 
 
 def complete_docstring(cls: type) -> str | None:
-    """Return the docstring of a method class with the settings of its base classes, its cost and a complete example.
+    """Add the settings of the base classes, the cost and the setup of the example to the docstring of a method class.
 
-    A class documents only the settings that it declares, so each setting is documented once. Its example may use `model`,
-    `image` (of `camscope.phantom`), `vit` and `x`: the lines that make them are added. None if the class has no docstring.
+    Each setting is documented once, in the class that declares it. The example may use `model`, `image`, `vit` and `x`:
+    the lines that create them are added. Return None if the class has no docstring.
     """
     doc = _read_docstring(cls)
     if not doc:
@@ -64,7 +64,7 @@ def _read_docstring(cls: type) -> str:
 
 
 def _describe_cost(cls: type) -> str:
-    """Return the passes and the paper of a method with a name."""
+    """Return sentences about the passes and the paper of a method. Return "" for a base class, which has no name."""
     if not isinstance(getattr(cls, "name", None), str):
         return ""
     forward, backward, paper = (str(getattr(cls, fact, "")) for fact in ("forward_passes", "backward_passes", "paper"))
@@ -74,7 +74,7 @@ def _describe_cost(cls: type) -> str:
 
 
 def _add_setup(cls: type, example: str) -> str:
-    """Return an example with the lines that it lacks: imports, and the model and image that it uses."""
+    """Add to an example the lines that it needs: imports, and the model and image that it uses."""
     if cls.__module__.partition(".")[0] != PACKAGE or ">>> class " in example or not hasattr(cls, "name"):
         return example
 

@@ -5,7 +5,7 @@ from functools import partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from camscope.explainers.core.evaluation_context import (
+from camscope.explainers.core.setting_checks import (
     check_number,
     check_one_of,
     check_positive_integer,
@@ -22,7 +22,7 @@ PositiveInteger = Annotated[int, check_positive_integer]
 def check_settings(method: Any) -> None:
     """Raise InputError if the value of a setting does not match its declared type. `method` is a dataclass.
 
-    The types that are checked are `Literal`, bool, and those of this module, each also with None.
+    Only settings of the types `Literal`, bool and those of this module are checked, each also as `... | None`.
     """
     for setting in fields(method):
         _check_setting(setting, getattr(method, setting.name))

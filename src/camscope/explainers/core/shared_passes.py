@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from camscope.errors import CamscopeError, InputError, ModelError, TargetError, warn_caller
-from camscope.explainers.core.base_method import (
+from camscope.explainers.core.attribution_maps import (
     AttributionMaps,
-    BaseMethod,
+    compute_map_or_raise,
+    concatenate_sample_maps,
     determine_statuses,
-    resolve_map,
-    stack_samples,
 )
+from camscope.explainers.core.base_method import BaseMethod
 from camscope.explainers.core.evaluation_context import (
     ModelInfo,
     check_differentiable,
@@ -25,10 +25,10 @@ from camscope.explainers.core.evaluation_context import (
     has_interacting_samples,
     inspect_model,
 )
-from camscope.explainers.core.inputs import NO_EXTRA_INPUTS, ExtraInputs, ModelInput
-from camscope.explainers.core.noise_tests import find_constant_rows
+from camscope.explainers.core.model_input import NO_EXTRA_INPUTS, ExtraInputs, ModelInput
+from camscope.explainers.core.noise_checks import find_constant_rows
 from camscope.explanation import STATUS_MEANINGS, STATUS_OK, ClassScore, Explanation
-from camscope.hooks.base import unwrap
+from camscope.hooks.find_layers import unwrap
 from camscope.model_metadata import compute_model_digest
 from camscope.plurals import plural
 from camscope.registry import METHODS
@@ -47,7 +47,7 @@ MethodErrors = dict[BaseMethod, CamscopeError]  # collects the errors of methods
 
 
 class MethodResult(NamedTuple):
-    """The result of one method: the model that was explained, and a score and a map of each target; no map after an error."""
+    """The result of one method: facts about the model, and a score and maps for each target. There are no maps after an error."""
 
     model_info: ModelInfo
     scores: list[Score]
@@ -66,26 +66,26 @@ def run_methods(
 ) -> list[MethodResult]:
     """Run several methods on one input x (N,C,*S), and return the result of each.
 
-    `on_pass` is called before each pass with the methods that share it. `warn_flagged`: warn about maps with a status other
-    than "ok". `errors`: takes the errors that belong to one method, the first of which is raised otherwise.
+    `on_pass` is called before each pass with the methods that share it. `warn_flagged` gives warnings about maps with a
+    status other than "ok". If `errors` is passed, the error of a method is stored there. Otherwise it is raised.
     """
     model_info = inspect_model(explainers[0].model)
     if any(explainer.uses_gradients for explainer in explainers):
         check_differentiable(model_info)
-    weights = model_info.weight_versions()
+    weights = model_info.read_weight_versions()
     results: dict[int, MethodResult] = {}
     for indices in group_by_share_key(explainers):
         group = [explainers[t] for t in indices]
         try:
             rows = _run_group(group, model_info, x, targets, extra_inputs, on_pass, errors)
         except RuntimeError as error:  # autograd notices some changes of the weights
-            if model_info.weight_versions() != weights:
+            if model_info.read_weight_versions() != weights:
                 raise ModelError(
                     f"{WEIGHTS_CHANGED_NOTE}; explain copy.deepcopy(model), or wait until the training stops"
                 ) from error
             raise
         results.update(zip(indices, rows, strict=True))
-    if model_info.weight_versions() != weights:
+    if model_info.read_weight_versions() != weights:
         warn_caller(WEIGHTS_CHANGED_NOTE)
         for maps in (maps for result in results.values() for maps in result.maps):
             maps.notes = (*maps.notes, WEIGHTS_CHANGED_NOTE)
@@ -117,7 +117,7 @@ def _run_group(
     on_pass: OnPass | None,
     errors: MethodErrors | None,
 ) -> list[MethodResult]:
-    """Run a group of methods that share passes. Samples that affect one another run one by one."""
+    """Run methods that share passes on one input. If samples of a batch affect one another, run them one by one."""
     main, runs_copies = explainers[0], any(hasattr(explainer, "batch_size") for explainer in explainers)
     if has_interacting_samples(model_info, main, x, extra_inputs):
         samples = []
@@ -138,12 +138,11 @@ def _run_group(
 def flag_constant_scores(
     explainer: BaseMethod, x: Tensor, score: Score, maps: AttributionMaps, model_info: ModelInfo
 ) -> None:
-    """Set `constant_score` of maps whose score is the same for noise as for x (N,C,*S).
+    """Set the flag `constant_score` of maps if noise in place of x (N,C,*S) gives the same score.
 
-    Gradients at a layer do not reveal this, because the layer itself may be constant. A method that alters the input has
-    found it already. A method that does not read the score gets the flag, too: nothing else in its map would show it. Only
-    controls get none, as their maps claim to explain no score. The test takes one forward pass without hooks, once for each
-    model, weights, input size and class.
+    Gradients at a layer do not show this, because the layer itself may be constant. Methods that alter the input know
+    it already. Controls get no flag, because their maps do not explain a score. The test takes one forward pass without
+    hooks, once for each model, weights, input size and class.
     """
     is_known = getattr(explainer, "alters_input", False) and maps.constant_score is not None
     if explainer.control or is_known or score.values is None:
@@ -154,7 +153,7 @@ def flag_constant_scores(
     uses_rival_scores = not getattr(explainer, "has_custom_backward", False) and (
         getattr(explainer, "runs_model", False) or getattr(explainer, "objective_key", "score") != "score"
     )  # the map uses more than the score of its class: probabilities, or scores of rival classes
-    weights_key = hash(frozenset(model_info.weight_versions().items()))
+    weights_key = hash(frozenset(model_info.read_weight_versions().items()))
     constant = find_constant_rows(x, score, rows, weights_key, include_probabilities=uses_rival_scores)
     if constant is not None and maps.constant_score is not None:
         constant = constant | maps.constant_score.to(constant.device)
@@ -162,7 +161,7 @@ def flag_constant_scores(
 
 
 def select_sample_target(target: TargetLike, sample: int, n_samples: int) -> TargetLike:
-    """Return the target of one sample from the targets of a batch."""
+    """Select the target of one sample from the targets of a batch. Return a single target for all samples unchanged."""
     is_single = isinstance(target, str) or getattr(target, "ndim", 1) == 0  # a number in an array has an axis less
     if callable(target) or not isinstance(target, Sized) or is_single:
         return target
@@ -172,16 +171,16 @@ def select_sample_target(target: TargetLike, sample: int, n_samples: int) -> Tar
 
 
 def _join_samples(parts: Sequence[MethodResult]) -> MethodResult:
-    """Join the results of samples that were explained one by one. If one sample has an error, there are no maps."""
+    """Join the results of samples that were explained one by one. If a sample has an error, the result has no maps."""
     scores = [Score.concatenate(samples) for samples in zip(*(part.scores for part in parts), strict=True)]
     by_target = zip(*(part.maps for part in parts), strict=False)
     return MethodResult(
-        parts[0].model_info, scores, [stack_samples(samples, SEPARATE_SAMPLES_NOTE) for samples in by_target]
+        parts[0].model_info, scores, [concatenate_sample_maps(samples, SEPARATE_SAMPLES_NOTE) for samples in by_target]
     )
 
 
 def group_by_share_key(explainers: Sequence[BaseMethod]) -> list[list[int]]:
-    """Group the methods that can share passes. Each group is a list of indices."""
+    """Group methods that can share passes. Return each group as a list of indices."""
     groups: dict[Hashable, list[int]] = {}
     for t, explainer in enumerate(explainers):
         groups.setdefault((explainer.mode, *explainer.forward_options.values(), explainer.share_key), []).append(t)
@@ -197,8 +196,8 @@ def compute_group_maps(
 ) -> list[list[AttributionMaps]]:
     """Compute the maps [method][score] of a group of methods that share passes.
 
-    A module may keep state of its last input. Methods that run only the layers behind the explained one therefore come
-    before those that show the model other inputs.
+    Methods that run only the layers behind the explained one come first. Methods that run other inputs come later,
+    because a module may keep state of its last input.
     """
     if on_pass is not None:
         on_pass(explainers)
@@ -210,7 +209,7 @@ def compute_group_maps(
             for entry in shared[t]:
                 if callable(entry) and on_pass is not None:
                     on_pass([explainers[t]])
-                maps.append(resolve_map(entry))
+                maps.append(compute_map_or_raise(entry))
             rows[t] = maps
     return rows
 
@@ -232,7 +231,7 @@ def explain_grid(
     check_compatible_explainers(explainers)
     main = explainers[0]
     item = main.prepare_input(image)
-    bound = [main.bind_targets([target], [item], extra_inputs) for target in targets]
+    bound = [main.prepare_targets([target], [item], extra_inputs) for target in targets]
     results = run_methods(explainers, item.x[None], bound, extra_inputs, on_pass, errors=errors)
     digest = compute_model_digest(unwrap(main.model))
     return [
@@ -242,7 +241,7 @@ def explain_grid(
 
 
 def check_compatible_explainers(explainers: Sequence[BaseMethod]) -> None:
-    """Raise InputError unless all explainers have the same model, preprocessing and class names."""
+    """Raise InputError if explainers differ in their model, preprocessing or class names."""
     main = explainers[0]
     for explainer in explainers[1:]:
         if unwrap(explainer.model) is not unwrap(main.model):
@@ -306,7 +305,7 @@ def _collect_notes(
 
 
 def _collect_predictions(score: Score, n_samples: int) -> list[dict[str, Any]]:
-    """Return the target and prediction fields of each Explanation."""
+    """Return for each sample the fields of `Explanation` about the target and the prediction."""
     values = [float("nan")] * n_samples if score.values is None else score.values.tolist()
     probabilities, class_indices = score.probabilities(), [score.class_index(i) for i in range(n_samples)]
     tops = _collect_top_classes(score, n_samples, probabilities)

@@ -1,4 +1,4 @@
-"""SESS: the maps of windows of the enlarged input, joined into one."""
+"""SESS: enlarge the input, explain each of its windows, and join the maps of the windows into one."""
 
 import itertools
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from camscope.errors import TargetError
-from camscope.explainers.core.base import Explainer
-from camscope.explainers.core.base_method import AttributionMaps, merge_maps
-from camscope.explainers.core.evaluation_context import check_positive_integer, check_positive_number
-from camscope.explainers.core.resampling import resize_input, resize_maps
-from camscope.explainers.ensemble.explainer_wrappers import Wrapper
+from camscope.explainers.core.attribution_maps import AttributionMaps, merge_notes_and_flags
+from camscope.explainers.core.explainer import Explainer
+from camscope.explainers.core.resize_and_blur import resize_input, resize_maps
+from camscope.explainers.core.setting_checks import check_positive_integer, check_positive_number
+from camscope.explainers.ensemble.wrapper import Wrapper
 from camscope.plurals import plural
 from camscope.targets import Score, Target
 
@@ -55,7 +55,7 @@ class SESS(Wrapper):
         if len(scores) > 1:
             return [self.compute_maps(x, [score])[0] for score in scores]
         (score,), size = scores, list(x.shape[2:])
-        whole, explainer = self.explainer.compute_maps(x, scores)[0], self.explainer.resolve(x, scores[0])
+        whole, explainer = self.explainer.compute_maps(x, scores)[0], self.explainer.with_chosen_layers(x, scores[0])
         if isinstance(score.target, Target):
             raise TargetError(
                 f"{self.name} moves windows over the input, so its target is a class: got {score.target!r:.80}"
@@ -71,19 +71,19 @@ class SESS(Wrapper):
                 with torch.no_grad():
                     probability = score.probability(score.forward(window), len(x)).clamp(min=0)
                     probability = probability.view(-1, *[1] * len(size)).to(x)
-                weighted = probability * _place(maps[-1].attribution, corner, grid, size)
+                weighted = probability * _place_window_map(maps[-1].attribution, corner, grid, size)
                 total, count = total + weighted, count + (weighted > 0)
                 best = torch.maximum(best, probability)
         mean = total / count.clamp(min=1) / torch.where(best > 0, best, 1)
-        return [merge_maps(maps, mean, f"joined from {plural(len(maps), 'window')}")]
+        return [merge_notes_and_flags(maps, mean, f"joined from {plural(len(maps), 'window')}")]
 
     def _list_grids(self, size: Sequence[int]) -> list[list[int]]:
-        """Return the size of the input at each scale."""
+        """Return the size of the enlarged input at each scale."""
         return [[round(side * (1 + number * self.scale_step)) for side in size] for number in range(self.n_scales)]
 
 
 def list_window_corners(size: Sequence[int], step: Sequence[int], window: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the first cell of each window, the last axis fastest. The last window of an axis ends at the border.
+    """Return the first cell of each window, one index per axis, in row order. The last windows end at the border.
 
     >>> list_window_corners((5, 4), (2, 4), (2, 4))
     [(0, 0), (2, 0), (3, 0)]
@@ -95,8 +95,8 @@ def list_window_corners(size: Sequence[int], step: Sequence[int], window: Sequen
     return list(itertools.product(*starts))
 
 
-def _place(attribution: Tensor, corner: Sequence[int], grid: Sequence[int], size: Sequence[int]) -> Tensor:
-    """Return the map (N,*s) of a window, from 0 to 1, as a part of the map (N,*S) of the input."""
+def _place_window_map(attribution: Tensor, corner: Sequence[int], grid: Sequence[int], size: Sequence[int]) -> Tensor:
+    """Scale the map (N,*s) of a window to 0..1, and put it at the position of the window in a map (N,*S) of the input."""
     peak = attribution.flatten(1).amax(1).view(-1, *[1] * len(size))
     scaled = resize_maps(torch.where(peak > 0, attribution.relu() / peak, 0), size)
     margins = [(start, total - start - side) for start, total, side in zip(corner, grid, size, strict=True)]

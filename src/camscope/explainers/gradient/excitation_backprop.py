@@ -1,4 +1,4 @@
-"""Excitation backpropagation: a probability is propagated from the class to the units of a layer or to the pixels."""
+"""Excitation Backprop: propagate a probability from the class back to the cells of a layer, or to the pixels."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,16 +6,17 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from camscope.explainers.cam.base import LayerExplainer
+from camscope.explainers.cam.layer_explainer import LayerExplainer
 from camscope.explainers.cam.layer_features import LayerFeatures
-from camscope.explainers.core.base import register
-from camscope.explainers.core.base_method import AttributionMaps, BaseMethod
+from camscope.explainers.core.attribution_maps import AttributionMaps
+from camscope.explainers.core.base_method import BaseMethod
+from camscope.explainers.core.explainer import register
 from camscope.explainers.gradient.excitation_rules import (
     check_excitation_rules,
     enable_contrast,
     excitation_backprop_scope,
 )
-from camscope.hooks.gradients import compute_input_gradients
+from camscope.hooks.input_gradients import compute_scores_and_input_gradients
 from camscope.targets import Score
 
 MIN_REPORTED_LOSS = 0.01  # of the probability
@@ -57,7 +58,7 @@ class ExcitationBackprop(LayerExplainer):
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         """Compute the maps of several scores. All share one forward pass, and each has one backward pass."""
         model = scores[0].model
-        explainer = self if self.to_pixels else self.resolve(x, scores[0])  # before the mode is on
+        explainer = self if self.to_pixels else self.with_chosen_layers(x, scores[0])  # before the mode is on
         with excitation_backprop_scope(model, to_pixels=self.to_pixels) as mode:
             if self.to_pixels:
                 maps = self._compute_input_maps(x, scores)
@@ -70,14 +71,14 @@ class ExcitationBackprop(LayerExplainer):
         return [replace(score_maps, notes=(*notes, *score_maps.notes)) for score_maps in maps]
 
     def objective(self, score: Score, output: Any, n_samples: int) -> Tensor:
-        """Return the score (N,) that is propagated back. Raises ModelError if an operation has no rule."""
+        """Return the score (N,) from which probability is propagated back. Raise ModelError if an operation has no rule."""
         check_excitation_rules(output, self.name)
         if self.contrastive:
             enable_contrast(output)
         return score.read_score(output, n_samples)
 
     def combine(self, features: LayerFeatures) -> Tensor:
-        """Sum the probabilities of the channels at each cell."""
+        """Compute the map: the sum of the probabilities of all channels at each cell."""
         for sample, note in enumerate(self._describe_lost_probability(features.score, features.gradient)):
             if note:
                 features.add_note(sample, note)
@@ -89,13 +90,13 @@ class ExcitationBackprop(LayerExplainer):
             return [self.objective(score, output, len(x)) for score in scores]
 
         maps = []
-        for score, p in zip(scores, compute_input_gradients(x, compute_scores)[1], strict=True):
+        for score, p in zip(scores, compute_scores_and_input_gradients(x, compute_scores)[1], strict=True):
             notes = tuple((note,) * bool(note) for note in self._describe_lost_probability(score, p))
             maps.append(AttributionMaps(p.sum(1), zero_gradient=~p.flatten(1).any(1), sample_notes=notes))
         return maps
 
     def _describe_lost_probability(self, score: Score, p: Tensor) -> list[str]:
-        """Return one note per sample about the lost probability. It is empty if little was lost."""
+        """Return a note for each sample about probability that was lost on the way. It is empty if little was lost."""
         if score.classes is None or self.contrastive:
             return [""] * len(p)
         missing = (1 - p.flatten(1).sum(1)).tolist()

@@ -1,4 +1,4 @@
-"""Excitation backpropagation rules: how the probability p of the outputs of an operation is shared among its inputs.
+"""Rules of Excitation Backprop: how the probability p of an operation's outputs is shared among its inputs.
 
 Inside `excitation_backprop_scope`, the backward pass of a model propagates winning probabilities, not gradients.
 """
@@ -16,7 +16,6 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.autograd.graph import Node
 
 from camscope.errors import ModelError
-from camscope.hooks.base import Hooks, thread_local_hook
 from camscope.hooks.function_mode import (
     ACTIVATIONS,
     AVERAGING_FUNCTIONS,
@@ -28,7 +27,8 @@ from camscope.hooks.function_mode import (
     function_name,
     has_negative_weights,
 )
-from camscope.hooks.gradients import iter_graph_nodes, operation_name
+from camscope.hooks.relu_backward_rules import iter_graph_nodes, operation_name
+from camscope.hooks.thread_local_hooks import Hooks, thread_local_hook
 from camscope.pytree import iter_leaves
 from camscope.targets import full_precision
 
@@ -37,7 +37,7 @@ ExcitationRule = Callable[..., tuple[Tensor, ...]]
 
 
 class RuledFunction(torch.autograd.Function):
-    """An operation whose backward pass propagates probabilities by a rule instead of gradients."""
+    """An operation with a rule: its backward pass propagates probabilities by this rule, instead of gradients."""
 
     @staticmethod
     def forward(
@@ -47,7 +47,7 @@ class RuledFunction(torch.autograd.Function):
         saved: tuple[Tensor, ...],
         *inputs: Tensor,
     ) -> Tensor:
-        """Compute the operation and save the tensors that its rule needs."""
+        """Compute the operation, and save the tensors that its rule needs in the backward pass."""
         result = compute()
         if result is inputs[0]:
             ctx.mark_dirty(result)
@@ -58,29 +58,29 @@ class RuledFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, p: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the probability of each input, given the probability p of the output."""
+        """Compute the probability of each input from the probability p of the output, by the rule."""
         saved = ctx.saved_tensors  # a checkpoint computes them again, under the mode of the forward pass
         with torch._C.DisableTorchFunction():
             return None, None, None, *ctx.rule(full_precision(p), *saved)
 
 
 def pass_through(p: Tensor) -> tuple[Tensor, ...]:
-    """Rule of operations in which each output has one input: this input receives all probability."""
+    """Pass on all probability: the rule of operations in which each output has one input."""
     return (p,)
 
 
 def pass_positive_factors(p: Tensor, factor_sign: Tensor) -> tuple[Tensor, ...]:
-    """Rule of a product with a constant: only positive factors pass on probability."""
+    """Pass on probability where the factor is positive: the rule of a product with a constant."""
     return (torch.where(factor_sign > 0, p, 0),)
 
 
 def share_among_terms(shapes: Sequence[torch.Size], p: Tensor, *shares: Tensor) -> tuple[Tensor, ...]:
-    """Rule of an addition: each term gets a share in proportion to its positive part, relu(a) / (relu(a) + relu(b))."""
+    """Share probability among the terms of an addition, in proportion to their positive parts."""
     return tuple((p * share).sum_to_size(shape) for share, shape in zip(shares, shapes, strict=True))
 
 
 def share_among_averaged(function: Callable[[Tensor], Tensor], p: Tensor, x: Tensor) -> tuple[Tensor, ...]:
-    """Rule of a mean, or a sum with positive constant weights: each input gets a share in proportion to its size."""
+    """Share probability among the inputs of a mean, or of a sum with positive weights, in proportion to their sizes."""
     return (share_among_linear_inputs(p, x.clamp(min=0), function),)
 
 
@@ -88,9 +88,9 @@ def share_among_averaged(function: Callable[[Tensor], Tensor], p: Tensor, x: Ten
 class LinearRule:
     """Rule of a convolution or linear layer: P(a_j | a_i) = a_j w⁺_ij / Σ_k a_k w⁺_ik (Zhang et al. 2016).
 
-    P is 0 where the sum is 0. `norm_signs`: signs of the factors of a batch norm behind the layer. `from_channel_minimum`:
-    measure responses from the minimum of each channel, not from 0. `contrastive`: subtract the probability that the same
-    unit with opposite weights would pass on.
+    If the sum is 0, P is 0. `norm_signs` are the signs of the factors of a batch norm behind the layer. With
+    `from_channel_minimum`, responses count from the minimum of each channel and not from 0. With `contrastive`, the
+    probability that opposite weights would pass on is subtracted.
     """
 
     function: Callable[[Tensor, Tensor], Tensor]
@@ -100,7 +100,7 @@ class LinearRule:
     contrastive: bool = False
 
     def __call__(self, p: Tensor, x: Tensor) -> tuple[Tensor, ...]:
-        """Return the probability of each input: Σ_i P(a_j | a_i) p_i."""
+        """Compute the probability of each input, Σ_i P(a_j | a_i) p_i."""
         x = full_precision(x)
         space = tuple(range(2, x.ndim)) or (1,)
         response = x - x.amin(space, keepdim=True) if self.from_channel_minimum else x.clamp(min=0)
@@ -121,7 +121,7 @@ class LinearRule:
 
 
 def share_among_linear_inputs(p: Tensor, response: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """Share the probability p of the outputs (N,…) of a linear function among its non-negative inputs (N,…)."""
+    """Share the probability p of the outputs of a linear function among its non-negative inputs `response` (N,...)."""
     response = full_precision(response)
     largest = response.flatten(1).amax(1).view(-1, *[1] * (response.ndim - 1))
     with torch.enable_grad():
@@ -146,7 +146,7 @@ COPY_NODES = {
 
 @contextmanager
 def excitation_backprop_scope(model: nn.Module, *, to_pixels: bool = False) -> Iterator["ExcitationBackpropMode"]:
-    """Inside the `with`, `torch.autograd.grad` of the model's output propagates winning probabilities in this thread."""
+    """Run excitation backpropagation: inside the `with`, `torch.autograd.grad` returns winning probabilities in this thread."""
     with Hooks() as hooks, ExcitationBackpropMode(to_pixels=to_pixels) as mode:
         enter, leave = (thread_local_hook(partial(mode.set_inside_model, inside)) for inside in (True, False))
         hooks.add_handle(model.register_forward_pre_hook(enter))
@@ -155,7 +155,7 @@ def excitation_backprop_scope(model: nn.Module, *, to_pixels: bool = False) -> I
 
 
 class ExcitationBackpropMode(BaseFunctionMode):
-    """Torch function mode of `excitation_backprop_scope`. `signed_activations` counts activations that may be negative."""
+    """The function mode of `excitation_backprop_scope`. It also counts activations whose outputs may be negative."""
 
     def __init__(self, *, to_pixels: bool = False) -> None:
         super().__init__()
@@ -165,11 +165,11 @@ class ExcitationBackpropMode(BaseFunctionMode):
         self._last_linear_call: tuple[Tensor, Tensor, tuple[int, int], LinearRule] | None = None
 
     def set_inside_model(self, inside: bool, *_: object) -> None:
-        """Set whether the following function calls belong to the forward pass of the model."""
+        """Set whether the functions that are called next belong to the forward pass of the model."""
         self._is_inside_model, self._last_linear_call = inside, None
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call the function. If it has an excitation rule, use the rule in its backward pass."""
+        """Call a function and return its result. If it has an excitation rule, its backward pass uses the rule."""
         if func is torch.autograd.grad:  # which runs checkpoints again
             return self._run_grad_with_rules(func, args, kwargs)
         first = args[0] if args else kwargs.get("input")
@@ -228,7 +228,7 @@ class ExcitationBackpropMode(BaseFunctionMode):
     def _call_batch_norm(
         self, func: Callable[..., Any], x: Tensor, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Tensor:
-        """Apply a batch norm. Directly behind a linear layer, merge the norm into the rule of the layer."""
+        """Apply a batch norm. If it directly follows a linear layer, merge it into the rule of this layer."""
         gamma = args[2] if len(args) > 2 else kwargs.get("weight")
         signs = torch.ones_like(x[:1]) if gamma is None else gamma.detach().sign().view(1, -1, *[1] * (x.ndim - 2))
         if self._last_linear_call is not None and self._last_linear_call[0] is x:
@@ -240,7 +240,7 @@ class ExcitationBackpropMode(BaseFunctionMode):
 
 
 def check_excitation_rules(output: Any, method: str) -> None:
-    """Raise ModelError if an operation in the autograd graph of the output has no excitation rule."""
+    """Raise ModelError if an operation behind the layer has no excitation rule. They are read from the output's graph."""
     nodes = iter_graph_nodes(_find_differentiable_tensors(output))
     missing = Counter(operation_name(node) for node in nodes if not _has_excitation_rule(node))
     if missing:
@@ -253,7 +253,7 @@ def check_excitation_rules(output: Any, method: str) -> None:
 
 
 def enable_contrast(output: Any) -> None:
-    """Set `contrastive` in the rule of the last linear layer on each path to the output."""
+    """Make the rules of the last linear layers before the output contrastive."""
     waiting = [tensor.grad_fn for tensor in _find_differentiable_tensors(output)]
     while waiting:
         node = waiting.pop()
@@ -276,7 +276,7 @@ def _has_excitation_rule(node: Node) -> bool:
 
 
 def _carries_probability(value: object) -> TypeGuard[Tensor]:
-    """Whether probability propagates back through a tensor. It does not for parameters."""
+    """Whether probability is propagated back to a tensor. It is not propagated to parameters."""
     return isinstance(value, Tensor) and value.requires_grad and not value.is_leaf and torch.is_grad_enabled()
 
 
@@ -287,7 +287,7 @@ def _depends_on_parameters_only(args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def _is_first_layer_input(x: Tensor) -> bool:
-    """Whether only copies, constants and activations lie between the model input and x."""
+    """Whether x is the input of the first layer: only copies, constants and activations come before it."""
     node = x.grad_fn
     while node is not None and operation_name(node) != "AccumulateGrad":
         if getattr(node, "rule", pass_through) not in (pass_through, pass_positive_factors):

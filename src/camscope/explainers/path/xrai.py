@@ -9,14 +9,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from camscope.errors import InputError
-from camscope.explainers.core.base import register
-from camscope.explainers.core.base_method import AttributionMaps
+from camscope.explainers.core.attribution_maps import AttributionMaps
 from camscope.explainers.core.baselines import BaselineLike, parse_baselines
-from camscope.explainers.core.evaluation_context import check_integer, check_positive_number
-from camscope.explainers.core.pixel_base import PerturbedEvaluator
-from camscope.explainers.core.segmentation import import_skimage
+from camscope.explainers.core.explainer import register
+from camscope.explainers.core.input_segments import import_skimage
+from camscope.explainers.core.perturbed_evaluator import PerturbedEvaluator
+from camscope.explainers.core.setting_checks import check_integer, check_positive_number
 from camscope.explainers.core.setting_types import PositiveInteger
-from camscope.explainers.path.base import AdditiveAttribution, BaselinePathExplainer, integrate_straight_line
+from camscope.explainers.path.additive_attribution import AdditiveAttribution, BaselinePathExplainer
+from camscope.explainers.path.straight_line_integral import integrate_straight_line
 from camscope.optional import require
 from camscope.targets import Score
 
@@ -25,7 +26,10 @@ SMOOTHING_SIGMA_PIXELS = 0.8  # before the segmentation, as Felzenszwalb & Hutte
 
 
 def segment_image(x: Tensor, scales: Sequence[float], min_size: int, margin: int) -> SparseMatrix:
-    """Segment an image (C,H,W) at several scales and widen each segment by `margin` pixels. Return which pixels it has."""
+    """Segment an image (C,H,W) at several scales, and widen each segment by `margin` pixels.
+
+    Return a sparse matrix (segments,pixels) with ones for the pixels of each segment.
+    """
     wide = x.double().cpu()
     low, high = wide.amin(), wide.amax()
     image = 2 * (wide - low) / torch.where(high > low, high - low, 1) - 1
@@ -41,9 +45,10 @@ def segment_image(x: Tensor, scales: Sequence[float], min_size: int, margin: int
 
 
 def average_over_segments(values: Tensor, segments: SparseMatrix, min_new_pixels: int) -> Tensor:
-    """Assign each pixel to the segment with the largest mean value, and return the means (H,W) over the assigned pixels.
+    """Assign each pixel to a segment, those with the largest mean value first. Return the mean (H,W) of each pixel's
+    segment.
 
-    Segments with fewer than `min_new_pixels` unassigned pixels are skipped. All remaining pixels share their mean.
+    A segment with fewer than `min_new_pixels` unassigned pixels gets none. All pixels that are left form one segment.
     """
     flat, by_pixel = values.flatten().double().cpu().numpy(), segments.tocsc()
     averages, free = np.zeros_like(flat), np.ones(len(flat), dtype=bool)
@@ -60,7 +65,7 @@ def average_over_segments(values: Tensor, segments: SparseMatrix, min_new_pixels
 
 
 def find_pixels_near_mask(mask: NDArray[np.bool_], margin: int) -> NDArray[np.intp]:
-    """Return the flat indices (P,) of all pixels in a mask (H,W) or at most `margin` pixels away from the mask."""
+    """Return the indices (P,) in the flattened image of all pixels within `margin` pixels of a mask (H,W)."""
     rows, columns = (np.nonzero(mask.any(axis))[0] for axis in (1, 0))
     top, left = (max(0, int(axis[0]) - margin) for axis in (rows, columns))
     part = mask[top : int(rows[-1]) + margin + 1, left : int(columns[-1]) + margin + 1]
@@ -124,7 +129,7 @@ class XRAI(BaselinePathExplainer):
         return ["dark", "bright"] if self.preprocess is None else ["black", "white"]
 
     def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
-        """Compute the maps (N,H,W) of an input (N,C,H,W) for one score. Raises InputError if the input is not 2-D."""
+        """Compute the maps (N,H,W) of one score. Raise InputError if the input is not (N,C,H,W)."""
         if x.ndim != 4:
             raise InputError(f"xrai segments images: the input has shape {tuple(x.shape)}, expected (N,C,H,W)")
         import_skimage("segmentation")  # a missing package is an error before anything runs
@@ -137,7 +142,7 @@ class XRAI(BaselinePathExplainer):
         return integrate_straight_line(evaluator, sample, baseline, score_change, self.n_steps, None)
 
     def reduce_to_pixels(self, evaluator: PerturbedEvaluator, values: Tensor) -> Tensor:
-        """Average integrated gradients (N,C,H,W) over segments. Return the map (N,H,W)."""
+        """Average integrated gradients (N,C,H,W) over the segments of each image. Return the maps (N,H,W)."""
         pairs = zip(evaluator.x, self.reduce_channels(values), strict=True)
         segments = ((segment_image(x, self.scales, self.min_size, self.margin), pixels) for x, pixels in pairs)
         return torch.stack([average_over_segments(pixels, part, self.min_new_pixels) for part, pixels in segments])

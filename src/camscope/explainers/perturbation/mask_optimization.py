@@ -1,4 +1,4 @@
-"""Methods that optimize a mask: the mask of a given area with the highest score, or the smallest that removes the class."""
+"""Extremal Perturbation and Meaningful Perturbation: optimize a mask that keeps or removes the class."""
 
 from collections.abc import Sequence
 
@@ -7,12 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from camscope.errors import InputError
-from camscope.explainers.core.base import register
 from camscope.explainers.core.baselines import BaselineLike
-from camscope.explainers.core.batching import ADAM_EPSILON
-from camscope.explainers.core.resampling import enlarge_to_input
+from camscope.explainers.core.explainer import register
+from camscope.explainers.core.random_mixin import ADAM_EPSILON
+from camscope.explainers.core.resize_and_blur import enlarge_to_input
 from camscope.explainers.core.setting_types import NonNegativeNumber, PositiveInteger, PositiveNumber
-from camscope.explainers.perturbation.base import (
+from camscope.explainers.perturbation.masked_input import (
     MaskedInput,
     PerturbationAttribution,
     PerturbationExplainer,
@@ -93,7 +93,7 @@ class ExtremalPerturbation(PerturbationExplainer):
     def _compute_objective_gradient(
         self, masked_input: MaskedInput, coarse_masks: Tensor, area_weight: float
     ) -> Tensor:
-        """Return the gradient (A,*s) of the maximized objective with respect to the mask of each area."""
+        """Compute the gradient (A,*s) of the maximized objective with respect to the mask of each of A areas."""
         with torch.enable_grad():
             leaf = coarse_masks.detach().requires_grad_()
             masks = enlarge_to_input(apply_smooth_maximum(leaf), masked_input.evaluator.x)
@@ -102,7 +102,7 @@ class ExtremalPerturbation(PerturbationExplainer):
             n_hidden = torch.tensor([[int(n_pixels * (1 - area))] for area in self.areas], device=ordered.device)
             reference = (torch.arange(n_pixels, device=ordered.device) >= n_hidden).to(ordered)
             misfit = (ordered - reference).square().mean(1).sum()
-        slopes = masked_input.compute_mask_gradients(masks.detach())[1]
+        slopes = masked_input.compute_scores_and_mask_gradients(masks.detach())[1]
         with torch.enable_grad():
             (gradient,) = torch.autograd.grad((masks * slopes).sum() - area_weight * misfit, leaf)
         return gradient
@@ -159,12 +159,12 @@ class MeaningfulPerturbation(PerturbationExplainer):
     smooth_weight: NonNegativeNumber = 1e-2
 
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
-        """Optimize the mask m and return 1 - m."""
+        """Optimize the mask m of one sample. The map is 1 - m."""
         coarse = self._select_initial_mask(masked_input)
         optimizer = torch.optim.Adam([coarse], self.learning_rate, eps=ADAM_EPSILON)
         with masked_input.evaluator.track_sample_steps(masked_input.sample, self.n_steps) as advance:
             for _ in range(self.n_steps):
-                coarse.grad, left = self._compute_objective_gradient(masked_input, coarse)
+                coarse.grad, left = self._compute_gradient_and_probability(masked_input, coarse)
                 optimizer.step()
                 coarse.clamp_(0, 1)
                 advance(1)
@@ -173,7 +173,7 @@ class MeaningfulPerturbation(PerturbationExplainer):
         return PerturbationAttribution((1 - mask).double(), notes=(note,))
 
     def _select_initial_mask(self, masked_input: MaskedInput) -> Tensor:
-        """Return the mask (1,*s) with the smallest central disc that removes most of the class probability."""
+        """Return the mask (1,*s) that hides the smallest central disc without which the class probability is lost."""
         discs = build_disc_masks(expand_per_axis(self.grid_size, masked_input.x.shape[1:]), masked_input.x)
         left = masked_input.score_all_masks(
             len(discs), lambda part: enlarge_to_input(discs[part], masked_input.evaluator.x), as_probability=True
@@ -182,12 +182,12 @@ class MeaningfulPerturbation(PerturbationExplainer):
         enough[-1] = True
         return discs[enough.nonzero()[:1, 0]]
 
-    def _compute_objective_gradient(self, masked_input: MaskedInput, coarse_mask: Tensor) -> tuple[Tensor, float]:
-        """Return the gradient (1,*s) of the minimized objective with respect to the mask, and the class probability."""
+    def _compute_gradient_and_probability(self, masked_input: MaskedInput, coarse_mask: Tensor) -> tuple[Tensor, float]:
+        """Compute the gradient (1,*s) of the minimized objective with respect to the mask, and the class probability."""
         with torch.enable_grad():
             leaf = coarse_mask.detach().requires_grad_()
             mask = enlarge_to_input(leaf, masked_input.evaluator.x)
-        values, slope = masked_input.compute_mask_gradients(mask.detach(), as_probability=True)
+        values, slope = masked_input.compute_scores_and_mask_gradients(mask.detach(), as_probability=True)
         with torch.enable_grad():
             rough = sum((leaf.diff(dim=axis).abs() ** SMOOTHNESS_EXPONENT).sum() for axis in range(1, leaf.ndim))
             penalty = self.size_weight * (1 - leaf).sum() + self.smooth_weight * rough
@@ -196,7 +196,7 @@ class MeaningfulPerturbation(PerturbationExplainer):
 
 
 def build_disc_masks(size: Sequence[int], template: Tensor) -> Tensor:
-    """Return 11 masks (11,*s) that hide central discs of increasing size, from nothing to the whole input."""
+    """Build 11 masks (11,*s) that hide central discs of increasing size, from nothing to the whole input."""
     dtype = torch.promote_types(template.dtype, torch.float32)
     axes = [(torch.arange(cells, dtype=dtype, device=template.device) * 2 + 1) / cells - 1 for cells in size]
     distance = torch.stack(torch.meshgrid(*axes, indexing="ij")).square().mean(0).sqrt()

@@ -1,4 +1,4 @@
-"""RISE and D-RISE: how much more probable a class or a detection is if random masks show a pixel."""
+"""RISE and D-RISE: how much more probable a class or a detection is if a random mask shows a pixel."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from camscope.errors import InputError
-from camscope.explainers.core.base import register
+from camscope.explainers.core.explainer import register
 from camscope.explainers.core.setting_types import PositiveInteger, PositiveNumber
-from camscope.explainers.perturbation.base import (
+from camscope.explainers.perturbation.masked_input import (
     MaskChunkBuilder,
     MaskedInput,
     PerturbationAttribution,
@@ -28,14 +28,14 @@ MAX_NUMBERS_PER_BLOCK = 2**22  # numbers of the masks that are added to the mean
 
 @dataclass
 class RunningMean:
-    """Running mean of maps (*S) and its standard error in float64; no map is stored (Chan et al. 1979)."""
+    """The running mean of maps (*S) in float64, with its standard error. No map is stored (Chan et al. 1979)."""
 
     count: int = 0
     mean: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64, device="cpu"))
     squared_deviations: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64, device="cpu"))
 
     def add_maps(self, weights: Tensor, masks: Tensor) -> None:
-        """Update the mean with R maps, the masks (R,*S) times their weights (R,)."""
+        """Add R maps to the mean, each a mask (R,*S) times its weight (R,)."""
         rows, n_maps = masks.flatten(1).double(), len(masks)
         mean = (weights @ rows).view(masks.shape[1:]) / n_maps
         squares = (weights.square() @ rows.square()).view(masks.shape[1:]) - n_maps * mean.square()
@@ -47,7 +47,7 @@ class RunningMean:
 
     @property
     def standard_error(self) -> Tensor:
-        """The standard error (*S) of the mean. With fewer than two maps it is the absolute value of the mean."""
+        """The standard error (*S) of the mean. For fewer than two maps, it is the absolute value of the mean."""
         if self.count < 2:
             return self.mean.abs()
         return (self.squared_deviations / (self.count - 1) / self.count).sqrt()
@@ -73,14 +73,14 @@ class SampledExplainer(PerturbationExplainer):
 
     @abstractmethod
     def build_masks(self, masked_input: MaskedInput) -> MaskChunkBuilder:
-        """Return a function that builds a slice of the masks. Each call builds the same masks, so no mask is stored."""
+        """Return a function that builds a slice of the masks. It builds the same masks in each call, so that none is stored."""
 
     @abstractmethod
     def center_masks(self, masks: Tensor) -> Tensor:
-        """Convert masks (R,*S) to weights (R,*S) with a mean of 0."""
+        """Convert masks (R,*S) to weights (R,*S) whose expected value is 0."""
 
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
-        """Compute the mean map of one sample over random masks."""
+        """Compute the map of one sample as a mean over random masks. Stop early if its standard error is small."""
         build_masks, running, level = self.build_masks(masked_input), RunningMean(), 0.0
         values = torch.empty(self.n_samples, dtype=torch.float64, device=masked_input.x.device)
         # masks are built again and added in whole blocks, so that their order is the same for any batch size
@@ -146,11 +146,11 @@ class RISE(SampledExplainer):
             raise InputError(f"keep_probability={self.keep_probability!r}: expected a number above 0 and at most 1")
 
     def center_masks(self, masks: Tensor) -> Tensor:
-        """Return the weights M / keep - 1 of masks M."""
+        """Convert masks M to weights M / keep - 1, whose expected value is 0."""
         return masks / self.keep_probability - 1
 
     def build_masks(self, masked_input: MaskedInput) -> MaskChunkBuilder:
-        """Draw the random numbers of all masks. Return a function that builds a slice of the masks from them."""
+        """Draw the random numbers of all masks, and return a function that builds a slice of the masks from them."""
         x, size = masked_input.x, masked_input.x.shape[1:]
         counts = expand_per_axis(self.grid_size, size)
         grid = torch.Size([count + 1 for count in counts])
@@ -192,7 +192,7 @@ class DRISE(RISE):
 
 
 def enlarge_shifted_grids(grids: Tensor, shifts: Tensor, size: Sequence[int], cells_per_axis: Sequence[int]) -> Tensor:
-    """Enlarge grids (R,*s) linearly and crop them to `size`, (R,*S), each at its own shift (R,axes), in cells, 0..1."""
+    """Enlarge grids (R,*s) linearly, and crop each to `size` at its own shift (R,axes). Shifts are shares of a cell, 0..1."""
     for axis, (length, count) in enumerate(zip(size, cells_per_axis, strict=True), start=1):
         pixels = -(-length // count)
         first = (shifts[:, axis - 1, None] * pixels).long().clamp(max=pixels - 1)

@@ -1,10 +1,10 @@
 """Detect damaged TIFF and PNG pixel data that Pillow reads without an error.
 
-Pillow does not compare the checksums of a PNG's pixel data. libtiff fills missing data of a JPEG strip with gray. JPEG
-strips are decoded by libjpeg-turbo, which warns of damage, and compared with the size that the TIFF declares. Deflate strips
-are checked by their checksum. libtiff only prints an error about an invalid code of CCITT fax on the standard error stream,
-which is read here. The other codecs of a TIFF have no checksum: PackBits, LZW, Zstandard and old-style JPEG. libtiff reports a
-strip of them that is too short, and no changed values.
+Pillow does not compare the checksums of a PNG's pixel data. libtiff fills missing data of a JPEG strip with gray. Therefore
+libjpeg-turbo decodes JPEG strips, since it warns of damage. Their size is compared with that of the TIFF. Deflate strips
+are checked by their checksum. For an invalid code of CCITT fax, libtiff only prints an error on the standard error stream,
+which is read here. PackBits, LZW, Zstandard and old-style JPEG have no checksum. libtiff notices only if such a strip is
+too short, not if its values are changed.
 """
 
 import io
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from camscope.errors import ImageError
-from camscope.images.files.jpeg_decoding import find_jpeg_damage, read_jpeg_size
+from camscope.images.files.strict_jpeg_decoding import find_jpeg_damage, read_jpeg_size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -36,7 +36,7 @@ JPEG_START_MARKER, JPEG_END_MARKER = b"\xff\xd8", b"\xff\xd9"  # of a JPEG strea
 
 
 def check_pixel_data(image: "Image", name: str) -> None:
-    """Raise ImageError if the pixel data of an open PNG, or of an open TIFF's current page, is damaged."""
+    """Raise ImageError if the pixel data of an open PNG or of the current page of an open TIFF is damaged."""
     if image.format == "TIFF":
         _check_tiff_strips(image, name)
     elif image.format == "PNG" and (file := getattr(image, "fp", None)) is not None:
@@ -64,9 +64,9 @@ _standard_error_lock = threading.Lock()
 
 
 def _capture_standard_error(action: Callable[[], object]) -> bytes:
-    """Call a function, and return what C libraries print on the standard error stream meanwhile.
+    """Call a function. Return what C libraries print on the standard error stream during the call.
 
-    The stream is that of the whole process. What else was printed is printed again afterwards.
+    The stream belongs to the whole process. Text that has nothing to do with fax damage is printed again afterwards.
     """
     with _standard_error_lock, tempfile.TemporaryFile() as captured:
         try:
@@ -129,7 +129,7 @@ def _check_tiff_strips(image: "Image", name: str) -> None:
 def _read_tiff_strips(
     file: Any, tags: Any, image_size: tuple[int, int]
 ) -> Iterator[tuple[bytes, tuple[int, int] | None]]:
-    """Yield the data of each strip or tile with its size (H,W). Color planes after the first have no size."""
+    """Yield the data of each strip or tile with its size (H,W). Color channels after the first have the size None."""
     width, height = image_size
     strip, tile = (tags.get(ROWS_PER_STRIP_TAG) or height, width), (tags.get(TILE_LENGTH_TAG), tags.get(TILE_WIDTH_TAG))
     for (offsets, counts), (n_rows, n_columns) in zip(OFFSET_AND_COUNT_TAGS, (strip, tile), strict=True):

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from camscope.errors import ImageError
-from camscope.images.files.patient_data_removal import Source, pseudonymize_source, redact_errors
+from camscope.images.files.redaction_and_pseudonyms import Source, pseudonymize_source, redact_errors
 from camscope.plurals import plural
 from camscope.safe_files import open_regular_file
 
@@ -23,7 +23,7 @@ MAX_FILE_BYTES = 2**32  # of one file
 def split_selector(source: str | Path) -> tuple[Path, int | None]:
     """Split a name such as `file#3` into the path `file` and the index 3.
 
-    A name that is itself an existing file is not split.
+    A name that is the name of an existing file is not split.
     """
     path = Path(source)
     match = re.fullmatch(r"(.+)#(\d{1,9})", str(source), re.DOTALL)
@@ -32,27 +32,31 @@ def split_selector(source: str | Path) -> tuple[Path, int | None]:
     return Path(match[1]), int(match[2])
 
 
+class SelectedSource(NamedTuple):
+    """The path or bytes of a source, its pseudonym, and the index of the selected frame, volume or series, or None."""
+
+    source: Any
+    pseudonym: str
+    selected_index: int | None
+
+
 @contextmanager
-def selected_source(
-    source: Source | list[Path], index: int | None, index_name: str
-) -> Iterator[tuple[Any, str, int | None]]:
-    """Yield the path or bytes of a source, its pseudonym, and the selected frame, volume or series index.
+def selected_source(source: Source | list[Path], index: int | None, index_name: str) -> Iterator[SelectedSource]:
+    """Select a frame, volume or series of a source, by `file#3` or by an argument such as `frame=3`.
 
-    The index is given as `file#3` or as an argument such as `frame=3`.
-
-    Errors inside the `with` block are redacted.
+    Errors inside the `with` block show the pseudonym of the source, not its path.
     """
     path, selector = split_selector(source) if isinstance(source, str | Path) else (source, None)
     name = pseudonymize_source(path)
     with redact_errors(name):
         if selector is not None and index is not None and selector != index:
             raise ImageError(f"{name}: #{selector} and {index_name}={index} differ; pass only one of the two")
-        yield path, name, index if selector is None else selector
+        yield SelectedSource(path, name, index if selector is None else selector)
 
 
 @contextmanager
 def open_source(source: Path | bytes, name: str, max_bytes: int = MAX_FILE_BYTES) -> Iterator[BinaryIO]:
-    """Open a file or bytes for reading. Raise ImageError for a file that is empty, too large or not regular."""
+    """Open a file or the bytes of a file for reading. Raise ImageError if it is empty, too large or not a regular file."""
     if isinstance(source, bytes):
         if not source:
             raise ImageError(f"{name}: it is empty")
@@ -80,7 +84,7 @@ MAX_SKIPPED_BYTES = 2**33  # bytes before the requested volume
 
 @contextmanager
 def decompressed_stream(file: BinaryIO) -> Iterator[BinaryIO]:
-    """Yield a stream of the file's content, decompressed during reading if the file is gzipped."""
+    """Open a stream of the file's content inside the `with` block. A gzip file is decompressed during reading."""
     is_gzip = file.read(2) == GZIP_MAGIC
     file.seek(0)
     if not is_gzip:
@@ -127,11 +131,11 @@ SCAN_SUFFIXES = (".dcm", ".dicom", ".nii", ".nii.gz", ".nrrd", ".mha", ".mhd")
 
 
 def list_image_paths(path_or_pattern: str, *, recursive: bool) -> Iterator[str]:
-    """Yield the image files of a file name, a folder or a glob pattern, unsorted.
+    """Find the image files of a folder or a glob pattern. Yield their paths unsorted.
 
-    A file name is yielded even if it does not exist. `recursive` includes all subfolders. Folders and patterns skip hidden
-    files, files without an image suffix and the overlays of runs, which would become images of the next run. Links to
-    folders are followed, and each folder is searched once.
+    The path of a single file is yielded even if there is no such file. If `recursive` is true, all subfolders are searched.
+    Hidden files and files without an image suffix are skipped. The overlays of runs are skipped as well, as they would become
+    images of the next run. Links to folders are followed. Each folder is searched once.
     """
     if os.path.isdir(path_or_pattern):  # noqa: PTH112 - of a million names none becomes a Path
         for folder in walk_folders(path_or_pattern) if recursive else [path_or_pattern]:
@@ -146,9 +150,9 @@ def list_image_paths(path_or_pattern: str, *, recursive: bool) -> Iterator[str]:
 
 
 def walk_folders(folder: str) -> Iterator[str]:
-    """Yield a folder and all its subfolders, each once, without hidden folders and folders of overlays.
+    """Yield a folder and all its subfolders, each once. Hidden folders and folders of overlays are skipped.
 
-    A folder that is also reached through a link is yielded by its own path.
+    If a link leads to a folder that is found without the link, its path is without the link.
     """
     visited, links = {_get_folder_id(folder)}, [folder]
     while links:
@@ -205,10 +209,20 @@ def _expand_pattern(pattern: str) -> Iterator[str]:
                     yield path
 
 
-def _split_at_double_star(pattern: str) -> tuple[str, bool, str]:
-    """Split `a/**/b.png` into `a/`, True and `b.png`. Return False in the middle for a pattern without `**`."""
+class PatternParts(NamedTuple):
+    """A glob pattern, split at its first `**`: the parts before and after it, and whether there is a `**`."""
+
+    before: str
+    has_double_star: bool
+    after: str
+
+
+def _split_at_double_star(pattern: str) -> PatternParts:
+    """Split a glob pattern at its first `**`, such as `a/**/b.png` into `a/` and `b.png`."""
     match = re.search(r"(?:^|(?<=[/\\]))\*\*(?:[/\\]+|$)" if os.sep == "\\" else r"(?:^|(?<=/))\*\*(?:/+|$)", pattern)
-    return (pattern, False, "") if match is None else (pattern[: match.start()], True, pattern[match.end() :])
+    if match is None:
+        return PatternParts(pattern, False, "")
+    return PatternParts(pattern[: match.start()], True, pattern[match.end() :])
 
 
 def _is_image_name(name: str) -> bool:
@@ -220,12 +234,12 @@ def _is_file_outside_overlays(path: str) -> bool:
 
 
 def _is_overlay_folder(folder: str) -> bool:
-    """Return whether a folder is `overlays/<number>` next to a run.json, where a run stores its overlays."""
+    """Return whether a run stores overlays in a folder: `overlays/<number>` next to a run.json."""
     above, name = os.path.split(folder)
     run, overlays = os.path.split(above)
     return name.isdecimal() and overlays == "overlays" and os.path.isfile(os.path.join(run, "run.json"))  # noqa: PTH113, PTH118 - as above
 
 
 def is_scan_name(name: str) -> bool:
-    """Return whether a file name has the suffix of a medical image format, also with an index such as `scan.dcm#3`."""
+    """Return whether a file name has the suffix of a medical image format. An index such as in `scan.dcm#3` is ignored."""
     return re.sub(r"#\d+$", "", name).lower().endswith(SCAN_SUFFIXES)

@@ -1,4 +1,4 @@
-"""Read numbers and code words from DICOM headers, but no free text."""
+"""Read numbers and code words from DICOM headers. Free text is not read, as it may name a patient."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -55,7 +55,7 @@ def read_integer(dataset: "Dataset", keyword: str) -> int | None:
 
 
 def read_code(dataset: "Dataset", keyword: str, allowed: set[str]) -> str:
-    """Read the code word of an element. Return '' if the word is not in `allowed`."""
+    """Read the code word of an element. Return "" if the word is not in `allowed`."""
     value = str(dataset.get(keyword, "")).strip().upper()
     return value if value in allowed else ""
 
@@ -69,9 +69,9 @@ def read_sequence_items(dataset: "Dataset", keyword: str) -> "list[Dataset]":
 
 
 def read_functional_groups(dataset: "Dataset", frame_indices: Sequence[int]) -> "list[list[Dataset]]":
-    """Return, for each frame, the data sets to search for its attributes, in order.
+    """Return for each frame the data sets that may hold its attributes, in the order of the search.
 
-    They are the per-frame functional group, the shared functional group and the header.
+    They are the functional group of the frame, the shared functional group, and the header.
     """
     per_frame = read_sequence_items(dataset, "PerFrameFunctionalGroupsSequence")
     shared = [*read_sequence_items(dataset, "SharedFunctionalGroupsSequence")[:1], dataset]
@@ -79,7 +79,7 @@ def read_functional_groups(dataset: "Dataset", frame_indices: Sequence[int]) -> 
 
 
 def iter_macro_items(functional_groups: "list[Dataset]", sequence_keyword: str) -> "Iterator[Dataset]":
-    """Yield the data sets to search for an attribute: for each group, the item of a sequence, then the group itself."""
+    """Yield the data sets that may hold an attribute. For each group these are an item of a sequence, then the group."""
     for group in functional_groups:
         yield from read_sequence_items(group, sequence_keyword)[:1]
         yield group
@@ -94,13 +94,13 @@ def read_first_numbers(
 
 
 def decode_uint16_table(dataset: "Dataset", data: bytes) -> NDArray[np.uint16]:
-    """Decode the bytes of a lookup table to 16-bit numbers in the byte order of the file."""
+    """Decode the bytes of a lookup table as 16-bit numbers. The byte order is that of the file."""
     little = dataset.original_encoding[1] is not False
     return np.frombuffer(data[: len(data) // 2 * 2], "<u2" if little else ">u2").astype(np.uint16)
 
 
 def has_burned_in_text(dataset: "Dataset") -> bool | None:
-    """Return whether text is burned into the pixels, or None if text is likely but not declared."""
+    """Return whether text is burned into the pixels. Return None if text is likely but not declared."""
     if declared := read_code(dataset, "BurnedInAnnotation", {"YES", "NO"}):
         return declared == "YES"
     is_secondary_capture = str(dataset.get("SOPClassUID", "")).startswith(SECONDARY_CAPTURE_UID)
@@ -110,7 +110,7 @@ def has_burned_in_text(dataset: "Dataset") -> bool | None:
 
 
 def get_uid_name(value: Any) -> str:
-    """Return the name of a UID of the DICOM standard, or '' for a private UID."""
+    """Return the name of a UID of the DICOM standard. Return "" for a private UID."""
     from pydicom.uid import UID
 
     uid = UID(str(value))

@@ -37,9 +37,9 @@ VALUE_TRANSFORMATION_SEQUENCE, REAL_WORLD_SEQUENCE = "PixelValueTransformationSe
 class ModalityLUT:
     """Converts stored numbers to values: slope * stored + intercept, or a lookup table. MONOCHROME1 is inverted.
 
-    Inversion mirrors the stored number within the storable range, smallest + largest - stored, before the rescale. It is
-    exact because it is done with whole numbers: an image with mirrored numbers and the other photometric interpretation
-    gives bit-exact equal values. After a table, the values are mirrored within the range of the table's bits.
+    The inversion is smallest + largest - stored, where smallest and largest are the ends of the storable range. It is done
+    with whole numbers before the rescale, so that it is exact. The values of a table are inverted within the range of its
+    bits.
     """
 
     slope: float = 1.0
@@ -64,7 +64,7 @@ class ModalityLUT:
         return (values * self.slope + self.intercept).astype(np.float32)
 
     def describe_steps(self) -> tuple[str, ...]:
-        """Describe the steps of the conversion in order."""
+        """Describe the steps of the conversion, in order, as text."""
         unit = f" ({self.unit})" if self.unit else ""
         if self.table is not None:
             steps = [f"modality LUT: {plural(len(self.table), 'entry')} of {plural(self.table_bits, 'bit')}{unit}"]
@@ -136,7 +136,7 @@ def _describe_real_world_maps(functional_groups: "list[Dataset]") -> tuple[str, 
 
 
 def _read_padding_range(dataset: "Dataset", layout: PixelLayout) -> tuple[int, int] | None:
-    """Return the range of stored numbers that mark padding pixels, or None if the file declares none."""
+    """Return the smallest and largest stored number of padding pixels. Return None if the file declares no padding."""
     if layout.is_floating or (value := read_integer(dataset, "PixelPaddingValue")) is None:
         return None
     limit = read_integer(dataset, "PixelPaddingRangeLimit")
@@ -154,9 +154,10 @@ def _convert_to_stored_sign(value: int, layout: PixelLayout) -> int:
 
 @dataclass(frozen=True, eq=False)
 class DecodedFrames:
-    """Frames (M,H,W) float32, or (M,H,W,3) uint8 in color.
+    """Decoded frames: `values` (M,H,W) float32, or (M,H,W,3) uint8 in color.
 
-    `steps_before` and `steps_after` surround the steps of the `modality_luts`. `n_padded_pixels` pixels are `padding_value`.
+    The conversion steps are `steps_before`, those of the `modality_luts`, and `steps_after`. `n_padded_pixels` counts the
+    padding pixels, whose value is `padding_value`.
     """
 
     values: Array
@@ -173,12 +174,12 @@ class DecodedFrames:
 
     @property
     def unit(self) -> str:
-        """The unit of all frames, or '' if units differ or values were inverted."""
+        """The unit of all frames, or "" if their units differ or their values were inverted."""
         units = {"" if lut.is_inverted else lut.unit for lut in self.modality_luts}
         return units.pop() if len(units) == 1 else ""
 
     def describe_steps(self, item_name: str) -> tuple[str, ...]:
-        """Describe the steps of the conversion in order. `item_name`, "frame" or "slice", is used in the text."""
+        """Describe the steps of the conversion, in order, as text. `item_name` is "frame" or "slice"."""
         return (*self.steps_before, *_describe_modality_luts(self.modality_luts, item_name), *self.steps_after)
 
     def list_flags(self) -> tuple[str, ...]:
@@ -225,7 +226,7 @@ def decode_dicom_pixels(
 
 
 def join_decoded_frames(parts: Sequence[DecodedFrames], values: Array) -> DecodedFrames:
-    """Merge the metadata of several parts. The result has the metadata and `values`, which holds all frames."""
+    """Join several parts to one result with the frames `values`. Their conversion steps and padding counts are merged."""
     return DecodedFrames(
         values,
         _merge_steps([part.steps_before for part in parts]),
@@ -237,7 +238,7 @@ def join_decoded_frames(parts: Sequence[DecodedFrames], values: Array) -> Decode
 
 
 def _merge_steps(steps_by_frame: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """Merge the conversion steps of several frames. Replace steps that differ by a note."""
+    """Merge the conversion steps of several frames. A note replaces steps that differ between frames."""
     variants_by_kind: dict[str, set[str]] = {}
     for steps in steps_by_frame:
         for step in steps:
@@ -273,7 +274,7 @@ def _read_modality_luts(
 
 
 def _describe_modality_luts(modality_luts: Sequence[ModalityLUT], item_name: str) -> tuple[str, ...]:
-    """Describe the steps of several modality LUTs. If they differ, give the ranges of slopes and intercepts."""
+    """Describe the steps of several modality LUTs as text. If they differ, name the ranges of slopes and intercepts."""
     distinct_steps = {lut.describe_steps(): None for lut in modality_luts}
     if len(distinct_steps) < 2:
         return next(iter(distinct_steps), ())

@@ -1,15 +1,15 @@
-"""Decode DICOM pixels frame by frame, after checks against damaged and malicious headers."""
+"""Decode DICOM pixels frame by frame. Check the header first, as it may be damaged or malicious."""
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from camscope.errors import ImageError
-from camscope.images.files.jpeg_decoding import find_jpeg_damage
+from camscope.images.files.strict_jpeg_decoding import find_jpeg_damage
 from camscope.images.scans.dicom_header_values import (
     PHOTOMETRIC_INTERPRETATIONS,
     decode_uint16_table,
@@ -58,9 +58,9 @@ class PixelLayout:
 def read_pixel_layout(
     dataset: "Dataset", name: str, max_voxels: int = MAX_VOXELS, n_requested_frames: int | None = None
 ) -> PixelLayout:
-    """Read and check the pixel layout of a data set: size, frames, bits and colors.
+    """Read the pixel layout of a data set: size, frames, bits and colors. Raise ImageError if it is invalid or too large.
 
-    `n_requested_frames` limits the check of the size to that number of frames. Raises ImageError for an invalid layout.
+    If `n_requested_frames` is passed, only that number of frames counts for the size.
     """
     pixel_keywords = [keyword for keyword in PIXEL_KEYWORDS if keyword in dataset]
     if not pixel_keywords:
@@ -101,9 +101,9 @@ MAX_FRAMES_BY_INDEX = 256
 def decode_frames(
     dataset: "Dataset", layout: PixelLayout, frame_indices: Sequence[int], name: str
 ) -> "Iterator[tuple[NDArray[Any], str]]":
-    """Decode the frames one by one, and yield each frame (H,W) or (H,W,3) with its photometric interpretation.
+    """Decode the selected frames. Yield each frame (H,W) or (H,W,3) with its photometric interpretation.
 
-    The numbers are those stored in the file. YBR colors are already converted to RGB.
+    The frames hold the stored numbers. YBR colors are already converted to RGB.
     """
     from pydicom.pixels.decoders.base import get_decoder
 
@@ -217,19 +217,24 @@ Array = NDArray[Any]
 COLOR_CHANNELS = ("Red", "Green", "Blue")
 
 
-def get_color_converter(
-    dataset: "Dataset", layout: PixelLayout, name: str
-) -> tuple[Callable[[Array, str], Array], tuple[str, ...]]:
-    """Return a function that converts a decoded color frame to RGB (H,W,3) uint8, and descriptions of its steps."""
+class ColorConverter(NamedTuple):
+    """A function that converts a decoded color frame to RGB (H,W,3) uint8, and descriptions of its steps."""
+
+    convert: Callable[[Array, str], Array]
+    steps: tuple[str, ...]
+
+
+def get_color_converter(dataset: "Dataset", layout: PixelLayout, name: str) -> ColorConverter:
+    """Return the color conversion for the frames of a file: by its palette, or from its color space to RGB."""
     icc = ("ICC profile: not applied",) if "ICCProfile" in dataset else ()
     if layout.photometric_interpretation == "PALETTE COLOR":
-        table, first, bits = _read_palette(dataset, name)
+        table, first, bits = _read_color_palette(dataset, name)
         step = f"palette: {plural(len(table), 'color')} of {plural(bits, 'bit')} to 8"
 
         def look_up_palette(stored: Array, color_space: str) -> Array:
             return table[np.clip(stored.astype(np.int64) - first, 0, len(table) - 1)]
 
-        return look_up_palette, (step, *icc)
+        return ColorConverter(look_up_palette, (step, *icc))
     changed = layout.photometric_interpretation != "RGB"
     steps: tuple[str, ...] = (f"colors: {layout.photometric_interpretation} to RGB",) if changed else ()
     if layout.bits_stored > 8:
@@ -240,16 +245,24 @@ def get_color_converter(
             raise ImageError(f"{name}: the decoder did not convert {layout.photometric_interpretation} to RGB")
         return decoded.astype(np.uint8) if layout.bits_stored == 8 else _rescale_to_8_bits(decoded, layout.bits_stored)
 
-    return convert_to_rgb, steps + icc
+    return ColorConverter(convert_to_rgb, steps + icc)
 
 
 def _rescale_to_8_bits(values: Array, bits: int) -> Array:
-    """Rescale values of `bits` bits to the range 0..255, rounded."""
+    """Rescale numbers of `bits` bits to the range 0..255, and round them."""
     return np.clip(np.rint(values * (255 / ((1 << bits) - 1))), 0, 255).astype(np.uint8)
 
 
-def _read_palette(dataset: "Dataset", name: str) -> tuple[Array, int, int]:
-    """Read the color palette (M,3) uint8, the stored number of its first entry, and the bits per entry."""
+class ColorPalette(NamedTuple):
+    """The colors (M,3) uint8 of a palette, the stored number of its first color, and the bits of an entry in the file."""
+
+    colors: Array
+    first_stored_value: int
+    bits: int
+
+
+def _read_color_palette(dataset: "Dataset", name: str) -> ColorPalette:
+    """Read the color palette of a file. Raise ImageError if it is missing or damaged."""
     if "RedPaletteColorLookupTableData" not in dataset:
         raise ImageError(f"{name}: the color palette is missing or segmented; segmented palettes are not supported")
     columns = []
@@ -265,7 +278,7 @@ def _read_palette(dataset: "Dataset", name: str) -> tuple[Array, int, int]:
         raise ImageError(
             f"{name}: the red, green and blue columns of the color palette differ in length, first entry or bits"
         )
-    return np.stack([column for column, _, _ in columns], axis=-1), first, bits
+    return ColorPalette(np.stack([column for column, _, _ in columns], axis=-1), first, bits)
 
 
 def _read_palette_column(dataset: "Dataset", data: bytes, n_entries: int, bits: int, name: str) -> Array:

@@ -6,7 +6,7 @@ MONAI itself is never imported: a caller who passes its objects has imported it.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from camscope.errors import ImageError
 from camscope.geometry import Placement
-from camscope.images.files.patient_data_removal import pseudonymize_source
+from camscope.images.files.redaction_and_pseudonyms import pseudonymize_source
 from camscope.images.scans.scan import Affine
 
 # changes that the affine matrix does not record; nor does it record transforms from outside MONAI
@@ -27,14 +27,22 @@ def is_monai_object(value: object) -> bool:
     return type(value).__module__.partition(".")[0] == "monai"
 
 
+class MonaiInput(NamedTuple):
+    """A tensor (C,*S), its placement on the loaded image, and the affine of that image (None if unknown)."""
+
+    tensor: Tensor
+    placement: Placement | None
+    affine: Affine | None
+
+
 @dataclass(frozen=True)
 class MonaiPreprocess:
-    """A transform or `Compose` that takes a path, or a dictionary with one, and returns a tensor with metadata."""
+    """A preprocessing by MONAI transforms. They take a path, or a dictionary with a path, and return a MONAI tensor."""
 
     transform: Any
 
-    def __call__(self, path: str | Path) -> tuple[Tensor, Placement | None, Affine | None]:
-        """Return the tensor (C,*S), its placement on the loaded image, and that image's affine."""
+    def __call__(self, path: str | Path) -> MonaiInput:
+        """Load and transform the image at `path`."""
         steps = list(_flatten_transforms(self.transform))
         key = next((step.keys[0] for step in steps if getattr(step, "keys", None)), None)
         name = pseudonymize_source(path)
@@ -51,17 +59,17 @@ class MonaiPreprocess:
             is_monai_object(step) and not any(word in type(step).__name__ for word in NON_AFFINE_TRANSFORMS)
             for step in steps
         )
-        placement, affine = read_tensor_placement(result) if is_affine_known else (None, None)
-        return strip_metadata(result), placement, affine
+        placement, affine = read_placement_and_affine(result) if is_affine_known else (None, None)
+        return MonaiInput(strip_metadata(result), placement, affine)
 
     def __repr__(self) -> str:
         return f"MonaiPreprocess({', '.join(type(step).__name__ for step in _flatten_transforms(self.transform))})"
 
 
-def read_tensor_placement(tensor: Any) -> tuple[Placement | None, Affine | None]:
+def read_placement_and_affine(tensor: Any) -> tuple[Placement | None, Affine | None]:
     """Return the placement of a MONAI tensor (C,*S) on its original image, and the affine of that image.
 
-    Returns (None, None) if an affine matrix before or after the transforms is unknown.
+    Return (None, None) if MONAI did not record an affine before or after the transforms.
     """
     meta = getattr(tensor, "meta", {})
     if "original_affine" not in meta or "spatial_shape" not in meta:
@@ -87,7 +95,7 @@ def strip_metadata(tensor: Tensor) -> Tensor:
 
 
 def _flatten_transforms(transform: Any) -> Iterator[Any]:
-    """Yield all single transforms of a transform, also from nested `Compose` containers."""
+    """Yield the single transforms of a transform. Nested `Compose` containers are opened."""
     inner = getattr(transform, "transforms", None)
     if inner is None:
         yield transform

@@ -1,7 +1,7 @@
 """The class `Scan`, a medical image with its position, and its conversion to display pixels.
 
-Windows follow DICOM PS3.3 C.11.2.1. They are computed here instead of by `pydicom.pixels`, as they also apply to
-NIfTI, ITK and raster scans, which need no DICOM data set and no pydicom. A test compares both.
+Windows follow DICOM PS3.3 C.11.2.1. `pydicom.pixels` is not used, since windows also apply to scans in other formats, for
+which pydicom need not be installed. A test compares both.
 """
 
 import math
@@ -33,16 +33,16 @@ class Scan:
     Args:
         values: The values after modality LUT or rescale.
         name: A name that may be displayed, never a file name.
-        affine: (4,4) from array index (d,row,column), integers at voxel centers, to millimeters in RAS+ as in NIfTI. For
-            a 2-D image d is 0. None where the file has no position.
+        affine: (4,4) from array indices (d,row,column) of voxel centers to millimeters in RAS+ as in NIfTI. For a 2-D
+            image d is 0. None if the file has no position.
         is_color: Whether the values are colors.
-        unit: "HU", "OD" and so on, or "" where none is known.
+        unit: "HU", "OD" and so on, or "" if unknown.
         modality: "CT", "MR" and so on, or "".
         steps: What was done to the stored numbers, in order.
-        flags: What is odd about the file.
+        flags: Warnings about the file.
         sources: The files, never displayed.
         frame_indices: Which frame of its file each slice is, counted from 0, never displayed.
-        has_burned_in_text: Whether text is part of the image, or None where the file does not say and such images often
+        has_burned_in_text: Whether text is part of the image. None if the file does not declare it and such images often
             contain text.
         pixel_spacing: Millimeters per pixel along each axis, for an image without a position.
         format_codes: Numeric codes that a writer of the same format needs, such as NIfTI's sform code.
@@ -198,7 +198,7 @@ class Window:
         return cls(center, width, *(str(word).strip().upper() for word in kind))
 
     def __call__(self, values: Values) -> Values:
-        """Map values of any shape to 0..1, in their own precision, at least float32.
+        """Map values of any shape to 0..1, in the precision of the values, at least float32.
 
         LINEAR is (v - (c - 1/2)) / (w - 1) + 1/2, clipped, and for w = 1 a step above c - 1/2. LINEAR_EXACT is
         (v - c) / w + 1/2, clipped. SIGMOID is 1 / (1 + exp(-4 (v - c) / w)).
@@ -221,9 +221,10 @@ Pixels = NDArray[np.uint8]
 
 
 def convert_scan_to_rgb(scan: Scan, window: Any = None) -> tuple[Pixels, Scan]:
-    """Convert a 2-D scan to RGB pixels (H,W,3) uint8. Return the pixels and the converted scan.
+    """Convert a 2-D scan to RGB pixels (H,W,3) uint8. Return the pixels and the scan with values in 0..1.
 
-    Gray values are mapped by the window, or without one from their minimum to their maximum.
+    Gray values are mapped by the window. If there is no window, their minimum and maximum become black and white. A color
+    scan is returned unchanged.
     """
     if len(scan.shape) != 2:
         raise ImageError(
@@ -241,9 +242,8 @@ def convert_scan_to_rgb(scan: Scan, window: Any = None) -> tuple[Pixels, Scan]:
 def convert_scan_to_display_pixels(scan: Scan, window: Any = None) -> Pixels:
     """Convert a scan to uint8 pixels for display.
 
-    The shape is (H,W,3) for a 2-D scan, (D,H,W) for a volume and (D,H,W,3) for a color volume.
-
-    Gray values are mapped by the window, or without one from their minimum to their maximum.
+    The shape is (H,W,3) for a 2-D scan, (D,H,W) for a volume and (D,H,W,3) for a color volume. Gray values are mapped by the
+    window. If there is no window, their minimum and maximum become black and white.
     """
     if len(scan.shape) == 2:
         return convert_scan_to_rgb(scan, window)[0]
@@ -256,7 +256,7 @@ def convert_scan_to_display_pixels(scan: Scan, window: Any = None) -> Pixels:
 def rescale_to_display_range(scan: Scan) -> Scan:
     """Rescale the values of a scan to 0..1 for display.
 
-    The display range is mapped to 0..1, or if unknown, the range of the values. NaN becomes black.
+    The ends of the display range become 0 and 1. If it is unknown, the minimum and maximum of the values do. NaN becomes 0.
     """
     if scan.display_range is not None:
         low, high, steps = *scan.display_range, scan.steps

@@ -1,4 +1,4 @@
-"""Preprocess scans into a model's input, and reorient volumes to axis codes such as "RAS"."""
+"""`ScanPreprocess`: convert scans to a model's input. Reorient volumes to axis codes such as "RAS"."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,25 +21,24 @@ INTERPOLATION_MODES = ("linear", "nearest", "area")
 
 @dataclass(frozen=True, kw_only=True)
 class ScanPreprocess:
-    """Convert a scan to a tensor (C,*S) float32 and its placement on the scan's voxels. The steps run in this order.
+    """Preprocessing of a scan to a tensor (C,*S) float32. The steps run in the order of the arguments.
 
-
-    The tensor's axes are those of the scan, (H,W) or (D,H,W), unless `orientation` changes them.
+    A call returns the tensor and its placement on the voxels of the scan. The tensor has the axes of the scan, (H,W) or
+    (D,H,W), unless `orientation` changes them.
 
     Args:
-        orientation: Three letters such as "RAS". Axes of a volume are reordered and flipped to lead there.
+        orientation: Three letters such as "RAS". The axes of a volume are reordered and flipped to these directions.
         spacing: Millimeters per voxel along each axis, or one number for all. Values are interpolated linearly.
         window: `Window`, (center, width) or "40,400". Values are clipped to it and mapped to 0..1.
         resize: Size along each axis, or one number for all.
         crop: Size of the center crop. Axes that are shorter are padded with `fill`.
         fill: Padding value, in the values at that step.
-        normalize: "range" (min-max scaling to 0..1), "zscore" (mean 0, deviation 1), both per scan; or (mean, std),
-            each
-            a number or one per channel.
-        channels: 1, or the number of copies that the model takes. For a color scan, whose values are divided by 255, 3,
-            or 1 for gray.
+        normalize: "range" (min-max scaling to 0..1) or "zscore" (mean 0, standard deviation 1), both for each scan. Or
+            (mean, std), each a number or one number per channel.
+        channels: The number of channels. Gray values are repeated in each channel. Colors are divided by 255 and need 3
+            channels, or 1 for gray.
         non_finite_fill: Replacement of NaN and infinity. None rejects them.
-        interpolation: "linear", "nearest", or "area", the mean over the area of a larger voxel.
+        interpolation: "linear", "nearest" or "area" (the mean over the area of a new voxel).
 
     Raises:
         PreprocessError: A setting has an invalid value.
@@ -217,7 +216,7 @@ def get_axis_codes(affine: Affine) -> str:
 
 
 def reorient_scan(scan: Scan, axis_codes: str) -> tuple[Scan, Placement]:
-    """Reorder and flip the axes of a volume to match axis codes such as "RAS". Return it with its placement on the scan."""
+    """Reorder and flip the axes of a volume to axis codes such as "RAS". Return it with its placement on the scan."""
     if len(scan.shape) != 3 or scan.affine is None:
         received = " x ".join(map(str, scan.shape)) + (" without an affine" if scan.affine is None else "")
         raise ImageError(

@@ -1,4 +1,4 @@
-"""Read a medical image of any supported format, and detect whether a file is one."""
+"""Read a medical image in any supported format, and tell medical images from photos."""
 
 import os
 from collections.abc import Iterable
@@ -8,13 +8,13 @@ from typing import Any
 
 from camscope.errors import CamscopeError, ImageError
 from camscope.images.files.image_file_access import PHOTO_SUFFIXES, SCAN_SUFFIXES, split_selector
-from camscope.images.files.patient_data_removal import pseudonymize_source, redact_errors
-from camscope.images.scans.dicom import has_dicom_signature, load_dicom_dataset, read_dicom, require_pydicom
+from camscope.images.files.redaction_and_pseudonyms import pseudonymize_source, redact_errors
+from camscope.images.scans.dicom_file_reader import has_dicom_signature, load_dicom_dataset, read_dicom, require_pydicom
 from camscope.images.scans.dicom_header_values import has_burned_in_text
-from camscope.images.scans.dicom_series import read_series
-from camscope.images.scans.itk import ITK_SUFFIXES, read_itk
-from camscope.images.scans.nifti import is_nifti, read_nifti
-from camscope.images.scans.raster import read_raster
+from camscope.images.scans.dicom_series_reader import read_series
+from camscope.images.scans.nifti_reader import is_nifti, read_nifti
+from camscope.images.scans.nrrd_metaimage_reader import ITK_SUFFIXES, read_itk
+from camscope.images.scans.png_tiff_reader import read_raster
 from camscope.images.scans.scan import Scan
 from camscope.safe_files import open_regular_file
 
@@ -26,8 +26,8 @@ HEAD_BYTES = 4096
 def is_scan(source: object) -> bool:
     """Return whether a source is a medical image or a folder with DICOM files.
 
-    A file is recognized by its suffix or its first bytes.
-    PNG and TIFF count as photos. `read_scan` also reads them, where a preprocessing takes scans.
+    A file is recognized by its suffix or its first bytes. PNG and TIFF count as photos here, although `read_scan` can read
+    them for a preprocessing of scans.
     """
     if isinstance(source, bytes):
         return has_dicom_signature(source[:132]) or is_nifti(source[:HEAD_BYTES])
@@ -50,14 +50,14 @@ def read_scan(source: Any, *, frame: int | None = None, window: Any = None) -> S
     Args:
         source: A path, a folder of one series, a list of its files, the bytes of a DICOM, NIfTI, PNG or TIFF file, or a
             Scan.
-        frame: The frame, volume, page or (of a folder) series to select, counted from 0. `file#2` does the same.
+        frame: The frame, volume or page of a file, or the series of a folder, counted from 0. `file#2` does the same.
         window: Maps the values to 0..1: a `Window`, (center, width) or "40,400".
 
     Returns:
         The scan: values, spacing, affine and the steps from the stored values.
 
     Raises:
-        ImageError: If the source cannot be read, or more than one series or volume is there and none is selected.
+        ImageError: If the source cannot be read, or if none of several series or volumes is selected.
 
     >>> import tempfile
     >>> import numpy as np

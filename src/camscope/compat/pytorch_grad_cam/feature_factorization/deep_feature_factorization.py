@@ -1,7 +1,7 @@
-"""Deep Feature Factorization with the random start of pytorch-grad-cam."""
+"""Deep Feature Factorization, with the random start of pytorch-grad-cam's factorization."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,19 +21,26 @@ Array = npt.NDArray[Any]
 Reshape = Callable[[Any], Tensor]
 
 
-def dff(activations: Array, n_components: int = 5) -> tuple[Array, Array]:
-    """Return concepts (K,C) and their maps (N,C,h,w), so that concepts x maps is about the activations (N,K,h,w)."""
+class ConceptsAndMaps(NamedTuple):
+    """Concepts (K,C), and their maps (N,C,h,w)."""
+
+    concepts: Array
+    maps: Array
+
+
+def dff(activations: Array, n_components: int = 5) -> ConceptsAndMaps:
+    """Factorize activations (N,K,h,w): the product of concepts and maps approximates the activations."""
     n_samples, n_channels, *grid = activations.shape
     values = np.where(np.isnan(activations), 0, activations).transpose(1, 0, 2, 3).reshape(n_channels, -1)
     offset = values.min(axis=-1, keepdims=True)
     factorization = require("sklearn.decomposition", extra="audit").NMF(n_components, init="random", random_state=0)
     concepts = factorization.fit_transform(values - offset) + offset
     maps = factorization.components_.reshape(n_components, n_samples, *grid).transpose(1, 0, 2, 3)
-    return concepts, maps
+    return ConceptsAndMaps(concepts, maps)
 
 
 class DeepFeatureFactorization:
-    """Deep Feature Factorization of a layer, and what a computation returns for the concepts."""
+    """Deep Feature Factorization of a layer. A computation, such as a classifier, may be applied to the concepts."""
 
     def __init__(
         self,
@@ -46,7 +53,10 @@ class DeepFeatureFactorization:
         self.computation_on_concepts = computation_on_concepts
 
     def __call__(self, input_tensor: Tensor, n_components: int = 16) -> tuple[Any, ...]:
-        """Return concepts (K,C), a list with the maps (C,H,W) of each input, and the result (C,...) of the computation."""
+        """Return the concepts (K,C), and a list of the maps (C,H,W) of each input.
+
+        With `computation_on_concepts`, return its result (C,...) as a third value.
+        """
         warn_once(
             "dff",
             "as in pytorch-grad-cam, the smallest value of each channel is subtracted before the factorization, and each map is "
@@ -68,7 +78,7 @@ class DeepFeatureFactorization:
         return self
 
     def __exit__(self, *details: object) -> bool:
-        """Return that an IndexError inside the `with` is handled."""
+        """Return True for an IndexError, which suppresses it, as in pytorch-grad-cam."""
         return isinstance(details[1], IndexError)
 
 
@@ -82,9 +92,9 @@ def run_dff_on_image(
     n_components: int = 5,
     top_k: int = 2,
 ) -> Array:
-    """Return an image next to its concepts, with the labels that the classifier gives them.
+    """Draw an image next to its concepts. Each concept has the labels that the classifier predicts for it.
 
-    `model.config.id2label` holds the labels, as in models of Hugging Face.
+    The label names are `model.config.id2label`, as in models of Hugging Face.
     """
     image = np.array(img_pil, dtype=np.float32) / 255
     factorization = DeepFeatureFactorization(model, target_layer, reshape_transform, classifier)

@@ -17,7 +17,7 @@ SMALLEST = 1e-8
 
 
 def batch_pearson_coherency(A: Array, B: Array) -> Array:  # noqa: N803 - the names in pytorch-grad-cam
-    """Return the Pearson correlations (N,) of maps (N,H,W)."""
+    """Return the Pearson correlations (N,) of the maps A and B, both (N,H,W)."""
     first, second = (maps.reshape(len(maps), -1) - maps.mean((1, 2))[:, None] for maps in (A, B))
     sizes = np.sqrt((first**2).sum(1) * (second**2).sum(1))
     correlations: Array = (first * second).sum(1) / np.maximum(sizes, SMALLEST)
@@ -25,7 +25,7 @@ def batch_pearson_coherency(A: Array, B: Array) -> Array:  # noqa: N803 - the na
 
 
 class Complexity:
-    """The mean of each map."""
+    """Complexity: the mean absolute value of each map."""
 
     def __call__(self, grayscale_cams: Array) -> Array:
         """Return the complexities (N,)."""
@@ -34,7 +34,7 @@ class Complexity:
 
 
 class Coherency:
-    """The correlation of a map with the map of the input times the map, from 0 to 1."""
+    """Coherency: the correlation of a map with the map of the masked input, scaled to 0..1. The mask is the first map."""
 
     def __call__(
         self,
@@ -50,7 +50,7 @@ class Coherency:
 
 
 class ARCC:
-    """The harmonic mean of coherency, one minus complexity, and the difference of ROAD's two orders."""
+    """ARCC: the harmonic mean of coherency, 1 - complexity, and twice `ROADCombined`."""
 
     def __init__(self, base_method: BaseCAM, road_percentiles: Sequence[float] = [20, 40, 60, 80]) -> None:
         self.base_method, self.road_percentiles = base_method, road_percentiles

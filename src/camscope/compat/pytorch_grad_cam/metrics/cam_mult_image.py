@@ -1,4 +1,4 @@
-"""The change of the score where the input is multiplied by its map."""
+"""Metrics of the score after the input is multiplied by its map: change, drop and increase."""
 
 from typing import Any
 
@@ -14,14 +14,14 @@ def multiply_tensor_with_cam(input_tensor: Tensor, cam: Tensor) -> Tensor:
 
 
 class CamMultImageConfidenceChange(PerturbationConfidenceMetric):
-    """The change of the score."""
+    """The change of the score after the input is multiplied by its map."""
 
     def __init__(self) -> None:
         super().__init__(multiply_tensor_with_cam)
 
 
 class DropInConfidence(CamMultImageConfidenceChange):
-    """How far the score falls, or 0 where it rises."""
+    """The drop of the score, or 0 if it rises."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the drops (N,)."""
@@ -29,7 +29,7 @@ class DropInConfidence(CamMultImageConfidenceChange):
 
 
 class IncreaseInConfidence(CamMultImageConfidenceChange):
-    """Whether the score rises."""
+    """Whether the score rises: 1 or 0."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return 1 or 0 for each sample (N,)."""

@@ -1,4 +1,4 @@
-"""How much the score of a target changes where the input is changed by its map."""
+"""Measure how much the score of a target changes after the input is perturbed by its map."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ Perturbation = Callable[[Tensor, Tensor], Tensor]
 
 
 class PerturbationConfidenceMetric:
-    """The score of the changed input minus that of the input. `perturbation` takes an image and its map."""
+    """The score of the perturbed input minus that of the input. `perturbation` is a function of an image and its map."""
 
     def __init__(self, perturbation: Perturbation) -> None:
         self.perturbation = perturbation
@@ -28,7 +28,11 @@ class PerturbationConfidenceMetric:
         return_visualization: bool = False,
         return_diff: bool = True,
     ) -> Any:
-        """Return the changes (N,) of the scores, or the scores, and the changed inputs if requested."""
+        """Return the changes (N,) of the scores.
+
+        With `return_diff=False`, return the scores (N,) of the perturbed inputs instead. With `return_visualization`, return
+        the perturbed inputs too.
+        """
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         changed = torch.stack(
             [self.perturbation(x, torch.from_numpy(cam)) for x, cam in zip(input_tensor, cams, strict=False)]
@@ -45,7 +49,7 @@ def _read_scores(targets: Sequence[OutputTarget], output: Any) -> Array:
 
 
 class RemoveMostRelevantFirst:
-    """Imputes the pixels whose map is at or above a percentile."""
+    """A perturbation: impute the pixels whose map value is at or above a percentile."""
 
     def __init__(self, percentile: float, imputer: Perturbation) -> None:
         self.percentile, self.imputer = percentile, imputer
@@ -58,7 +62,7 @@ class RemoveMostRelevantFirst:
 
 
 class RemoveLeastRelevantFirst(RemoveMostRelevantFirst):
-    """Imputes the pixels whose map is low: those at or above a percentile of one minus the map."""
+    """A perturbation: impute the pixels with low map values. They are at or above a percentile of 1 - map."""
 
     def __call__(self, input_tensor: Tensor, mask: Tensor) -> Tensor:
         """Return the changed image (C,H,W), for a map (H,W)."""
@@ -66,7 +70,7 @@ class RemoveLeastRelevantFirst(RemoveMostRelevantFirst):
 
 
 class AveragerAcrossThresholds:
-    """The mean of a metric over percentiles. `imputer` makes the metric of a percentile."""
+    """The mean of a metric over percentiles. `imputer` is a function that returns the metric of a percentile."""
 
     def __init__(
         self,

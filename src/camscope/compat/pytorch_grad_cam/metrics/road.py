@@ -1,4 +1,4 @@
-"""Remove and debias: pixels are replaced by weighted means of their neighbors, plus noise."""
+"""ROAD (remove and debias): replace pixels by weighted means of their neighbors plus noise, and measure the score."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -34,7 +34,7 @@ neighbors_weights = [
 
 
 class NoisyLinearImputer:
-    """Replaces the pixels where a mask is 0 by weighted means of their neighbors, plus noise from torch's global generator."""
+    """An imputer: it replaces pixels by weighted means of their neighbors, plus noise from torch's global generator."""
 
     def __init__(self, noise: float = 0.01, weighting: Sequence[Any] = neighbors_weights) -> None:
         if sorted(weighting) != sorted(neighbors_weights):
@@ -79,7 +79,7 @@ class ROADLeastRelevantFirstAverage(AveragerAcrossThresholds):
 
 
 class ROADCombined:
-    """Half of the difference between least and most relevant first."""
+    """Half the difference between `ROADLeastRelevantFirstAverage` and `ROADMostRelevantFirstAverage`."""
 
     def __init__(self, percentiles: Sequence[float] = PERCENTILES) -> None:
         self.percentiles = percentiles

@@ -6,7 +6,7 @@ from torch import nn
 
 
 def replace_layer_recursive(model: nn.Module, old_layer: nn.Module, new_layer: nn.Module) -> bool:
-    """Replace one layer, at its first place, and return whether it was found."""
+    """Replace the first occurrence of a layer in a model. Return whether the layer was found."""
     for parent in model.modules():
         for name, child in parent._modules.items():
             if child is old_layer:
@@ -16,7 +16,7 @@ def replace_layer_recursive(model: nn.Module, old_layer: nn.Module, new_layer: n
 
 
 def replace_all_layer_type_recursive(model: nn.Module, old_layer_type: type[nn.Module], new_layer: nn.Module) -> None:
-    """Replace all layers of a type by one layer."""
+    """Replace all layers of a type by `new_layer`."""
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
             if isinstance(child, old_layer_type):
@@ -24,7 +24,7 @@ def replace_all_layer_type_recursive(model: nn.Module, old_layer_type: type[nn.M
 
 
 def find_layer_types_recursive(model: nn.Module, layer_types: Iterable[type[nn.Module]]) -> list[nn.Module]:
-    """Return all layers whose type is one of these."""
+    """Return all layers whose type is one of `layer_types`."""
     types = tuple(layer_types)
     return find_layer_predicate_recursive(model, lambda layer: type(layer) in types)
 

@@ -15,7 +15,7 @@ class ClassifierOutputTarget:
         self.category = category
 
     def __call__(self, model_output: Tensor) -> Tensor:
-        """Return the score, of one sample (K,) or of each row (N,K)."""
+        """Return the score of the class, for one sample (K,) or for each row of (N,K)."""
         return model_output[..., self.category]
 
 
@@ -36,7 +36,7 @@ class ClassifierOutputReST(ClassifierOutputTarget):
 
 
 class BinaryClassifierOutputTarget:
-    """The score of a model with one output: its sign is changed unless the category is 1."""
+    """The score of a model with one output. For a category other than 1, the score is negated."""
 
     def __init__(self, category: int) -> None:
         self.category = category
@@ -47,7 +47,7 @@ class BinaryClassifierOutputTarget:
 
 
 class SoftmaxOutputTarget:
-    """All probabilities."""
+    """The probabilities of all classes."""
 
     def __call__(self, model_output: Tensor) -> Tensor:
         """Return the probabilities."""
@@ -55,7 +55,7 @@ class SoftmaxOutputTarget:
 
 
 class RawScoresOutputTarget:
-    """The output itself."""
+    """The model's output, unchanged."""
 
     def __call__(self, model_output: Tensor) -> Tensor:
         """Return the output."""
@@ -75,16 +75,16 @@ class SemanticSegmentationTarget:
 
 
 class FasterRCNNBoxScoreTarget:
-    """The sum over boxes of the overlap with the best box that is detected, plus its score.
+    """The sum, over given boxes, of the overlap (IoU) with the best detected box and the score of that box.
 
-    A box counts only if the best box overlaps it by more than `iou_threshold` and has the same label.
+    A box counts only if its best detected box has the same label, and overlaps it by more than `iou_threshold`.
     """
 
     def __init__(self, labels: Sequence[int], bounding_boxes: Any, iou_threshold: float = 0.5) -> None:
         self.labels, self.bounding_boxes, self.iou_threshold = labels, bounding_boxes, iou_threshold
 
     def __call__(self, model_outputs: Mapping[str, Tensor]) -> Tensor:
-        """Return the sum (1,) for the boxes, labels and scores of one image."""
+        """Return the sum (1,) for one image, whose output is a dict of boxes, labels and scores."""
         from torchvision.ops import box_iou
 
         boxes = model_outputs["boxes"]
@@ -100,7 +100,7 @@ class FasterRCNNBoxScoreTarget:
 
 
 class FinerWeightedTarget:
-    """The differences between a class and others, weighted by the probabilities of these."""
+    """The differences between a class and other classes, weighted by the probabilities of the others."""
 
     def __init__(self, main_category: int, comparison_categories: Sequence[int], alpha: float) -> None:
         self.main_category, self.comparison_categories, self.alpha = main_category, comparison_categories, alpha

@@ -1,4 +1,4 @@
-"""Layer outputs as channels first (N,K,h,w), under the names of pytorch-grad-cam."""
+"""Reshape the outputs of layers to channels first (N,K,h,w). The names are those of pytorch-grad-cam."""
 
 from collections.abc import Mapping
 
@@ -8,16 +8,18 @@ from torch import Tensor
 
 
 def fasterrcnn_reshape_transform(x: Mapping[str, Tensor]) -> Tensor:
-    """Return the absolute values of all levels of a feature pyramid as channels on the grid of the level "pool"."""
+    """Resize the levels of a feature pyramid to the size of the level "pool". Return their absolute values, joined along
+    the channels.
+    """
     size = x["pool"].shape[-2:]
     return torch.cat([F.interpolate(level.abs(), size, mode="bilinear") for level in x.values()], dim=1)
 
 
 def swinT_reshape_transform(tensor: Tensor, height: int = 7, width: int = 7) -> Tensor:  # noqa: N802 - the name in pytorch-grad-cam
-    """Return tokens (N,height x width,K) as (N,K,height,width)."""
+    """Reshape tokens (N,height x width,K) to (N,K,height,width)."""
     return tensor.reshape(len(tensor), height, width, tensor.shape[2]).permute(0, 3, 1, 2)
 
 
 def vit_reshape_transform(tensor: Tensor, height: int = 14, width: int = 14) -> Tensor:
-    """Return tokens (N,1 + height x width,K) without the class token as (N,K,height,width)."""
+    """Remove the class token from tokens (N,1 + height x width,K), and reshape the others to (N,K,height,width)."""
     return swinT_reshape_transform(tensor[:, 1:], height, width)

@@ -1,0 +1,110 @@
+"""The questions that an audit left open, and how many patients would decide them, as sentences."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from camscope.audit.core.stage_result_schema import StageResult
+from camscope.audit.core.summary_schema import Summary, Verdict
+from camscope.audit.report.sentences import fill_sentence, join_texts
+from camscope.audit.verdicts.model import format_region
+from camscope.audit.verdicts.rules import WIDE_INTERVAL_REASON
+from camscope.plurals import inflect
+from camscope.registry import METHODS
+
+MAX_ITEMS_NAMED = 4
+DISAGREEMENT_REASON = "the metrics do not all agree"
+STAGE_DESCRIPTIONS: Mapping[str, str] = {
+    "check": "The data were not checked",
+    "resolve": "The model was not loaded",
+    "predict": "The predictions were not tested",
+    "explain": "No maps were computed",
+    "localization": "Whether the maps highlight the finding was not tested",
+    "faithfulness": "Whether the maps show what the prediction depends on was not tested",
+    "sanity": "Whether the maps depend on the trained weights was not tested",
+    "robustness": "Whether the maps stay stable was not tested",
+    "shortcut": "What the prediction relies on was not tested",
+}
+OPEN_QUESTIONS: Mapping[str, str] = {
+    "performance": "Whether the model distinguishes images with {finding} from those without",
+    "shortcut": "Whether the prediction for {finding} relies on {items}",
+    "masked organ": "Whether the model still detects {finding} when the organ is masked",
+    "ground truth": "Whether the prediction uses the area marked as {finding}",
+    "faithfulness": "Whether the maps show what the prediction for {finding} depends on",
+    "localization": "Whether the maps highlight {finding} more than expected by chance",
+    "sanity": "Whether the maps depend on the trained weights",
+    "robustness": "Whether the maps for {finding} stay stable under small changes of the image",
+    "performance by subgroup": "Whether the model detects {finding} equally well in all subgroups of {items}",
+    "leakage": "Whether {items} can be predicted from the model's features",
+    "shortcut by subgroup": "Whether a region has the same effect on {finding} in all subgroups ({items})",
+    "localization by subgroup": "Whether the maps highlight {finding} equally well in all subgroups of {items}",
+    "attribution mass": "Whether the maps for {finding} highlight {items}",
+    "clusters": "Whether the maps for {finding} fall into several clusters",
+}  # of one or several open verdicts on one finding, the most important first
+WIDE_INTERVAL_REASONS = (WIDE_INTERVAL_REASON, WIDE_INTERVAL_REASON.replace("the interval", "an interval"))
+
+
+@dataclass(frozen=True)
+class OpenQuestion:
+    """A question that the audit left open, why, and how many patients it would take."""
+
+    question: Markup
+    reason: Markup
+    section: str
+
+
+def iter_open_questions(summary: Summary) -> Iterator[OpenQuestion]:
+    """Yield the questions that stay open, with the reason and the number of patients that it would take."""
+    stages = [(name, stage) for name, stage in summary if isinstance(stage, StageResult) and not stage.tested]
+    for name, stage in stages:
+        text = fill_sentence(STAGE_DESCRIPTIONS.get(name, "A stage was not tested"))
+        yield OpenQuestion(text, fill_sentence("{reason}", reason=stage.reason or "no reason was given"), "missing")
+    skipped = {name for name, _ in stages}
+    groups: dict[tuple[str, str, str], list[Verdict]] = {}
+    for verdict in summary.verdicts:
+        if verdict.conclusion == "not testable" and verdict.section not in skipped:
+            cause = "" if verdict.patients_needed is not None else _shorten_reason(verdict)
+            groups.setdefault((verdict.question, verdict.finding, cause), []).append(verdict)
+    order = list(OPEN_QUESTIONS)
+    ranked = sorted(groups.items(), key=lambda item: order.index(item[0][0]) if item[0][0] in order else len(order))
+    for (question, finding, _), verdicts in ranked:
+        items = join_texts(list(dict.fromkeys(map(name_subject, verdicts))), MAX_ITEMS_NAMED)
+        template = OPEN_QUESTIONS.get(question, "{claim}")
+        text = fill_sentence(template, finding=finding, items=items, claim=verdicts[0].claim)
+        yield OpenQuestion(text, explain_open_verdicts(verdicts), verdicts[0].section)
+
+
+def name_subject(verdict: Verdict) -> Markup:
+    """Return the region, column or method that a verdict is about, as HTML."""
+    if verdict.question in ("shortcut", "attribution mass"):
+        region = verdict.qualifier.partition(" · ")[0]
+        text = format_region(region)
+        prefix = text.removesuffix(region)  # such as "the region "
+        return (
+            fill_sentence(f"{prefix}{{region}}", region=region)
+            if prefix != text
+            else fill_sentence("{text}", text=text)
+        )
+    name = METHODS.display_name(verdict.qualifier) if verdict.qualifier else ""
+    return fill_sentence("the column {name}" if verdict.question == "leakage" else "{name}", name=name)
+
+
+def explain_open_verdicts(verdicts: Sequence[Verdict]) -> Markup:
+    """Say why verdicts are open for the same reason, or how many patients would decide them."""
+    needed = sorted({verdict.patients_needed for verdict in verdicts if verdict.patients_needed is not None})
+    if not needed:
+        return fill_sentence("{reason}", reason=_shorten_reason(verdicts[0]))
+    template = "needs about {few} to {many} patients" if len(needed) > 1 else "needs about {few} patients"
+    present = {verdict.effect.n_groups for verdict in verdicts}
+    if len(present) == 1:
+        template += f"; there {inflect(max(present), 'is', 'are')} {{present}}"
+    return fill_sentence(template, few=needed[0], many=needed[-1], present=max(present))
+
+
+def _shorten_reason(verdict: Verdict) -> str:
+    """Return the first clause of the reason why a verdict is open."""
+    if verdict.reason in WIDE_INTERVAL_REASONS and verdict.effect.value is not None:
+        return "the effect is so close to the margin that hardly any number of patients would decide it"
+    separator = ": " if verdict.reason.startswith(DISAGREEMENT_REASON) else "; "
+    return verdict.reason.partition(separator)[0] or "no reason was given"

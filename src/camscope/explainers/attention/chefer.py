@@ -1,0 +1,35 @@
+"""Relevance of tokens by Chefer et al.: gradient times attention, propagated through the blocks of a transformer."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from camscope.explainers.attention.rollout import multiply_rows
+from camscope.explainers.attention.token_attention import AttentionTrace, TokenAttentionExplainer
+from camscope.explainers.core.explainer import register
+
+
+@register
+class Chefer(TokenAttentionExplainer):
+    """Relevance of tokens, propagated through the blocks by gradient times attention (Chefer et al. 2021, eq. 5 and 6).
+
+    R starts as I. Each block l sets R ← R + mean_heads relu(g_l ∘ P_l) R. The map has the rows of R of the tokens that the
+    score reads. The initial I is left out: if the tokens are pooled, it would add the same number to all.
+
+    Use it first for vision transformers: it takes one pass in each direction and depends on the class.
+
+    >>> explanation = Chefer(vit).explain(x, 1)
+    >>> float(explanation.attribution.min()) >= 0
+    True
+    """
+
+    name, title, paper = "chefer", "Chefer et al.", "arXiv:2103.15679"
+    needs_all_gradients: ClassVar[bool] = True
+
+    def relevance(self, trace: AttentionTrace) -> Tensor:
+        """Compute the relevance (N,T) of each token, from gradient times attention in all blocks."""
+        relevance = torch.zeros_like(trace.read_weights)
+        for g, P in zip(reversed(trace.gradients), reversed(trace.probabilities), strict=True):
+            relevance = relevance + multiply_rows(trace.read_weights + relevance, (g * P).relu().mean(1))
+        return relevance

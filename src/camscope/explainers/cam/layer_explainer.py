@@ -1,0 +1,112 @@
+"""`LayerExplainer`: base class of methods that compute a map from the channels of one layer."""
+
+from abc import abstractmethod
+from collections.abc import Hashable, Sequence
+from functools import partial
+from itertools import groupby
+
+from torch import Tensor
+
+from camscope.errors import CamscopeError
+from camscope.explainers.cam.layer_features import LayerFeatures
+from camscope.explainers.cam.layer_selection_mixin import LayerSelectionMixin
+from camscope.explainers.cam.shared_layer_pass import SharedLayerPass
+from camscope.explainers.core.attribution_maps import (
+    AttributionMaps,
+    DeferredMap,
+    compute_map_or_raise,
+    compute_map_or_return_error,
+    is_below_precision,
+)
+from camscope.explainers.core.base_method import BaseMethod
+from camscope.explainers.core.resize_and_blur import crop_padding
+from camscope.targets import Score
+
+
+class LayerExplainer(LayerSelectionMixin):
+    """Base class of methods that compute a map from the channels of one layer. A subclass implements `combine`.
+
+    >>> from camscope import LayerExplainer, load_model
+    >>> from camscope.phantom import draw_radiograph
+    >>> model, image = load_model("phantom"), draw_radiograph(0, "nodule").image
+    >>> class ActivationNorm(LayerExplainer):
+    ...     name = "activation norm"
+    ...     def combine(self, features):
+    ...         return features.activation.norm(dim=1)
+    >>> ActivationNorm(model, "layer4").explain(image, "nodule").grid
+    (16, 16)
+    """
+
+    @abstractmethod
+    def combine(self, features: LayerFeatures) -> Tensor:
+        """Compute the map of the method from the features of the layer, as (N,*s) or flattened to (N,cells)."""
+
+    @property
+    def accepts_integer_input(self) -> bool:
+        """Whether the method can explain an integer input, because it never changes the input."""
+        return not self.has_custom_backward and (self.runs_partial_forward or not self.runs_model)
+
+    def attribution(self, x: Tensor, score: Score) -> Tensor:
+        """Return the attribution map (N,*s) of an input (N,C,*S)."""
+        return self.compute_maps(x, [score])[0].attribution
+
+    def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
+        """Compute the maps of several scores. All share one forward pass, and each has one backward pass."""
+        return [compute_map_or_raise(entry) for entry in LayerExplainer.compute_shared_maps([self], x, scores)[0]]
+
+    @property
+    def share_key(self) -> Hashable:
+        """A key of methods that share a forward pass. Their layers may differ."""
+        return (LayerExplainer, self.precision, self.output_index, self.call_index, self.on_nonfinite)
+
+    @staticmethod
+    def compute_shared_maps(
+        explainers: Sequence[BaseMethod], x: Tensor, scores: Sequence[Score]
+    ) -> Sequence[Sequence[AttributionMaps | DeferredMap | CamscopeError]]:
+        """Compute the maps [method][score] with one shared forward pass, and one backward pass per score.
+
+        The methods may explain different layers. If the chosen layer differs from score to score, each change needs
+        another forward pass. Methods that run the model again compute their maps later, without hooks. All others
+        compute them at once, so that the gradients of only one score are in memory.
+        """
+        layer_explainers = [explainer for explainer in explainers if isinstance(explainer, LayerExplainer)]
+        chooser = next((explainer for explainer in layer_explainers if explainer.layer is None), None)
+        chosen = [chooser and chooser.choose_layer_name(x, score) for score in scores]
+        results: list[list[AttributionMaps | DeferredMap | CamscopeError]] = [[] for _ in layer_explainers]
+        for chosen_layer, indices in groupby(range(len(scores)), chosen.__getitem__):
+            layers = [str(explainer.layer or chosen_layer) for explainer in layer_explainers]
+            group = [scores[i] for i in indices]
+            with SharedLayerPass(layer_explainers, layers, x, group) as shared:
+                for i in range(len(group)):
+                    for t, features in shared.iter_features(i):
+                        compute = partial(layer_explainers[t]._combine_to_maps, features)
+                        is_deferred = layer_explainers[t].runs_model
+                        results[t].append(compute if is_deferred else compute_map_or_return_error(compute))
+        return results
+
+    def _combine_to_maps(self, features: LayerFeatures) -> AttributionMaps:
+        score, gradient = features.score, features.optional_gradient
+        with score.score_range_tracked() as scores:
+            cells = self.combine(features)
+        attribution = cells.view(len(cells), *features.activation.shape[2:]) if cells.ndim == 2 else cells
+        notes = [*self.describe_chosen_layer(features.layer, score.model), *features.notes]
+        if features.input_shares is not None:
+            attribution = crop_padding(attribution, features.input_shares)
+            notes.append("the detector pads its input: the map is the part of the layer that shows it, interpolated")
+        zero, constant = None, scores.is_constant(score.machine_epsilon)
+        if gradient is not None:  # a method that also runs other inputs may have a map despite a zero gradient
+            zero = ~(gradient.flatten(1).any(1) | attribution.flatten(1).any(1))
+            if constant is None and not self.has_custom_backward:
+                constant = is_below_precision(score.machine_epsilon, features.values, gradient, features.activation)
+        if self.runs_model and any(module.training for module in score.model.modules()):
+            notes.append(f"in train mode a layer may mix the inputs of a pass, and {self.name} fills its passes itself")
+        return AttributionMaps(
+            attribution,
+            features.layer,
+            features.layout,
+            zero,
+            constant,
+            tuple(notes),
+            tuple(map(tuple, features.sample_notes)),
+            layout_unverified=features.layout_unverified,
+        )

@@ -1,0 +1,92 @@
+"""`LayerSelectionMixin`: the settings that name a layer and its layout, and the choice of a layer by default."""
+
+from collections.abc import Callable, Hashable
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, ClassVar, Self
+
+from torch import Tensor, nn
+
+from camscope.explainers.core.explainer import Explainer
+from camscope.explainers.core.setting_checks import check_integer
+from camscope.hooks.find_layers import find_layer, unwrap
+from camscope.layers.choose_layer import choose_layer
+from camscope.layers.layout import Layout
+from camscope.model_metadata import get_card
+from camscope.targets import Score, Target
+
+
+@dataclass(eq=False, repr=False)
+class LayerSelectionMixin(Explainer):
+    """Settings of a method that explains one layer.
+
+    Class constants describe a method:
+
+    - `needs_gradient`: it needs the gradient of the score at the layer.
+    - `second_order`: it also needs second derivatives.
+    - `runs_model`: it runs the model again inside `combine`.
+    - `runs_partial_forward`: in those runs, the part before the layer gets the same input again.
+    - `has_custom_backward`: the layer receives something other than a gradient, so the backward pass cannot be
+      shortened.
+
+    Args:
+        layer: A name, a module, or None for the last layer with spatial extent, which the result names.
+        output_index: Key of the tensor in a layer that returns several.
+        call_index: Which call of a layer that runs several times. None: the last one that the score depends on.
+        layout: "channels_first", "channels_last" or a Layout, if the shape of the layer is ambiguous. Without it and
+            `reshape`, three forward passes verify the layout, once for each model, layer and input size, unless
+            convolutions computed the map. PyTorch's fused attention needs one more pass.
+        reshape: A function of the layer's output that returns (N,K,*s), instead of a layout.
+
+    """
+
+    layer: str | nn.Module | None = None
+    _: KW_ONLY
+    output_index: str | int | None = None
+    call_index: int | None = None
+    layout: str | Layout | None = None
+    reshape: Callable[[Tensor], Tensor] | None = None
+
+    needs_gradient: ClassVar[bool] = False
+    second_order: ClassVar[bool] = False
+    runs_model: ClassVar[bool] = False
+    has_custom_backward: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_integer(None, call_index=self.call_index)
+        self.layer = None if self.layer is None else find_layer(unwrap(self.model), self.layer)[0]
+        self._chosen_layers: dict[tuple[object, ...], str] = {}
+
+    def objective(self, score: Score, output: Any, n_samples: int) -> Tensor:
+        """Compute from the model's output the quantity (N,) whose gradient the method uses. By default it is the score."""
+        return score.read_score(output, n_samples)
+
+    @property
+    def objective_key(self) -> Hashable:
+        """A key of methods with the same `objective`, which share a backward pass."""
+        return "score" if type(self).objective is LayerSelectionMixin.objective else id(self)
+
+    def with_chosen_layers(self, x: Tensor, score: Score) -> Self:
+        """Return a copy of this method with the layer that it chooses for this input. A named layer stays."""
+        return self if self.layer is not None else replace(self, layer=self.choose_layer_name(x, score))
+
+    def describe_chosen_layer(self, layer: str, model: nn.Module) -> list[str]:
+        """Return a note that names the chosen layer. Return an empty list if the user or the loaded model named it."""
+        card = get_card(model)
+        named = self.layer is not None or (card is not None and card.layer == layer)
+        return [] if named else [f"layer {layer!r} was chosen"]
+
+    def choose_layer_name(self, x: Tensor, score: Score) -> str:
+        """Choose the layer if the user names none: that of a loaded model, or the last spatial layer that affects the score."""
+        model = score.model
+        card = get_card(model)
+        if card and card.layer:
+            return card.layer
+        if callable(score.target):
+            dense = isinstance(score.target, Target) and score.target.dense
+            return choose_layer(model, score.compute_weighted_sum_of_all_classes, x, dense=dense).name
+        key = (tuple(x.shape[1:]), tuple((name, type(module)) for name, module in model.named_modules()))
+        if key not in self._chosen_layers:
+            name = choose_layer(model, score.compute_weighted_sum_of_all_classes, x).name
+            self._chosen_layers = {**self._chosen_layers, key: name}
+        return self._chosen_layers[key]

@@ -1,0 +1,147 @@
+"""Choose the layer to explain by default: the last layer with a spatial grid that affects the score."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from camscope.errors import LayerError, Remedy
+from camscope.hooks.find_layers import find_layer, unwrap
+from camscope.hooks.layer_tap import Tap
+from camscope.hooks.thread_local_hooks import Hooks
+from camscope.hooks.vision_language_tokens import (
+    find_vocabulary_sizes,
+)
+from camscope.layers.infer_layout import format_per_frame_remedy
+from camscope.layers.layout import TOKENS
+from camscope.layers.layout_noise_probe import build_contradicted_layout_error
+from camscope.layers.layout_verdict import LayoutVerdict
+from camscope.layers.spatial_layers import SpatialLayer, find_spatial_layers, hook_layer_outputs, probe_layer_layout
+from camscope.targets.score import Score
+
+ENCODER_NAMES = ("backbone", "encoder", "vision_model")
+LAYERS_PER_PASS = 12  # layers that are probed in one forward pass, from the end
+
+
+def _find_per_frame_remedy(model: nn.Module, forward: Callable[[], object], input_shape: Sequence[int]) -> str:
+    """Return an error text with advice about the last layer that has one map per video frame. Return "" if none has."""
+    remedies: list[str] = []
+
+    def collect_remedy(name: str, module: nn.Module, output: object) -> None:
+        if isinstance(output, Tensor) and (remedy := format_per_frame_remedy(output.shape, input_shape)):
+            remedies.append(f"layer {name!r}: {remedy}")
+
+    with torch.no_grad(), Hooks() as hooks:
+        hook_layer_outputs(model, hooks, collect_remedy)
+        forward()
+    return remedies[-1] if remedies else ""
+
+
+def choose_layer(
+    model: nn.Module, score: Callable[[Tensor], Tensor], x: Tensor, *, dense: bool = False
+) -> SpatialLayer:
+    """Return the last layer with a spatial grid that holds features and affects the score (N,).
+
+    A backward pass shows whether a layer affects the score. In a transformer with a class token, the patch tokens after
+    the last attention do not. With `dense`, the score is one of many places, as in segmentation, and layers of the head
+    would predict it already. Then the last layer of the backbone or encoder is returned, or of the coarsest grid if
+    none has such a name.
+    """
+    other_inputs = score.extra_tensors if isinstance(score, Score) else ()
+    class_name, layers = type(model).__name__, find_spatial_layers(model, lambda: score(x), x, other_inputs)
+    layers = _select_encoder_layers(model, layers) if dense else layers
+    if not layers and x.ndim == 5 and (remedy := _find_per_frame_remedy(model, lambda: score(x), x.shape)):
+        raise LayerError(f"no layer of {class_name} has maps (N,K,T,h,w); {remedy}")
+    if not layers:
+        scripted = any(isinstance(part, torch.jit.ScriptModule) for part in unwrap(model).modules())
+        hint = "; hooks cannot look into its TorchScript parts" if scripted else ""
+        raise LayerError(f"no layer of {class_name} has spatial extent for an input {tuple(x.shape)}{hint}")
+    holds_tokens, found_gradient = layers[-1].layout.kind == TOKENS, False
+    if holds_tokens:
+        layers = [layer for layer in layers if layer.layout.kind == TOKENS]
+    step = len(layers) if dense or holds_tokens else LAYERS_PER_PASS
+    contradicted: list[LayerError] = []
+    for end in range(len(layers), 0, -step):
+        last = layers[max(0, end - step) : end]
+        gradients = _compute_score_gradients(model, score, x, [layer.name for layer in last])
+        found_gradient = found_gradient or bool(gradients)
+        read = {
+            layer: channels
+            for layer in reversed(last)
+            if (channels := _find_channels_read(layer, gradients.get(layer.name), dense)) is not None
+        }
+        order = sorted(read, key=lambda layer: not _holds_features(model, layer, read[layer]))
+        for number, layer in enumerate(order):
+            # if the first is not a grid of the image, many like it may follow, which share forward passes
+            next_layers = order[number : number + LAYERS_PER_PASS] if contradicted else []
+            result = probe_layer_layout(model, layer, next_layers, score, x)
+            is_doubtful = (
+                bool(contradicted) and layer.is_misplaced
+            )  # not better than the later layer that the probe rejected
+            if result.verdict is not LayoutVerdict.CONTRADICTED and not is_doubtful:
+                return layer
+            if result.verdict is not LayoutVerdict.CONTRADICTED:
+                continue
+            contradicted.append(build_contradicted_layout_error(f"layer {layer.name!r}", layer.layout, result.reason))
+    if contradicted:
+        raise contradicted[0]
+    where = "in" if dense else "at the patch tokens of"
+    reason = f"the score's gradient is zero {where} every layer of {class_name} (an untrained head?)"
+    fix = "name a layer"
+    if not found_gradient:
+        unrelated = f"the score depends on no layer of {class_name} with spatial extent"
+        reason, fix = (
+            f"{unrelated}: the model detaches it, or turns gradients off",
+            f"{fix}, or a method without gradients",
+        )
+    raise LayerError(reason, fix=fix, remedy=Remedy.SET_LAYER)
+
+
+def _compute_score_gradients(
+    model: nn.Module, score: Callable[[Tensor], Tensor], x: Tensor, names: Sequence[str]
+) -> dict[str, Tensor]:
+    """Return the gradients of the score by layer name, for the layers that affect the score."""
+    with Tap(model, names) as tap:
+        scores = tap.run(lambda: score(x)).sum()
+        try:
+            tap.backward(scores)
+        except LayerError:  # the score depends on none of them
+            return {}
+        return {name: gradient for name in names if (gradient := tap.select_call(name).gradient) is not None}
+
+
+def _find_channels_read(layer: SpatialLayer, gradient: Tensor | None, dense: bool) -> Tensor | None:
+    """Return a mask (K,) of the channels of a layer that affect the score. Return None if the layer does not affect
+    it.
+    """
+    if gradient is None:
+        return None
+    channels = layer.layout.to_maps(gradient).transpose(0, 1).flatten(1).any(1)
+    any_gradient_suffices = layer.layout.kind != TOKENS and not dense  # a dense score may be read at another resolution
+    return channels if any_gradient_suffices or bool(channels.any()) else None
+
+
+def _select_encoder_layers(model: nn.Module, layers: list[SpatialLayer]) -> list[SpatialLayer]:
+    """Select the layers inside the encoder or backbone. If no module has such a name, select those with the coarsest
+    grid.
+    """
+    names = [name for name, _ in unwrap(model).named_modules() if name.rpartition(".")[2] in ENCODER_NAMES]
+    shallow = sorted(names, key=lambda name: name.count("."))[:1]
+    bodies = [f"{name}.body" for name in shallow if any(layer.name.startswith(f"{name}.body.") for layer in layers)]
+    for part in (*bodies, *shallow):
+        if inside := [layer for layer in layers if layer.name == part or layer.name.startswith(f"{part}.")]:
+            return inside
+    fewest = min((math.prod(layer.layout.grid) for layer in layers), default=0)
+    return [layer for layer in layers if math.prod(layer.layout.grid) == fewest]
+
+
+def _holds_features(model: nn.Module, layer: SpatialLayer, channels: Tensor) -> bool:
+    """Whether a layer holds features, and not a dense prediction or an inner step of a block."""
+    if len(channels) > 1 and int(channels.sum()) == 1:
+        return False
+    if layer.layout.kind != TOKENS:
+        return True
+    # a Linear computes queries, keys and values, or class scores; a decoder's tokens may be its queries
+    is_step = "decoder" in layer.name.split(".") or isinstance(find_layer(model, layer.name)[1], nn.Linear)
+    return not is_step and len(channels) not in find_vocabulary_sizes(model)

@@ -1,0 +1,408 @@
+"""The first screen of a report: what it says of results that are empty, open, contradictory, of one class, of one patient."""
+
+import html
+import re
+
+import pytest
+
+pytest.importorskip("pydantic")
+pytest.importorskip("jinja2")
+pytest.importorskip("pyarrow")
+pytest.importorskip("matplotlib")
+
+from camscope.audit.core.stage_result_schema import (
+    DataCheckResult,
+    EstimateSummary,
+    FlowStep,
+    LevelCount,
+    SanityImages,
+    SanityResult,
+    StageResult,
+)
+from camscope.audit.core.summary_schema import Summary
+from camscope.audit.report.open_questions import OPEN_QUESTIONS, iter_open_questions
+from camscope.audit.report.overview import (
+    build_overview,
+    build_result,
+    explain_conclusion,
+    iter_concerns,
+    iter_unproven_conclusions,
+    write_plain_text,
+)
+from camscope.audit.report.page import render_page, render_summary_page
+from camscope.audit.report.sentences import describe_sanity_images, join_texts
+from camscope.audit.report.verdict_display import describe_sample
+from camscope.audit.verdicts import NO_PERFORMANCE_REASON, derive_verdicts
+from camscope.audit.verdicts.rules import QUESTIONS, build_verdict
+from camscope.audit.verdicts.sample_size import estimate_patients_needed
+from tests.audit_summary import full, nothing, num
+from tests.report_consistency import find_unsupported_claims
+
+FINDING = "nodule"
+CONCLUSIONS = ("supported", "not supported", "not testable")
+CLAIM_FIELDS = {
+    "column": "site",
+    "region": "the border",
+    "maps": "The maps of Grad-CAM",
+    "condition": "under small shifts",
+}
+
+
+def with_auroc(value, spread, n=40, finding=FINDING, **changed) -> Summary:
+    """An audit of one finding with this AUROC, and the verdicts that follow from it."""
+    whole = full(findings=(finding,))
+    auroc = num(value, spread, n, n, baseline=0.5, name="chance")
+    if spread is None:
+        auroc = auroc.model_copy(update={"reason": "too few patients for an interval: 1, and 6 are needed"})
+    performance = whole.predict.performance[0].model_copy(update={"auroc": auroc, **changed})
+    return derived(
+        whole.model_copy(update={"predict": whole.predict.model_copy(update={"performance": (performance,)})})
+    )
+
+
+def derived(summary: Summary) -> Summary:
+    return summary.model_copy(update={"verdicts": tuple(derive_verdicts(summary))})
+
+
+def fewer(node, patients):
+    """Each estimate from so many patients at most, without an interval where there are fewer than six."""
+    if isinstance(node, list):
+        return [fewer(item, patients) for item in node]
+    if not isinstance(node, dict):
+        return node
+    capped = {
+        name: min(node[name], patients)
+        for name in ("n_groups", "n_patients", "n_values")
+        if isinstance(node.get(name), int)
+    }
+    if "interval_method" in node and patients < 6:
+        capped |= {"low": None, "high": None, "p_value": None}
+    return {name: fewer(item, patients) for name, item in node.items()} | capped
+
+
+def one_class() -> Summary:
+    empty = EstimateSummary(reason="every image has the finding", baseline=0.5, baseline_name="chance")
+    return with_auroc(0.5, 0.1, n_negatives=0, auroc=empty, subgroups=(), subgroup_differences=(), bins=())
+
+
+def contradictory() -> Summary:
+    """Every question is answered against the model or the maps."""
+    whole, verdicts = full(findings=(FINDING,)), []
+    for name, question in QUESTIONS.items():
+        conclusion = "not supported" if question.is_good_if_supported else "supported"
+        value = num(-0.5, 0.1, baseline=0.0, name="no effect")
+        verdicts.append(
+            build_verdict(name, FINDING, (conclusion, "so it was found"), value, 0.1, "border", **CLAIM_FIELDS)
+        )
+    return whole.model_copy(update={"verdicts": tuple(verdicts)})
+
+
+SUMMARIES = {
+    "full": full,
+    "empty": nothing,
+    "empty data": lambda: nothing().model_copy(update={"check": DataCheckResult()}),
+    "untestable": lambda: derived(Summary.model_validate(fewer(full().model_dump(mode="json"), 8))),
+    "one patient": lambda: derived(Summary.model_validate(fewer(full().model_dump(mode="json"), 1))),
+    "one class": one_class,
+    "contradictory": contradictory,
+    "no value": lambda: with_auroc(None, None),
+}  # fmt: skip
+
+
+def sentences_of(summary: Summary) -> list[str]:
+    overview = build_overview(summary)
+    concerns = [overview.concern, *overview.other_concerns, *overview.results]
+    parts = [overview.model, overview.data, *overview.unproven]
+    parts += [part for concern in concerns for part in (concern.sentence, concern.details)]
+    parts += [part for answer in overview.answers for part in (answer.estimate, answer.sample, answer.sentence)]
+    parts += [part for item in overview.open_questions for part in (item.question, item.reason)]
+    parts += [explain_conclusion(verdict) for verdict in summary.verdicts]
+    return [write_plain_text(part) for part in parts]
+
+
+@pytest.mark.parametrize("name", list(SUMMARIES))
+def test_every_sentence_is_whole_whatever_the_results_are(name):
+    summary = SUMMARIES[name]()
+    for text in sentences_of(summary):
+        assert not re.search(r"[{}]|\bNone\b|nan|\.\.|\s[.,;:]|: \.|  |;$|,$", text), text
+        assert text == html.unescape(text)
+        assert len(re.split(r"[.;:] ", text)[0].split()) <= 35, text
+    sources = summary.model_dump(mode="json")
+    assert find_unsupported_claims(render_page(summary), sources) == []
+    assert find_unsupported_claims(render_summary_page(summary), sources) == []
+
+
+@pytest.mark.parametrize("name", list(SUMMARIES))
+def test_only_a_decided_verdict_is_a_result_and_each_open_one_is_listed(name):
+    summary = SUMMARIES[name]()
+    overview = build_overview(summary)
+    open_claims = {verdict.answer for verdict in summary.verdicts if verdict.conclusion == "not testable"}
+    told = {
+        write_plain_text(result.sentence) for result in (*overview.results, *overview.other_concerns, overview.concern)
+    }
+    assert not told & open_claims
+    untested = {name for name, stage in summary if isinstance(stage, StageResult) and not stage.tested}
+    sections = {item.section for item in overview.open_questions}
+    for verdict in summary.verdicts:
+        if verdict.conclusion == "not testable" and verdict.section not in untested:
+            assert verdict.section in sections
+    assert len([item for item in overview.open_questions if item.section == "missing"]) >= len(untested)
+
+
+@pytest.mark.parametrize("question", list(QUESTIONS))
+@pytest.mark.parametrize("conclusion", CONCLUSIONS)
+def test_an_answer_says_what_the_conclusion_is(question, conclusion):
+    effect = num(0.5, 0.1)
+    made = build_verdict(question, FINDING, (conclusion, ""), effect, 0.1, "border", **CLAIM_FIELDS)
+    if conclusion == "supported":
+        assert made.answer == made.claim
+    elif conclusion == "not supported":
+        assert made.answer != made.claim
+        assert re.search(r"\b(not|no longer|cannot|differs|form one cluster)\b", made.answer)
+    else:
+        assert made.answer == f"It is not decided whether {made.claim[0].lower()}{made.claim[1:]}"
+    assert re.fullmatch(r"[A-Z][^{}]*\.", made.answer)
+    assert question in OPEN_QUESTIONS
+
+
+# Performance
+
+
+@pytest.mark.parametrize(
+    ("value", "spread", "said", "tone"),
+    [
+        (0.53, 0.19, "It is not shown that the model detects nodule: the interval includes chance.", "untested"),
+        (0.55, 0.10, "It is not shown that the model detects nodule: the interval includes chance.", "contradicts"),
+        (0.3, 0.1, "The ranking is inverted: images without nodule score higher than images with it.", "contradicts"),
+        (0.6, 0.05, "The whole interval lies below 0.7, the AUROC that the config requires.", "contradicts"),
+        (
+            0.7,
+            0.1,
+            "It is better than chance. The interval includes 0.7, the AUROC that the config requires.",
+            "untested",
+        ),
+        (0.9, 0.05, "The whole interval lies above 0.7, the AUROC that the config requires.", "supports"),
+    ],
+)
+def test_an_auroc_counts_for_the_model_only_above_its_margin(value, spread, said, tone):
+    summary = with_auroc(value, spread)
+    (answer,) = build_overview(summary).answers
+    assert (write_plain_text(answer.sentence), answer.tone) == (said, tone)
+    supporting = [
+        one for one in summary.verdicts if one.direction == "supports" and QUESTIONS[one.question].topic == "model"
+    ]
+    unproven = [write_plain_text(clause) for clause in iter_unproven_conclusions(summary)]
+    assert ("that the model detects nodule" in unproven) == (tone != "supports")
+    assert bool(supporting) == (tone == "supports")
+    if tone != "supports":
+        held_back = [one for one in summary.verdicts if NO_PERFORMANCE_REASON in one.reason]
+        assert held_back
+        assert all(one.direction == "neither" and one.conclusion != "not testable" for one in held_back)
+
+
+@pytest.mark.parametrize(("value", "side"), [(0.53, "includes chance"), (0.2, "lies below chance")])
+def test_an_auroc_that_reaches_chance_is_a_concern(value, side):
+    whole = with_auroc(value, 0.19)
+    few = whole.model_copy(update={"verdicts": tuple(one for one in whole.verdicts if one.question == "performance")})
+    first = next(iter_concerns(few))
+    assert write_plain_text(first.sentence) == "This audit does not show that the model detects nodule."
+    assert write_plain_text(first.details).endswith(f"the interval {side}.")
+    assert sum("detect" in item.sentence or "distinguish" in item.sentence for item in iter_concerns(few)) == 1
+
+
+def test_few_patients_decide_nothing_about_the_auroc():
+    (answer,) = build_overview(with_auroc(0.9, None, n=1)).answers
+    said = write_plain_text(answer.sentence)
+    assert said.startswith("It decides nothing: ")
+    assert answer.tone == "untested"
+
+
+# The biggest concern
+
+
+def levels_of(counts):
+    return tuple(
+        LevelCount(column="cell_type", level=level, n_rows=n, n_patients=n, positives_by_finding={FINDING: k})
+        for level, n, k in counts
+    )
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        ([("a", 93, 93), ("b", 20, 0)], "The column cell_type alone determines the label nodule in all 113 images."),
+        (
+            [("a", 93, 93), ("b", 10, 0)],
+            "The column cell_type alone determines the label nodule wherever it has a value.",
+        ),
+        ([("a", 93, 92), ("b", 20, 0)], ""),
+        ([("a", 93, 93)], ""),
+        ([("a", 93, 93), ("b", 20, 20)], ""),
+    ],
+)
+def test_a_column_that_determines_the_label_is_named(counts, said):
+    whole = with_auroc(0.95, 0.03)
+    check = whole.check.model_copy(
+        update={"level_counts": levels_of(counts), "flow": (FlowStep(name="rows audited", n_rows=113),)}
+    )
+    summary = whole.model_copy(update={"check": check, "verdicts": ()})
+    found = [
+        write_plain_text(item.sentence)
+        for item in iter_concerns(summary)
+        if "column cell_type" in item.sentence.striptags()
+    ]
+    assert found == ([said] if said else [])
+    clauses = [write_plain_text(clause) for clause in iter_unproven_conclusions(summary)]
+    assert ("that the model detects nodule and not the column cell_type" in clauses) == bool(said)
+
+
+def test_the_region_with_the_largest_effect_is_the_biggest_concern():
+    values = {"border": 0.4, "marker": 1.2, "corners": -0.8}
+    made = tuple(
+        build_verdict("shortcut", FINDING, ("supported", ""), num(value, 0.1), 0.1, region, region=f"the {region}")
+        for region, value in values.items()
+    )
+    summary = with_auroc(0.95, 0.03).model_copy(update={"verdicts": made})
+    concerns = [write_plain_text(item.sentence) for item in iter_concerns(summary)][:3]
+    assert [text.rpartition("the ")[2] for text in concerns] == ["marker.", "corners.", "border."]
+    assert "that the performance holds where the region marker is not related to nodule" in [
+        write_plain_text(clause) for clause in iter_unproven_conclusions(summary)
+    ]
+
+
+def test_no_concern_is_no_praise():
+    assert "not evidence in favor" in build_overview(nothing()).concern.details
+    sound = build_verdict("performance", FINDING, ("supported", ""), num(0.9, 0.05), 0.7)
+    grouped = full().check.model_copy(update={"has_patient_column": True})
+    concern = build_overview(with_auroc(0.9, 0.05).model_copy(update={"verdicts": (sound,), "check": grouped})).concern
+    assert concern.sentence == "No tested question contradicts the model."
+    assert "remain possible" in concern.details
+
+
+# Why a verdict follows, and what it counts
+
+
+@pytest.mark.parametrize(
+    ("question", "value", "spread", "conclusion", "said"),
+    [
+        ("shortcut", 1.0, 0.2, "supported", "the whole interval lies above the margin of 0.1"),
+        ("shortcut", -1.0, 0.2, "supported", "the whole interval lies below the margin of −0.1"),
+        ("shortcut", 0.01, 0.02, "not supported", "the whole interval lies within the margin of ±0.1"),
+        ("shortcut", 0.1, 0.2, "not testable", "the interval includes the margin of 0.1"),
+        ("robustness", 0.05, 0.02, "not supported", "the whole interval lies below the margin of 0.1"),
+        ("localization", 0.5, 0.02, "not supported", "center scores as well"),
+        ("sanity", 0.5, None, "supported", "the margin is 0.1"),
+    ],
+)
+def test_a_conclusion_is_explained_by_its_interval(question, value, spread, conclusion, said):
+    made = build_verdict(
+        question, FINDING, (conclusion, "center scores as well"), num(value, spread), 0.1, "border", **CLAIM_FIELDS
+    )
+    assert write_plain_text(explain_conclusion(made)) == said
+
+
+def test_an_estimate_says_what_it_counts():
+    roles = (("receivers", 92), ("donors", 1))
+    pairs = EstimateSummary(value=1.0, n_values=92, n_groups=1, unit="insertions", n_groups_by_role=roles)
+    assert write_plain_text(describe_sample(pairs)) == "92 insertions: 92 receivers, 1 donor"
+    assert write_plain_text(describe_sample(num(1.0, n=164, groups=99))) == "164 images of 99 patients"
+    assert write_plain_text(describe_sample(num(1.0, n=1, groups=1))) == "1 image of 1 patient"
+    assert write_plain_text(describe_sample(num(1.0, n=164, groups=164), has_patients=False)) == "164 images"
+    made = build_verdict(
+        "shortcut",
+        FINDING,
+        ("supported", ""),
+        num(1.0, 0.1).model_copy(update=pairs.model_dump(include={"n_groups_by_role"})),
+        0.1,
+        region="the border",
+    )
+    assert "92 receivers, 1 donor; the whole" in write_plain_text(build_result(made, full()).details)
+
+
+# How many patients it takes
+
+
+@pytest.mark.parametrize(
+    ("question", "value", "spread", "n", "margin", "needed"),
+    [
+        ("performance", 0.6, 0.2, 40, 0.7, 330),  # 40 * (1.96 + 0.84)² / 1.96² * (0.2 / 0.1)² = 327
+        ("performance", 0.69, 0.2, 40, 0.7, None),  # more than anybody has
+        ("performance", 0.9, 0.3, 8, 0.7, 37),  # 36.8
+        ("performance", 0.9, 0.01, 8, 0.7, 10),  # the number for a verdict
+        ("shortcut", 0.01, 0.02, 20, 0.1, 59),  # the rule of three for 5 %
+        ("shortcut", -0.4, 0.6, 100, 0.1, 820),  # mirrored: 100 * 2.043 * (0.6 / 0.3)² = 817
+        ("clusters", 0.5, None, 22, None, 100),
+    ],
+)
+def test_the_patients_that_would_decide_follow_from_the_interval(question, value, spread, n, margin, needed):
+    made = build_verdict(
+        question,
+        FINDING,
+        ("not testable", "more images are needed"),
+        num(value, spread, n, n),
+        margin,
+        "border",
+        **CLAIM_FIELDS,
+    )
+    assert estimate_patients_needed(made, full()) == needed
+    decided = made.model_copy(update={"conclusion": "supported"})
+    assert estimate_patients_needed(decided, full()) is None
+    other = made.model_copy(update={"reason": "below the resolution of the maps"})
+    assert estimate_patients_needed(other, full()) is None
+
+
+def test_the_patients_that_would_decide_do_so_in_four_of_five_audits():
+    import numpy as np
+
+    random, mean, margin, n = np.random.default_rng(0), 0.5, 0.2, 20
+    half = 1.959964 / np.sqrt(n)  # of a mean of values with variance 1
+    made = build_verdict(
+        "robustness", FINDING, ("not testable", "needed"), num(mean, round(half, 6), n, n), margin, **CLAIM_FIELDS
+    )
+    needed = estimate_patients_needed(made, full())
+    assert needed is not None
+    means = random.normal(mean, 1 / np.sqrt(needed), 20_000)
+    assert np.mean(means - 1.959964 / np.sqrt(needed) > margin) == pytest.approx(0.8, abs=0.02)
+
+
+def test_open_questions_with_one_reason_stand_together():
+    regions = ("border", "corners", "marker")
+    made = tuple(
+        build_verdict(
+            "shortcut", FINDING, ("not testable", "more are needed"), num(0.01, 0.02, 20, 20), 0.1, name, region=name
+        )
+        for name in regions
+    )
+    summary = full(findings=(FINDING,), verdicts=tuple(one.model_copy(update={"patients_needed": 59}) for one in made))
+    (item,) = (item for item in iter_open_questions(summary) if item.section == "shortcut")
+    assert (
+        write_plain_text(item.question)
+        == "Whether the prediction for nodule relies on the border, the corners and the region marker"
+    )
+    assert write_plain_text(item.reason) == "needs about 59 patients; there are 20"
+
+
+def test_names_are_joined_as_in_a_sentence():
+    assert [write_plain_text(join_texts(list("abcde")[:n], 3, "or")) for n in range(6)] == [
+        "", "a", "a or b", "a, b or c", "a, b, c or others", "a, b, c or others",
+    ]  # fmt: skip
+
+
+# Sanity
+
+
+def test_the_sanity_check_counts_its_images_and_those_of_other_sizes():
+    stage = SanityResult(
+        n_images=13,
+        images_by_finding=(
+            SanityImages(finding="nodule", n_images=12, size=(224, 224), n_other_sizes=0),
+            SanityImages(finding="effusion", n_images=1, size=(16, 24, 24), n_other_sizes=3),
+        ),
+    )
+    assert [write_plain_text(text) for text in describe_sanity_images(stage)] == [
+        "nodule: 12 images whose input measures 224 × 224, drawn by the seed.",
+        "effusion: 1 image whose input measures 16 × 24 × 24, drawn by the seed. 3 images of other sizes were left out, "
+        "because the test needs inputs of one size.",
+    ]
+    old = [write_plain_text(text) for text in describe_sanity_images(SanityResult(n_images=13))]
+    assert old == ["13 images with a finding were used, drawn by the seed."]
