@@ -2,7 +2,7 @@
 
     python -m benchmarks.audit_real DATA -o FOLDER
 
-DATA holds `models.py`, `chest_xray` and `blood_cells` with COCO-like `map_annotations.json`. Prints the share of the
+DATA holds `models.py`, `chest_xray` and `blood_cells` with COCO-like `annotations.json`. Prints the share of the
 chest network's maps on the radiologists' opacities next to the opacities' share of the image, and the same for white
 cells. Every estimate is saved in benchmarks/results/audit_real.json: numbers only.
 """
@@ -35,8 +35,8 @@ CATEGORIES = {{{name!r}: {categories!r}}}
 """  # a model that does not name its classes, with their names
 
 
-def chest(data: Path, folder: Path) -> dict[str, Any]:
-    """COVID-19 against other pneumonias; evidence: opacities, organ: lungs."""
+def chest_rows(data: Path) -> list[dict[str, str]]:
+    """The manifest of the chest X-rays, with the radiologists' masks."""
     known = json.loads((data / "chest_xray" / "annotations.json").read_bytes())
     names = {one["id"]: one["name"] for one in known["categories"]}
     masks = {(one["image_id"], names[one["category_id"]]): one["mask_file"] for one in known["annotations"]}
@@ -45,7 +45,7 @@ def chest(data: Path, folder: Path) -> dict[str, Any]:
         found = masks.get((image["id"], name))
         return f"chest_xray/{found}" if found else ""
 
-    rows = [
+    return [
         {
             "id": f"x-ray {image['id']:02d}",
             "path": f"chest_xray/images/{image['file_name']}",
@@ -57,9 +57,13 @@ def chest(data: Path, folder: Path) -> dict[str, Any]:
         }
         for image in known["images"]
     ]
-    config = _config(data, _table(rows, folder / "chest.csv"), "chest_xray", "COVID-19")
-    config["title"], config["question"] = "Chest X-rays, three classes", "COVID-19, or another pneumonia?"
-    config["data"] |= {"evidence": "opacity", "subgroups": ["view"]}
+
+
+def chest(data: Path, folder: Path) -> dict[str, Any]:
+    """COVID-19 against other pneumonias; ground truth: opacities, organ: lungs."""
+    config = _config(data, write_table(chest_rows(data), folder / "chest.csv"), "chest_xray", "COVID-19")
+    config["title"], config["intended_use"] = "Chest X-rays, three classes", "COVID-19, or another pneumonia?"
+    config["data"] |= {"ground_truth": "opacity", "subgroups": ["view"]}
     config["regions"] = {"modality": "xray", "organ": "lungs", "columns": {"devices": "devices"}}
     return config
 
@@ -70,7 +74,7 @@ def _label(finding: str) -> str:
 
 
 def blood(data: Path, folder: Path) -> dict[str, Any]:
-    """Mononuclear white cells against polynuclear ones; evidence: the box of the white cell."""
+    """Mononuclear white cells against polynuclear ones; ground truth: the box of the white cell."""
     known = json.loads((data / "blood_cells" / "annotations.json").read_bytes())
     boxes: dict[int, list[list[int]]] = {}
     for one in known["annotations"]:
@@ -85,9 +89,12 @@ def blood(data: Path, folder: Path) -> dict[str, Any]:
         }
         for image in known["images"]
     ]
-    config = _config(data, _table(rows, folder / "blood.csv"), "blood_cells", "polynuclear")
-    config["title"], config["question"] = "Blood smears, two classes", "Has the white cell a nucleus of several lobes?"
-    config["data"] |= {"evidence": "cell"}
+    config = _config(data, write_table(rows, folder / "blood.csv"), "blood_cells", "polynuclear")
+    config["title"], config["intended_use"] = (
+        "Blood smears, two classes",
+        "Has the white cell a nucleus of several lobes?",
+    )
+    config["data"] |= {"ground_truth": "cell"}
     config["regions"] = {"presets": ["border", "corners"]}
     return config
 
@@ -99,11 +106,12 @@ def _config(data: Path, manifest: Path, model: str, finding: str) -> dict[str, A
         "data": {"manifest": str(manifest), "root": str(data), "label": "label"},
         "model": {"source": f"{source}:{model}"},
         "explain": {"findings": [finding], "settings": SETTINGS},
-        "sizes": SMALL,
+        "sample_sizes": SMALL,
     }
 
 
-def _table(rows: Sequence[Mapping[str, str]], path: Path) -> Path:
+def write_table(rows: Sequence[Mapping[str, str]], path: Path) -> Path:
+    """Write rows as a CSV file, and return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
         sheet = csv.DictWriter(file, list(rows[0]))
@@ -138,8 +146,8 @@ def numbers(run: AuditRun) -> dict[str, Any]:
         "auroc": [_ends(one.auroc) for one in found.predict.performance],
         **{
             name: {
-                " · ".join(filter(None, (one.metric, one.method, one.fill))): _ends(one.value)
-                for one in getattr(found, name).lines
+                " · ".join(filter(None, (one.metric, one.method, one.imputation))): _ends(one.value)
+                for one in getattr(found, name).metric_summaries
             }
             for name in stages
         },

@@ -491,3 +491,23 @@ def test_on_photographs_the_edge_detector_fails_and_gradcam_passes():
     each = [replace(found, seeds=(n,), similarities={name: runs[[n]] for name, runs in curves}) for n in range(5)]
     assert sum(one.passes for one in each) >= 4
     assert not run_randomization_test(EdgeDetector(model), x, seeds=[0], layers=[model]).passes
+
+
+def test_fewer_depths_are_the_same_steps_to_the_bit(net, scans):
+    tool = GradCAM(net, "layer4")
+    every = run_randomization_test(tool, scans[:3], 1, seeds=(0, 1), similarities=("spearman",))
+    count = len(every.part_names)
+    few = run_randomization_test(tool, scans[:3], 1, seeds=(0, 1), similarities=("spearman",), n_depths=3)
+    steps = [0, round((count - 1) / 2), count - 1]
+    assert few.part_names == tuple(every.part_names[step] for step in steps)
+    np.testing.assert_array_equal(few.similarities["spearman"], every.similarities["spearman"][:, steps])
+    assert few.covers_whole_model
+    last = run_randomization_test(tool, scans[:3], 1, seeds=(0,), similarities=("spearman",), n_depths=1)
+    assert last.part_names == every.part_names[-1:]
+    apart = run_randomization_test(tool, scans[:3], 1, order="independent", seeds=(0,), similarities=("spearman",))
+    some = run_randomization_test(
+        tool, scans[:3], 1, order="independent", seeds=(0,), similarities=("spearman",), n_depths=3
+    )
+    np.testing.assert_array_equal(some.similarities["spearman"], apart.similarities["spearman"][:, steps])
+    with pytest.raises(InputError, match="n_depths"):
+        run_randomization_test(tool, scans[:3], 1, n_depths=0)

@@ -29,7 +29,7 @@ from camscope.metrics import (
     max_sensitivity,
     stability,
 )
-from camscope.metrics.explainer_probe import ExplainerProbe
+from camscope.metrics.explainer_probe import ExplainerProbe, reuse_passes
 from camscope.metrics.robustness import compute_stable_prediction_share
 from tests.nets import CASES, Flat
 from tests.untouched import untouched
@@ -387,3 +387,35 @@ def test_a_signed_map_of_a_volume():
         )
         <= 1
     )
+
+
+@pytest.mark.parametrize("method", [GradCAM, Saliency])
+def test_what_metrics_share_is_computed_once_with_the_same_values(method):
+    model, x = CASES["residual"].make()
+    tool, x = method(model, "block") if method is GradCAM else method(model), x[:1]
+    passes = []
+    handle = model.register_forward_pre_hook(lambda module, args: passes.append(len(args[0])))
+    apart = {name: METRICS[name](tool, x, 1) for name in MINE}
+    n_apart = sum(passes)
+    passes.clear()
+    with reuse_passes():
+        together = {name: METRICS[name](tool, x, 1) for name in MINE}
+    n_together = sum(passes)
+    passes.clear()
+    with reuse_passes():  # of another image nothing is known
+        METRICS[MINE[0]](tool, x.flip(3), 1)
+        assert METRICS[MINE[0]](tool, x, 1) == apart[MINE[0]]
+    handle.remove()
+    assert together == apart
+    assert n_together < n_apart
+
+
+def test_a_control_takes_no_pass_of_the_model():
+    model, x = CASES["residual"].make()
+    probe = ExplainerProbe.from_explainer(drawn(lambda x: x[:, 0], tuple(x.shape[1:]), model), x[:1], 1)
+    passes = []
+    handle = model.register_forward_pre_hook(lambda module, args: passes.append(len(args[0])))
+    maps = probe.compute_maps(torch.cat([x[:1], 2 * x[:1]]), [0, 0])
+    handle.remove()
+    assert passes == []
+    np.testing.assert_allclose(maps[1], 2 * maps[0])

@@ -62,7 +62,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-METRIC_FOLDERS = {"localization": "", "faithfulness": "values", "robustness": "values"}
+METRIC_FOLDERS = {
+    "localization": ("",),
+    "faithfulness": ("values", "look-*/values"),
+    "robustness": ("values", "look-*/values"),
+}  # patterns inside the folder of a finding
 
 
 def run_audit(
@@ -82,7 +86,7 @@ def run_audit(
         output: The folder of the audit.
         overwrite: Replace an audit of another config, data or model in the folder.
         on_progress: Called with the stage, the number of items done, and their total.
-        on_estimate: Called once with the estimated seconds of each stage.
+        on_estimate: Called with the estimated seconds of each remaining stage, and again when finished stages correct it.
 
     Returns:
         The finished audit.
@@ -287,10 +291,13 @@ def _write_metrics(context: AuditContext) -> None:
     types |= {"metric": pa.string(), "imputation": pa.string(), "value": pa.float64(), "reason": pa.string()}
     schema = pa.schema(types)
     parts = [schema.empty_table()]
-    for stage, inner in METRIC_FOLDERS.items():
+    for stage, patterns in METRIC_FOLDERS.items():
         for finding in context.findings:
-            folder = context.folder / stage / str(finding.class_index) / inner
-            if (folder / "run.json").is_file():
+            place = context.folder / stage / str(finding.class_index)
+            for run_file in sorted(
+                path for pattern in patterns for path in place.glob(f"{pattern}/run.json".lstrip("/"))
+            ):
+                folder = run_file.parent
                 table = _read_metric_rows(folder, str(finding.class_index))
                 columns = {name: table[name] for name in types if name in table.column_names}
                 for name, text in (("stage", stage), ("finding", finding.name)):

@@ -13,7 +13,6 @@ from camscope.audit.core.predictions import StageResults
 from camscope.audit.core.stage_result_schema import StageResult
 from camscope.audit.core.summary_entries import describe_images
 from camscope.audit.core.summary_schema import Summary
-from camscope.audit.performance.model_predictions import compute_logits_and_features
 from camscope.audit.provenance import provenance
 from camscope.audit.provenance.digests import digest_images, find_changed_images
 from camscope.audit.provenance.file_ownership import (
@@ -28,7 +27,7 @@ from camscope.audit.provenance.file_ownership import (
     read_json_or_none,
     remove_outputs,
 )
-from camscope.audit.shortcuts.inputs_with_regions import list_requested_regions, open_region_masks
+from camscope.audit.stage_estimates import RemainingTime, estimate_stage_seconds
 from camscope.audit.stages.data_and_model import check_data, resolve_model
 from camscope.audit.stages.map_quality import (
     evaluate_faithfulness,
@@ -38,12 +37,12 @@ from camscope.audit.stages.map_quality import (
 )
 from camscope.audit.stages.predictions_and_maps import explain_images, predict_images
 from camscope.audit.stages.shortcut import analyze_shortcuts
+from camscope.audit.time_budget import plan_sizes
 from camscope.audit.validation import validate_config
 from camscope.audit.verdicts import derive_verdicts
 from camscope.audit.verdicts.limitations_and_warnings import list_limitations, list_warnings
 from camscope.batch.run_store import TEMPORARY_FILE_PATTERN
-from camscope.errors import InputError, OutputError, Remedy
-from camscope.metrics.weight_randomization import split_model
+from camscope.errors import OutputError, Remedy
 from camscope.plurals import plural
 from camscope.safe_files import build_output_path, write_bytes
 from camscope.version import __version__
@@ -68,14 +67,6 @@ STAGES: dict[str, Callable[[AuditContext, StageResults], StageResult]] = {
     "robustness": evaluate_robustness,
     "shortcut": analyze_shortcuts,
 }  # the class of the result is that of the field of `Summary`
-N_TIMED_IMAGES = 4
-FAITHFULNESS_PASSES_PER_MAP = 60  # forward passes per map and imputation; imputing itself costs some of them
-ROBUSTNESS_MAPS_PER_IMAGE = 35  # maps of each method
-N_CONTROL_MAPS = 4
-N_RANDOMIZATION_SEEDS = 3
-SECONDS_PER_REGION = 0.01  # to detect a region in an image
-SECONDS_PER_MAP_SCORE = 0.004  # to compare a map with a mask
-SECONDS_PER_CLUSTERING = 5.0  # to cluster the maps of a method
 
 
 def prepare_folder(
@@ -116,37 +107,52 @@ def run_stages(
     context: AuditContext, on_progress: StageProgressCallback, on_estimate: EstimateCallback | None = None
 ) -> StageResults:
     """Run all stages and return their results. Stored results are read instead of computed."""
-    results = StageResults(context.folder)
+    results, remaining = StageResults(context.folder), RemainingTime({})
     for name in STAGES:
         stored = read_json_or_none(context.folder / STAGES_FOLDER / f"{name}.json")
         result_cls: Any = Summary.model_fields[name].annotation
         try:
             results[name] = result_cls.model_validate(stored)
         except ValidationError:  # it is missing or incomplete
-            _run_stage(context, name, results, on_progress)
+            seconds = _run_stage(context, name, results, on_progress)
+            is_corrected = remaining.finish_stage(name, seconds)
+            if on_estimate is not None and is_corrected and remaining.remaining:
+                on_estimate(remaining.remaining)
+            if name == ESTIMATE_AFTER_STAGE:
+                context.planned_sizes = results.resolve.planned_sizes
             if name == ESTIMATE_AFTER_STAGE and on_estimate is not None:
-                seconds_by_stage = estimate_stage_seconds(context)
-                on_estimate({name: seconds for name, seconds in seconds_by_stage.items() if name not in results})
+                expected = estimate_stage_seconds(context)
+                remaining = RemainingTime({stage: expected[stage] for stage in expected if stage not in results})
+                on_estimate(remaining.remaining)
+        if name == ESTIMATE_AFTER_STAGE:
+            context.planned_sizes = results.resolve.planned_sizes
     return results
 
 
-def _run_stage(context: AuditContext, name: str, results: StageResults, on_progress: StageProgressCallback) -> None:
-    """Run a stage and write its result. Skipped stages get a result too."""
+def _run_stage(context: AuditContext, name: str, results: StageResults, on_progress: StageProgressCallback) -> float:
+    """Run a stage and write its result. Skipped stages get a result too. Return the seconds it took."""
     start = time.monotonic()
     result_cls: Any = Summary.model_fields[name].annotation
     if name in context.config.skip:
         result = result_cls(tested=False, reason="skipped by the config")
+    elif getattr(context.sample_sizes, name, 1) == 0:
+        result = result_cls(tested=False, reason=f"left out: it does not fit the budget of {context.config.budget}")
     else:
         on_progress(name, 0, 1)
         class_indices = [finding.class_index for finding in context.findings] if name != "check" else []
         log_stage_start(context.folder, name, class_indices)
         context.on_progress = lambda done, total: on_progress(name, done, total)
         result = STAGES[name](context, results)
+        if name == ESTIMATE_AFTER_STAGE and context.config.budget_seconds is not None:
+            planned = plan_sizes(context, context.config.budget_seconds - (time.monotonic() - start))
+            result = result.model_copy(update={"planned_sizes": planned})
     document = to_json_bytes(result.model_dump(mode="json"))
     write_bytes(build_output_path(context.folder, STAGES_FOLDER, f"{name}.json"), document)
     log_stage_files(context.folder, name)
-    provenance.append_event(context.folder, {"stage": name, "seconds": round(time.monotonic() - start, 3)})
+    seconds = time.monotonic() - start
+    provenance.append_event(context.folder, {"stage": name, "seconds": round(seconds, 3)})
     results[name] = result_cls.model_validate_json(document)  # exactly what a resumed audit reads
+    return seconds
 
 
 def _check_audit_folder(folder: Path) -> None:
@@ -199,54 +205,3 @@ def build_summary(context: AuditContext, stage_results: Mapping[str, Any], ident
     return summary.model_copy(
         update={"warnings": tuple(list_warnings(summary)), "limitations": tuple(list_limitations(summary))}
     )
-
-
-def estimate_stage_seconds(context: AuditContext) -> Mapping[str, float]:
-    """Return the estimated seconds of each stage on this machine. Empty if no image is readable."""
-    config, cohort = context.config, context.cohort
-    images = next((batch for batch in context.iter_batches(cohort.rows[:N_TIMED_IMAGES]) if batch[0].item), None)
-    if images is None:
-        return {}
-    batch, rows, x = (
-        context.worker.collate(images),
-        [image.row["row"] for image in images],
-        context.stack_on_device(images),
-    )
-    predict_seconds, map_seconds, read_seconds = (
-        _time_second_call(function) / len(images)
-        for function in (
-            lambda: compute_logits_and_features(context, x),
-            lambda: context.worker.compute_rows(batch),
-            lambda: list(context.load_images(rows)),
-        )
-    )  # of an image: its prediction, all its maps, and reading it
-    n_findings, n_methods, n_imputations = len(context.findings), len(context.explainers), len(config.imputations)
-    n_maps, sizes, n_rows = n_methods + N_CONTROL_MAPS, config.sample_sizes, len(cohort.rows)
-    n_regions = len(open_region_masks(context)) + len(list_requested_regions(context))
-    n_edited_images = min(n_rows, sizes.interventions) * n_findings * n_regions * (2 * n_imputations + 2)
-    n_model_parts = len(split_model(context.model, x[:1]))
-    faithfulness_passes = n_maps * n_imputations * FAITHFULNESS_PASSES_PER_MAP
-    seconds_by_stage = {
-        "check": len(cohort.full_manifest) * read_seconds,
-        "predict": n_rows * (read_seconds + predict_seconds),
-        "explain": n_rows * (read_seconds + map_seconds),
-        "localization": n_rows * (read_seconds + n_maps * SECONDS_PER_MAP_SCORE) if context.ground_truth else 0.0,
-        "faithfulness": min(n_rows, sizes.faithfulness) * faithfulness_passes * predict_seconds,
-        "sanity": min(n_rows, sizes.sanity) * N_RANDOMIZATION_SEEDS * n_model_parts * map_seconds / n_findings,
-        "robustness": min(n_rows, sizes.robustness) * ROBUSTNESS_MAPS_PER_IMAGE * map_seconds,
-        "shortcut": min(n_rows, sizes.regions) * (read_seconds + n_regions * SECONDS_PER_REGION)
-        + n_edited_images * predict_seconds
-        + n_methods * SECONDS_PER_CLUSTERING,
-    }
-    return {name: seconds for name, seconds in seconds_by_stage.items() if name not in config.skip}
-
-
-def _time_second_call(function: Callable[[], object]) -> float:
-    """Return the seconds of a function's second call. The first call is a warm-up."""
-    try:
-        function()
-        start = time.perf_counter()
-        function()
-    except InputError:
-        return 0.0
-    return time.perf_counter() - start

@@ -39,7 +39,7 @@ COMMAND_GROUPS = {
     "Explain images": {"explain": explain, "compare": compare, "features": features},
     "Whole data sets": {"inspect-images": inspect_images, "batch": batch, "show": show, "export": export},
     "Evidence": {"evaluate": evaluate, "choose": choose, "benchmark": benchmark},
-    "Look up": {"methods": methods, "layers": layers},
+    "InterimLook up": {"methods": methods, "layers": layers},
 }
 for group, commands in COMMAND_GROUPS.items():
     for name, module in commands.items():

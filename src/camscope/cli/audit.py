@@ -105,6 +105,12 @@ def run(
     config: Annotated[Path, argument("CONFIG", "The config file, as camscope audit init writes it.")],
     output: Annotated[Path, option("--output -o", "FOLDER", "Folder to write the audit to.")] = Path("camscope-audit"),
     plugins: shared_options.PluginOption = None,
+    budget: Annotated[
+        str | None,
+        option(
+            "--budget", "TIME", "Time that the audit may take, such as 10m: the slow stages use as many images as fit."
+        ),
+    ] = None,
     overwrite: shared_options.OverwriteOption = False,
     as_json: shared_options.JsonOption = False,
 ) -> None:
@@ -113,13 +119,19 @@ def run(
     The exit code is 1 if images have no prediction or no map; failures.csv lists them.
     """
     from camscope.audit import run_audit
+    from camscope.audit.core.config import Config
 
     with (
         run_or_images.add_resume_hint_on_interrupt(output),
         base.collect_warnings(),
         show_stage_progress() as on_progress,
     ):
-        audit = run_audit(config, output, overwrite=overwrite, on_progress=on_progress, on_estimate=print_time_estimate)
+        settings = Config.from_source(config)
+        if budget is not None:
+            settings = Config.from_source(settings.model_dump() | {"budget": budget})
+        audit = run_audit(
+            settings, output, overwrite=overwrite, on_progress=on_progress, on_estimate=print_time_estimate
+        )
     print_audit_result(audit)
     json_output.print_result("audit-run", _describe_audit(audit))
     if audit.n_failures:
@@ -263,9 +275,8 @@ def show_stage_progress() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def print_time_estimate(seconds_by_stage: "Mapping[str, float]") -> None:
-    """Print the estimated remaining time and the three longest stages."""
-    longest = sorted(seconds_by_stage, key=lambda name: -seconds_by_stage[name])[:3]
-    stage_durations = ", ".join(f"{name} {_format_duration(seconds_by_stage[name])}" for name in longest)
+    """Print the estimated remaining time, and that of each stage."""
+    stage_durations = ", ".join(f"{name} {_format_duration(seconds)}" for name, seconds in seconds_by_stage.items())
     base.stderr_console().print(
         f"about {_format_duration(sum(seconds_by_stage.values()))} from here: {stage_durations}",
         style="dim",

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,12 @@ from camscope.batch.sql_query import Query, RowReader, read_rows
 from camscope.errors import InputError
 from camscope.evaluation.ground_truth import AnnotationColumn, GroundTruth, load_ground_truth
 from camscope.evaluation.map_metrics import MapMetricEvaluator, Row, build_value_schema
-from camscope.evaluation.metric_value_files import RowsByImage, open_value_files, write_missing_value_files
+from camscope.evaluation.metric_value_files import (
+    MapSelection,
+    RowsByImage,
+    open_value_files,
+    write_missing_value_files,
+)
 from camscope.evaluation.model_based_metrics import ModelMetricEvaluator
 from camscope.evaluation.run_replay import RunReplay
 from camscope.explainers import Explainer
@@ -54,6 +60,7 @@ def evaluate(
     allow_outside_root: bool = False,
     overwrite: bool = False,
     strict: bool = True,
+    selection: MapSelection | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> "EvaluationResult":
     """Compute metrics of every map of a run. Write a Parquet dataset with a row for each map and metric.
@@ -79,6 +86,7 @@ def evaluate(
         allow_outside_root: Whether masks may lie outside the run's root or the COCO file's folder.
         overwrite: Whether to replace the dataset at `output`.
         strict: Whether an unreadable mask is an error. If False, its image gets a reason in place of a value.
+        selection: The images, the methods and the class to evaluate. None: all.
         on_progress: Called with the number of finished images and the number of all images.
 
     Returns:
@@ -117,12 +125,16 @@ def evaluate(
     require_valid_num_threads(num_threads)
     store = RunStore(output)
     n_threads = num_threads or os.cpu_count() or 1
-    with store.open_run(_describe_evaluation(map_evaluator, selected, model_evaluator, masks), overwrite=overwrite):
+    description = _describe_evaluation(map_evaluator, selected, model_evaluator, masks)
+    if selection is not None:
+        description["run_config"]["selection"] = asdict(selection)
+    with store.open_run(description, overwrite=overwrite):
         write_missing_value_files(
             batch_run,
             store,
             build_value_schema(batch_run.dataset.schema),
             lambda images: _iter_metric_values(map_evaluator, model_evaluator, images, n_threads),
+            selection=selection,
             max_images=None if model_evaluator is None else model_evaluator.batch_size,
             on_progress=on_progress,
         )

@@ -13,6 +13,7 @@ from camscope.batch.manifest import import_arrow
 from camscope.errors import InputError, UndefinedError
 from camscope.evaluation.map_agreement import MethodKey
 from camscope.metrics import METRICS
+from camscope.metrics.group_sequential import InterimLook, adjust_difference
 from camscope.metrics.mean_estimates import N_RESAMPLES, Estimate, adjust_bonferroni, estimate_difference, estimate_mean
 from camscope.registry import METHODS
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SIGNIFICANCE_LEVEL = 0.05
+MAX_BOOTSTRAP_LEVEL = 0.951  # at higher levels, an interval is that of Student's t: a bootstrap has too few resamples
 SUMMARIZED_COLUMNS = ["row", "method", "layer", "parameters_digest", "target", "control", "value"]
 ValuesByTarget = Mapping[tuple[int, Any], float]  # by row and target; NaN if undefined
 
@@ -94,12 +96,15 @@ def summarize_values(
     equivalent_groups: Sequence[Sequence[MethodKey]] = (),
     seed: int = 0,
     n_resamples: int = N_RESAMPLES,
+    look: InterimLook | None = None,
+    n_methods: int | None = None,
 ) -> dict[str, list[MethodSummary]]:
     """Summarize a table of values for each metric. The methods of a metric are sorted from best to worst.
 
     The key of a metric with imputation is `metric, imputation`. Differences are corrected for all pairs of methods and all
     metrics (Bonferroni), since the same values select the best method. Methods in one of `equivalent_groups` have the same
-    maps. They count as one method.
+    maps. They count as one method. `look`: the intervals are those of this look at a growing sample. `n_methods`: the number
+    of methods for which differences to the control are corrected, if the table has only some of them.
     """
     check_group_column(table, group_column)
     if "imputation" not in table.column_names:  # written before metrics that need the model existed
@@ -114,17 +119,20 @@ def summarize_values(
             continue
         same_imputation = field("imputation").is_null() if imputation is None else field("imputation") == imputation
         rows = table.filter((field("metric") == name) & same_imputation).select(SUMMARIZED_COLUMNS).to_pylist()
-        estimate = partial(_estimate_metric_mean, name, groups=groups, seed=seed, n_resamples=n_resamples)
+        estimate = partial(_estimate_metric_mean, name, groups=groups, seed=seed, n_resamples=n_resamples, look=look)
         summaries[name if imputation is None else f"{name}, {imputation}"] = _summarize_metric(
             name, imputation, rows, estimate, groups, equivalent_groups
         )
-    return _correct_multiple_comparisons(summaries, equivalent_groups)
+    return _correct_multiple_comparisons(summaries, equivalent_groups, look, n_methods)
 
 
 def _correct_multiple_comparisons(
-    summaries: dict[str, list[MethodSummary]], equivalent_groups: Sequence[Sequence[MethodKey]]
+    summaries: dict[str, list[MethodSummary]],
+    equivalent_groups: Sequence[Sequence[MethodKey]],
+    look: InterimLook | None,
+    n_methods: int | None,
 ) -> dict[str, list[MethodSummary]]:
-    """Correct all differences for the number of comparisons (Bonferroni)."""
+    """Correct all differences for the number of comparisons (Bonferroni), and for the looks at the sample."""
     first = {key: group[0] for group in equivalent_groups for key in group}
     ranked = [lines for lines in summaries.values() if METRICS[lines[0].metric].higher_is_better is not None]
     method_sets = [
@@ -135,16 +143,22 @@ def _correct_multiple_comparisons(
         len({first.get(line.key, line.key) for line in lines if line.difference_to_control is not None})
         for lines in ranked
     )
+    if n_methods is not None and method_sets:
+        n_control_comparisons = n_control_comparisons * n_methods // max(1, *map(len, method_sets))
 
-    def adjust_difference(difference: Estimate | None, n_comparisons: int) -> Estimate | None:
-        return None if difference is None else adjust_bonferroni([difference], n_comparisons)[0]
+    def adjust(difference: Estimate | None, n_comparisons: int) -> Estimate | None:
+        if difference is None:
+            return None
+        if look is not None:
+            return adjust_difference(difference, look, n_comparisons)
+        return adjust_bonferroni([difference], n_comparisons)[0]
 
     return {
         name: [
             replace(
                 line,
-                difference_to_best=adjust_difference(line.difference_to_best, n_pairs),
-                difference_to_control=adjust_difference(line.difference_to_control, n_control_comparisons),
+                difference_to_best=adjust(line.difference_to_best, n_pairs),
+                difference_to_control=adjust(line.difference_to_control, n_control_comparisons),
                 n_comparisons=n_pairs,
             )
             for line in lines
@@ -242,14 +256,24 @@ def _count_failed_images_as_undefined(values: dict[tuple[Any, ...], dict[tuple[i
 
 
 def _estimate_metric_mean(
-    metric: str, values_by_target: ValuesByTarget, groups: Mapping[int, Hashable], seed: int, n_resamples: int
+    metric: str,
+    values_by_target: ValuesByTarget,
+    groups: Mapping[int, Hashable],
+    seed: int,
+    n_resamples: int,
+    look: InterimLook | None = None,
 ) -> Estimate | None:
     values, bounds = list(values_by_target.values()), METRICS[metric].bounds
     if bounds is not None and not all(isnan(value) or bounds[0] <= value <= bounds[1] for value in values):
         bounds = None  # the output is a score, not a probability
+    level = 0.95 if look is None else look.confidence_level
+    patients = [groups[row] for row, _ in values_by_target]
     try:
+        if look is not None and bounds is None and level > MAX_BOOTSTRAP_LEVEL:
+            difference = adjust_difference(estimate_difference(values, np.zeros(len(values)), patients), look, 1)
+            return replace(difference, p_value=None)
         return estimate_mean(
-            values, [groups[row] for row, _ in values_by_target], bounds=bounds, n_resamples=n_resamples, seed=seed
+            values, patients, bounds=bounds, n_resamples=n_resamples, seed=seed, confidence_level=level
         )
     except UndefinedError:
         return None

@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from camscope.batch import BatchRun
+from camscope.batch.manifest import import_arrow
 from camscope.batch.result_rows import rows_to_table
 from camscope.batch.run_store import RunStore
 from camscope.batch.sql_query import group_rows_by_image, open_map_parts, open_parts, read_rows
@@ -16,6 +18,23 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
 RowsByImage = Sequence[list[dict[str, Any]]]  # the rows of each image
+
+
+@dataclass(frozen=True)
+class MapSelection:
+    """The maps of a run to evaluate: those of some images and methods for one class."""
+
+    rows: tuple[int, ...]
+    methods: tuple[str, ...]
+    target: str
+
+    def to_expression(self) -> Any:
+        """Return the condition as an expression of pyarrow."""
+        field = import_arrow("compute").field
+        has_target = (field("target") == self.target) | field("target").is_null()  # a failed image has no target
+        return field("row").isin(list(self.rows)) & field("method").isin(list(self.methods)) & has_target
+
+
 ValueIterator = Callable[[RowsByImage], Iterable[tuple[int, list[dict[str, Any]]]]]
 
 
@@ -31,18 +50,21 @@ def write_missing_value_files(
     schema: "pa.Schema",
     iter_values: ValueIterator,
     *,
+    selection: MapSelection | None = None,
     max_images: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Compute and write the missing files of metric values. Finished files stay unchanged.
 
-    `iter_values` yields pairs: how many images are finished, and their rows of values.
+    `iter_values` yields pairs: how many images are finished, and their rows of values. `selection`: only these maps.
     """
     run_store, finished, n_done = RunStore(run.folder), store.finished_chunks(), 0
     chunks = sorted(run_store.finished_chunks())
-    total = sum(_count_images_in_chunk(run, chunk) for chunk in chunks)
+    total = len(selection.rows) if selection else sum(_count_images_in_chunk(run, chunk) for chunk in chunks)
     for chunk in chunks:
         rows = open_map_parts([str(run_store.part_path(chunk))])
+        if selection is not None:
+            rows = rows.filter(selection.to_expression())
         parts = list(_split_chunk_into_parts(run, chunk, rows, max_images))
         source = run_store.part_digest(chunk)  # failed images may have been retried since
         valid = {n for n, _, _ in parts if n in finished and store.read_source_digest(n) in (None, source)}
@@ -72,11 +94,13 @@ class ChunkPart(NamedTuple):
 
 def _split_chunk_into_parts(run: BatchRun, chunk: int, rows: Any, max_images: int | None) -> Iterator[ChunkPart]:
     """Split a chunk of the run into parts of at most `max_images` images. Each part is one file."""
-    n_images, chunk_size = _count_images_in_chunk(run, chunk), int(run.run_info["run_config"]["chunk_size"])
+    chunk_size = int(run.run_info["run_config"]["chunk_size"])
     images = np.asarray(read_rows(rows, ["row"])["row"])
     ends = [*np.flatnonzero(np.diff(images, prepend=-1)).tolist(), len(images)]  # of the rows of each image
-    for n, first in enumerate(range(0, n_images, max_images or n_images)):
-        last = min(first + (max_images or n_images), len(ends) - 1)
+    n_images = len(ends) - 1
+    images_per_part = max_images or max(1, n_images)
+    for n, first in enumerate(range(0, n_images, images_per_part)):
+        last = min(first + images_per_part, n_images)
         number = chunk * -(-chunk_size // (max_images or chunk_size)) + n
         yield ChunkPart(number, range(ends[first], ends[last]), last - first)
 

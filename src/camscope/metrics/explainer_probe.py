@@ -1,21 +1,50 @@
 """`ExplainerProbe`: explains changed inputs or changed models for the targets that the clean input gave."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from camscope.errors import InputError, TargetError
-from camscope.explainers.core.evaluation_context import evaluation_context, inspect_model
+from camscope.explainers.control_methods import BaseControl
+from camscope.explainers.core.evaluation_context import check_finite, evaluation_context, inspect_model
 from camscope.explainers.core.explainer import Explainer
 from camscope.explainers.core.shared_passes import run_methods
 from camscope.metrics.metric_registry import FloatArray
 from camscope.targets import Score, TargetLike
 
 PROBE_BATCH_SIZE = 16  # inputs of one forward pass
+_Value = TypeVar("_Value")
+# key -> the objects whose ids are part of the key, which keeps them alive, and the value
+_cache: ContextVar[dict[Hashable, tuple[object, Any]] | None] = ContextVar("probe_cache", default=None)
+
+
+@contextmanager
+def reuse_passes() -> Iterator[None]:
+    """Let the metrics inside the `with` block share probes, clean maps and predictions of the same image."""
+    token = _cache.set({})
+    try:
+        yield
+    finally:
+        _cache.reset(token)
+
+
+def compute_once(key: Hashable, objects: Sequence[object], compute: Callable[[], _Value]) -> _Value:
+    """Return a computed value, or the earlier one for the same key and objects inside `reuse_passes`."""
+    cache = _cache.get()
+    if cache is None:
+        return compute()
+    full_key = (key, *map(id, objects))
+    if full_key not in cache:
+        cache[full_key] = objects, compute()
+    value: _Value = cache[full_key][1]
+    return value
 
 
 @dataclass(frozen=True)
@@ -31,6 +60,12 @@ class ExplainerProbe:
     @classmethod
     def from_explainer(cls, explainer: Explainer, x: Tensor, target: TargetLike = None) -> "ExplainerProbe":
         """Create a probe: choose the targets and layers on x once. `target` is what `Score` accepts."""
+        key = ("probe", repr(target))
+        return compute_once(key, (explainer, x), lambda: cls._resolve(explainer, x, target))
+
+    @classmethod
+    def _resolve(cls, explainer: Explainer, x: Tensor, target: TargetLike) -> "ExplainerProbe":
+        """Run the model once on x, and resolve the target and the layer."""
         with evaluation_context(inspect_model(explainer.model), explainer, x) as context:
             score = context.create_score(explainer.resolve_target(target))
             output = score.forward(context.x)
@@ -38,6 +73,11 @@ class ExplainerProbe:
             explainer = explainer.with_chosen_layers(context.x, score)
         logits = score.logits
         return cls(explainer, x, score, _to_float_array(probabilities), None if logits is None else logits.shape[1])
+
+    @cached_property
+    def clean_maps(self) -> FloatArray:
+        """The maps (N,*s) of the clean input, of all samples in one batch."""
+        return self.compute_maps(self.x, range(len(self.x)))
 
     def select_targets(self, sample_index: Sequence[int]) -> Any:
         """Return the targets of the samples `sample_index`, as `Explainer.attribute` accepts them."""
@@ -55,6 +95,12 @@ class ExplainerProbe:
         maps = []
         for start in range(0, len(x), batch_size):
             part = slice(start, start + batch_size)
+            if isinstance(self.explainer, BaseControl):  # its map does not need a pass of the model
+                with torch.no_grad():
+                    control_map = self.explainer.control_map(x[part])
+                check_finite(f"the map of {self.explainer.composed_name}", control_map, self.explainer.on_nonfinite)
+                maps.append(control_map)
+                continue
             targets = [self.select_targets(sample_index[part])]
             maps.append(run_methods([self.explainer], x[part], targets, warn_flagged=False)[0].maps[0].attribution)
         return _to_float_array(torch.cat(maps))

@@ -101,7 +101,7 @@ class RandomizationResult:
     Attributes:
         method: The display name of the method.
         order: "cascading" or "independent".
-        part_names: The parts in the order in which they were randomized.
+        part_names: The parts in the order in which they were randomized, of the steps that were compared.
         seeds: The seeds of the runs.
         similarities: (seeds,steps,N) for each similarity. NaN stands for an undefined map (zeros, constant or NaN).
         null_similarities: (N,N) for each similarity, between the trained model's maps of two images. The diagonal is NaN.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from camscope.errors import InputError, NonFiniteError, TargetError, UndefinedError
 from camscope.explainers.core.explainer import Explainer
 from camscope.explainers.core.random_mixin import draw_seeds
-from camscope.explainers.core.setting_checks import check_integer, check_one_of
+from camscope.explainers.core.setting_checks import check_integer, check_one_of, check_positive_integer
 from camscope.geometry import Placement
 from camscope.metrics.explainer_probe import ExplainerProbe, check_single_sample
 from camscope.metrics.map_similarity import (
@@ -49,6 +49,7 @@ def run_randomization_test(
     layers: Sequence[str | nn.Module] | None = None,
     seeds: Sequence[int] = (0, 1, 2),
     similarities: Sequence[str] | None = None,
+    n_depths: int | None = None,
 ) -> RandomizationResult:
     """Run the model parameter randomization test on images x (N,C,*S).
 
@@ -68,12 +69,14 @@ def run_randomization_test(
         seeds: One run for each; use at least three for a verdict.
         similarities: Names out of ssim, spearman, hog and pearson. Default: the first three; hog only for large enough
             images.
+        n_depths: Number of steps after which maps are compared, evenly spaced, with the first and the last. All parts
+            are randomized, so the similarities of these steps do not depend on it. None: after every step.
 
     Returns:
         The similarities at each step, with a verdict and a figure.
 
     Raises:
-        InputError: There are fewer than two images, or a name is unknown.
+        InputError: There are fewer than two images, a name is unknown, or `n_depths` is not positive.
 
     >>> from camscope import GradCAM, load_model
     >>> explainer, x = GradCAM(load_model("phantom"), "layer4"), torch.rand(2, 1, 64, 64)
@@ -87,14 +90,16 @@ def run_randomization_test(
         fits_hog = x.ndim == 4 and min(x.shape[2:]) >= HOG_BLOCK_SIZE * HOG_CELL_SIZE
         similarities = ("ssim", "spearman", "hog") if fits_hog else ("ssim", "spearman")
     _check_arguments(x, seeds, similarities)
+    check_positive_integer(None, n_depths=n_depths)
     probe = ExplainerProbe.from_explainer(explainer, x, target)
     clean = _project_to_input(_compute_maps_or_nan(probe, x), x)
     parts = split_model(explainer.model, x[:1]) if layers is None else build_parts_from_layers(explainer.model, layers)
+    depths = _select_depths(len(parts), n_depths)
     comparison = MapComparison(clean, similarities)
-    values = {name: np.empty((len(seeds), len(parts), len(x))) for name in similarities}
+    values = {name: np.empty((len(seeds), len(depths), len(x))) for name in similarities}
     first_image_maps = [clean[0]]
     for run, seed in enumerate(seeds):
-        for step, randomized in enumerate(_iter_randomized_explainers(probe.explainer, parts, order, seed)):
+        for step, randomized in enumerate(_iter_randomized_explainers(probe.explainer, parts, order, seed, depths)):
             maps = _project_to_input(_compute_maps_or_nan(replace(probe, explainer=randomized), x), x)
             first_image_maps += [maps[0]] if run == 0 else []
             for name in similarities:
@@ -103,7 +108,7 @@ def run_randomization_test(
     return RandomizationResult(
         explainer.composed_name,
         order,
-        tuple(part.name for part in parts),
+        tuple(parts[depth].name for depth in depths),
         tuple(seeds),
         values,
         null,
@@ -221,22 +226,37 @@ def _compare_features(similarity: str, first: FloatArray, second: FloatArray) ->
     return np.array([np.nan if np.isnan([a.flat[0], b.flat[0]]).any() else compute_ssim(a, b) for a, b in pairs])
 
 
+def _select_depths(n_parts: int, n_depths: int | None) -> list[int]:
+    """Return the steps after which maps are compared: evenly spaced, with the first and the last."""
+    if n_depths is None or n_depths >= n_parts:
+        return list(range(n_parts))
+    return [n_parts - 1] if n_depths == 1 else [round(i * (n_parts - 1) / (n_depths - 1)) for i in range(n_depths)]
+
+
 def _iter_randomized_explainers(
-    explainer: Explainer, model_parts: Sequence[ModelPart], order: RandomizationOrder, seed: int
+    explainer: Explainer,
+    model_parts: Sequence[ModelPart],
+    order: RandomizationOrder,
+    seed: int,
+    depths: Sequence[int],
 ) -> Iterator[Explainer]:
-    """Yield the explainer with a randomized model after each step of the test."""
+    """Yield the explainer with a randomized model after each selected step of the test."""
     randomized = copy_explainer(explainer)
     seeds = draw_seeds(len(model_parts), torch.Generator(device="cpu").manual_seed(seed))
-    for part, part_seed in zip(model_parts, seeds, strict=True):
-        randomized = copy_explainer(explainer) if order == "independent" else randomized
+    for step, (part, part_seed) in enumerate(zip(model_parts, seeds, strict=True)):
+        if order == "independent":
+            if step not in depths:
+                continue
+            randomized = copy_explainer(explainer)
         reset_modules(randomized.model, part.module_names, part_seed)
-        yield randomized
+        if step in depths:
+            yield randomized
 
 
 def _compute_maps_or_nan(probe: ExplainerProbe, x: Tensor) -> FloatArray:
     """Compute the maps (N,*s) of x. Replace a map that contains NaN or infinity by NaN."""
     try:
-        return probe.compute_maps(x, range(len(x)))
+        return probe.clean_maps if x is probe.x else probe.compute_maps(x, range(len(x)))
     except NonFiniteError:
         if len(x) == 1:
             return np.full((1, *x.shape[2:]), np.nan)

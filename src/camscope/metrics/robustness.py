@@ -16,7 +16,8 @@ from camscope.explainers.core.explainer import Explainer
 from camscope.explainers.core.random_mixin import draw_seeds
 from camscope.explainers.core.setting_checks import check_positive_integer, check_positive_number
 from camscope.geometry import Placement
-from camscope.metrics.explainer_probe import ExplainerProbe, check_single_sample
+from camscope.hooks.find_layers import unwrap
+from camscope.metrics.explainer_probe import ExplainerProbe, check_single_sample, compute_once
 from camscope.metrics.input_transforms import ACQUISITION_TRANSFORMS, GaussianNoise, InputTransform, Rotation, Shift
 from camscope.metrics.map_similarity import SIMILARITIES
 from camscope.metrics.metric_registry import FloatArray, Mask, register_metric, to_finite_array
@@ -183,9 +184,10 @@ def compare_batch_under_transforms(
         raise InputError("transforms is empty: pass at least one transform, such as Shift(2)")
     x, count, size = probe.x, len(probe.x), tuple(probe.x.shape[2:])
     transformed = torch.cat([transform.apply(x) for transform in transforms])
-    maps = probe.compute_maps(torch.cat([x, transformed]), list(range(count)) * (1 + len(transforms)))
-    transformed_maps = maps[count:].reshape(len(transforms), *maps[:count].shape)
-    changes = _compute_probability_changes(probe, transformed)
+    maps = probe.clean_maps
+    transformed_maps = probe.compute_maps(transformed, list(range(count)) * len(transforms))
+    transformed_maps = transformed_maps.reshape(len(transforms), *maps.shape)
+    changes = _compute_probability_changes(probe, transforms, transformed)
     agreements: list[list[TransformAgreement]] = []
     for n in range(count):
         clean_map = Placement.identity(size).project(to_finite_array(maps[n]))[0]
@@ -204,15 +206,23 @@ def compute_stable_prediction_share(
     max_probability_change: float = MAX_PROBABILITY_CHANGE,
 ) -> FloatArray:
     """Return for each sample (N,) the share of transforms that leave its prediction stable, 0..1."""
-    changes = _compute_probability_changes(probe, torch.cat([change.apply(probe.x) for change in transforms]))
+    transformed = torch.cat([change.apply(probe.x) for change in transforms])
+    changes = _compute_probability_changes(probe, transforms, transformed)
     return np.asarray((changes < max_probability_change).mean(0))
 
 
-def _compute_probability_changes(probe: ExplainerProbe, transformed_inputs: Tensor) -> FloatArray:
+def _compute_probability_changes(
+    probe: ExplainerProbe, transforms: Sequence[InputTransform], transformed_inputs: Tensor
+) -> FloatArray:
     """Return the absolute change of probability (transforms,N) for transformed inputs (transforms*N,C,*S)."""
-    count, clean = len(probe.x), probe.clean_probabilities
-    sample_index = list(range(count)) * (len(transformed_inputs) // count)
-    changes = np.abs(probe.compute_probabilities(transformed_inputs, sample_index).reshape(-1, count) - clean)
+    count, clean, explainer = len(probe.x), probe.clean_probabilities, probe.explainer
+    sample_index = list(range(count)) * len(transforms)
+    probabilities = compute_once(  # the same for every method
+        (*map(repr, transforms), repr(probe.select_targets(sample_index[:count])), explainer.mode),
+        (unwrap(explainer.model), probe.x),
+        lambda: probe.compute_probabilities(transformed_inputs, sample_index),
+    )
+    changes = np.abs(probabilities.reshape(-1, count) - clean)
     if probe.score.classes is None:
         changes = changes / np.where(np.abs(clean) > 0, np.abs(clean), 1)
     return np.asarray(changes)
@@ -355,7 +365,9 @@ def determinism(explainer: Explainer, x: Tensor, target: TargetLike = None, *, n
     """
     check_positive_integer(n_repeats=n_repeats)
     probe = ExplainerProbe.from_explainer(explainer, check_single_sample(x), target)
-    first, *repeats = (to_finite_array(probe.compute_maps(x, [0])[0]) for _ in range(1 + n_repeats))
+    first, *repeats = map(
+        to_finite_array, (probe.clean_maps[0], *(probe.compute_maps(x, [0])[0] for _ in range(n_repeats)))
+    )
     return max(_compute_relative_difference(first, repeat) for repeat in repeats)
 
 
@@ -394,7 +406,7 @@ def batch_invariance(
     if images.shape[1:] != x.shape[1:] or not len(images):
         received = f"other_images is of shape {tuple(images.shape)} and x of shape {tuple(x.shape)}"
         raise InputError(f"{received}: expected one or more images of the same shape as x")
-    alone, half = to_finite_array(probe.compute_maps(x, [0])[0]), len(images) // 2
+    alone, half = to_finite_array(probe.clean_maps[0]), len(images) // 2
     batch = torch.cat([images[:half], x, images[half:]])
     in_batch = probe.compute_maps(batch, [0] * len(batch), batch_size=len(batch))[half]
     return _compute_relative_difference(alone, to_finite_array(in_batch))
@@ -414,11 +426,12 @@ def _compute_sensitivities(
         for draw_seed in draw_seeds(n_samples, torch.Generator(device="cpu").manual_seed(seed))
     ]
     noisy = x + max_change * (2 * torch.cat(draws).to(x) - 1)
-    maps = to_finite_array(probe.compute_maps(torch.cat([x, noisy]), [0] * (n_samples + 1))).reshape(n_samples + 1, -1)
-    norm = np.linalg.norm(maps[0])
+    clean_map = to_finite_array(probe.clean_maps).ravel()
+    maps = to_finite_array(probe.compute_maps(noisy, [0] * n_samples)).reshape(n_samples, -1)
+    norm = np.linalg.norm(clean_map)
     if not norm > 0:
         raise UndefinedError("the map is zero everywhere: its relative change is not defined")
-    return np.asarray(np.linalg.norm(maps[1:] - maps[0], axis=1) / norm)
+    return np.asarray(np.linalg.norm(maps - clean_map, axis=1) / norm)
 
 
 def _compare_covered_pixels(

@@ -236,6 +236,12 @@ class Cohort:
         The draw depends on the seed of the config and on `salt`. No patient gives a second image before every patient has
         given one, because a verdict counts patients.
         """
+        return sorted(self.draw_rows(candidate_rows, n_rows, salt, finding, only_positives=only_positives))
+
+    def draw_rows(
+        self, candidate_rows: Iterable[int], n_rows: int, salt: int, finding: Finding, *, only_positives: bool = False
+    ) -> list[int]:
+        """Return the rows of `sample_rows` in the order in which they were drawn."""
         truths, candidates = self.get_truth(finding), list(candidate_rows)
         rng = np.random.default_rng((self.config.seed, salt, finding.class_index))
         selected_classes = (True,) if only_positives else (True, False)
@@ -244,7 +250,7 @@ class Cohort:
         for n_done, rows in enumerate(sorted(classes, key=len)):
             n_wanted = (n_rows - len(drawn)) // (len(classes) - n_done)
             drawn += interleave_rows_by_patient([rows[i] for i in rng.permutation(len(rows))], self.patients)[:n_wanted]
-        return sorted(drawn)
+        return drawn
 
     def sample_rows_of_all_findings(
         self, candidate_rows: Iterable[int], n_rows: int, salt: int, findings: Sequence[Finding]

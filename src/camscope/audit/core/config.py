@@ -4,6 +4,7 @@ import hashlib
 import inspect
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,6 +38,18 @@ def _reject_duplicates(values: tuple[Any, ...]) -> tuple[Any, ...]:
     if repeated := [value for value, count in Counter(values).items() if count > 1]:
         raise ValueError(f"{repeated[0]!r} is listed twice; expected each value once")
     return values
+
+
+DURATION_PATTERN = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
+SECONDS_BY_UNIT = {"s": 1, "m": 60, "h": 3600}
+
+
+def _check_duration(value: str) -> str:
+    """Raise a ValueError if a value is not a duration."""
+    match = DURATION_PATTERN.fullmatch(value)
+    if match is None or float(match[1]) == 0:
+        raise ValueError(f"{value!r} is not a duration; expected a number with s, m or h, such as 90s, 10m or 1.5h")
+    return value
 
 
 UniqueNames = Annotated[tuple[str, ...], AfterValidator(_reject_duplicates)]
@@ -228,6 +241,9 @@ class Config(_ConfigTable):
         intended_use: What the model is meant for, as free text.
         seed: The seed of every random choice.
         n_resamples: The number of bootstrap resamples of patients.
+        budget: The time that the audit may take, such as "10m". The slow stages take as many images as fit. None: those
+            of `sample_sizes`.
+        sequential: Whether faithfulness and robustness stop before all sampled images are used, where a verdict is reached.
         imputations: What replaces removed pixels. At least two, because the effect of one may be its artifact.
         batch_size: The number of images in a forward pass.
         skip: The stages to skip. The report lists them as not tested.
@@ -245,6 +261,8 @@ class Config(_ConfigTable):
     intended_use: str = ""
     seed: int = Field(default=0, ge=0)
     n_resamples: int = Field(default=2000, ge=200)
+    sequential: bool = True
+    budget: Annotated[str, AfterValidator(_check_duration)] | None = None
     imputations: Annotated[tuple[ImputationName, ...], AfterValidator(_reject_duplicates)] = Field(
         default=("mean", "blur"), min_length=2
     )
@@ -366,6 +384,12 @@ class Config(_ConfigTable):
     def perturbed_batch_size(self) -> int:
         """The number of edited images in a forward pass."""
         return self.batch_size or 16
+
+    @property
+    def budget_seconds(self) -> float | None:
+        """The time that the audit may take, in seconds, or None."""
+        match = DURATION_PATTERN.fullmatch(self.budget or "")
+        return None if match is None else float(match[1]) * SECONDS_BY_UNIT[match[2]]
 
     @property
     def bootstrap_options(self) -> dict[str, int]:

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from camscope.audit.core.cohort import Cohort, Finding
-from camscope.audit.core.config import Config
+from camscope.audit.core.config import Config, SampleSizes
 from camscope.audit.core.config_faults import FaultCollector
 from camscope.batch import BatchRun
 from camscope.batch.batch_worker import BatchWorker
@@ -23,6 +23,9 @@ from camscope.model_metadata import get_card
 from camscope.models import load_model
 from camscope.plurals import plural
 from camscope.targets.classes import resolve_class_index
+
+if TYPE_CHECKING:
+    from camscope.audit.core.stage_result_schema import PathSteps, PlannedSize
 
 ProgressCallback = Callable[[int, int], None]  # number of items done, total number
 NUM_READ_THREADS = 4
@@ -40,6 +43,14 @@ class AuditContext:
     folder: Path
     on_progress: ProgressCallback = field(default=lambda done, total: None)
     faults: FaultCollector = field(default_factory=FaultCollector)  # of the config
+    rank_explainers: "tuple[list[Explainer], tuple[PathSteps, ...]] | None" = None  # see `reduce_path_steps`
+    planned_sizes: "tuple[PlannedSize, ...]" = ()  # fewer images than configured, which fit a budget of time
+
+    @property
+    def sample_sizes(self) -> SampleSizes:
+        """The number of images in each stage: those of the config, or fewer that fit the budget."""
+        sizes = {planned.stage: planned.n_images for planned in self.planned_sizes}
+        return self.config.sample_sizes.model_copy(update=sizes)
 
     @cached_property
     def cohort(self) -> Cohort:

@@ -114,8 +114,21 @@ class ExplainerInfo(SchemaModel):
     stride_mm: float | None = None
 
 
+class PlannedSize(SchemaModel):
+    """The number of images of a stage that fits the budget, where it is below the configured number. 0: the stage is left out.
+
+    `min_effect` is the half-width of an interval of that number of patients, in standard deviations of their values: a
+    smaller distance from the margin is not decided.
+    """
+
+    stage: Literal["faithfulness", "robustness", "sanity", "interventions"]
+    n_images: int
+    configured_n_images: int
+    min_effect: float | None = None
+
+
 class ResolveResult(StageResult):
-    """The model and its attribution methods."""
+    """The model and its attribution methods. `planned_sizes` has the stages that a budget of time made smaller."""
 
     model: str = ""
     weights_digest: str = ""
@@ -128,6 +141,7 @@ class ResolveResult(StageResult):
     outputs: str = ""
     explainers: tuple[ExplainerInfo, ...] = ()
     n_passes: int = 0
+    planned_sizes: tuple[PlannedSize, ...] = ()
 
     def get_explainer_info(self, title: str) -> ExplainerInfo:
         """Return the information about the explainer with this title."""
@@ -246,12 +260,48 @@ class StablePredictionShare(SchemaModel):
     share: EstimateSummary
 
 
+class PathSteps(SchemaModel):
+    """The number of path steps of a method in a stage that compares ranks, where it is below the configured number.
+
+    `rank_correlation` is Spearman's correlation of maps with this and with the configured number, the mean over `n_images`.
+    """
+
+    method: str
+    n_steps: int
+    configured_n_steps: int
+    rank_correlation: float
+    n_images: int
+
+
+class StoppingLook(SchemaModel):
+    """The interim analysis at which the test of a method for a finding stopped.
+
+    `confidence_level` is that of its intervals: over all looks together they have 95 %. "decided": the verdict is reached.
+    "undecidable": the images that are left would hardly change it. "complete": all sampled images were used.
+    """
+
+    method: str
+    finding: str
+    look: int
+    n_looks: int
+    n_images: int
+    max_images: int
+    confidence_level: float
+    reason: Literal["decided", "undecidable", "complete"]
+
+
 class MetricsResult(StageResult):
-    """The metric values of the sampled images. `formulas` defines each metric."""
+    """The metric values of the sampled images. `formulas` defines each metric.
+
+    `path_steps` lists the methods that used fewer path steps than configured. `stopping_looks` has the interim analysis at
+    which each method stopped. It is empty if all images were evaluated at once.
+    """
 
     n_images: int = 0
     formulas: dict[str, str] = Field(default_factory=dict)
     stable_predictions: tuple[StablePredictionShare, ...] = ()
+    path_steps: tuple[PathSteps, ...] = ()
+    stopping_looks: tuple[StoppingLook, ...] = ()
     metric_summaries: tuple[MetricSummary, ...] = ()
     subgroup_differences: tuple[SubgroupDifference, ...] = ()
 
@@ -299,8 +349,12 @@ class SanityImages(SchemaModel):
 
 
 class SanityResult(StageResult):
-    """The weight randomization tests of all methods and of an edge detector as a control."""
+    """The weight randomization tests of all methods and of an edge detector as a control.
+
+    `path_steps` lists the methods that used fewer path steps than configured.
+    """
 
     n_images: int = 0
     images_by_finding: tuple[SanityImages, ...] = ()
     tests: tuple[RandomizationTest, ...] = ()
+    path_steps: tuple[PathSteps, ...] = ()

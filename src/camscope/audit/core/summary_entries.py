@@ -15,6 +15,7 @@ from camscope.errors import UndefinedError
 from camscope.evaluation import EvaluationResult
 from camscope.evaluation import method_summaries as evaluation_summary
 from camscope.metrics import METRICS, Estimate
+from camscope.metrics.group_sequential import InterimLook
 from camscope.plurals import plural
 
 if TYPE_CHECKING:
@@ -123,14 +124,24 @@ def collect_formulas(metric_summaries: Iterable[MetricSummary]) -> dict[str, str
     return {name: METRICS[name].formula for name in dict.fromkeys(line.metric for line in metric_summaries)}
 
 
-def summarize_metrics(table: "pa.Table", finding: str, *, n_resamples: int, seed: int) -> list[MetricSummary]:
+def summarize_metrics(
+    table: "pa.Table",
+    finding: str,
+    *,
+    n_resamples: int,
+    seed: int,
+    look: InterimLook | None = None,
+    n_methods: int | None = None,
+) -> list[MetricSummary]:
     """Summarize the metric values of one finding by patient.
 
-    The table needs the column that `add_patient_column` adds.
+    The table needs the column that `add_patient_column` adds. See `summarize_values` for `look` and `n_methods`.
     """
     if not table.num_rows:
         return []
-    summaries = evaluation_summary.summarize_values(table, PATIENT_COLUMN, seed=seed, n_resamples=n_resamples)
+    summaries = evaluation_summary.summarize_values(
+        table, PATIENT_COLUMN, seed=seed, n_resamples=n_resamples, look=look, n_methods=n_methods
+    )
     metric_summaries = []
     for lines in summaries.values():  # sorted, the best first
         control = next((line for line in lines if line.is_control and line.estimate is not None), None)

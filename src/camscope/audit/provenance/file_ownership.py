@@ -40,7 +40,7 @@ EXPECTED_CONTENT: Mapping[str, tuple[str, ...]] = {
     "interventions.parquet": ("row", "finding", "region", "log_odds_without"),
 }  # keys of a JSON file, columns of a table, texts in the head of any other file
 RUN_FILE_PATTERN = re.compile(
-    r"(?:maps|localization/(?P<a>\d+)|(?:faithfulness|robustness)/(?P<b>\d+)/(?:maps|values))/"
+    r"(?:maps|localization/(?P<a>\d+)|(?:faithfulness|robustness)/(?P<b>\d+)/(?:look-\d+/)?(?:maps|values))/"
     rf"(?:{re.escape(RUN_FILE)}|{PARTS_FOLDER}/{PART_PATTERN.pattern})"
 )  # a file of a batch run of an audit, with the class of the finding
 HEAD_BYTES = 4096

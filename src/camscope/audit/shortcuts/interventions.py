@@ -186,6 +186,8 @@ class InterventionRunner:
     finding: Finding
     predictions: Predictions
     records: list[InterventionRecord] = field(default_factory=list)
+    # (row, region, imputation, whether the region is kept) -> the log odds of the edited image
+    _edited_log_odds: dict[tuple[int, str, str, bool], float] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.log_odds = self.predictions.log_odds_by_row(self.finding.name)
@@ -304,9 +306,14 @@ class InterventionRunner:
     def _compute_edited_log_odds(
         self, samples: Sequence[RegionSample], region_name: str, imputation: str, *, keep: bool
     ) -> FloatArray:
-        """Return the log odds (N,) after replacing a region, or everything outside the region."""
-        edit, masks = keep_region if keep else remove_region, [sample.regions[region_name] for sample in samples]
-        return self._compute_log_odds(samples, masks, lambda x, mask, _: edit(x, mask, imputation))
+        """Return the log odds (N,) after replacing a region, or everything outside the region. Each image is edited once."""
+        keys = [(sample.row, region_name, imputation, keep) for sample in samples]
+        new = [sample for sample, key in zip(samples, keys, strict=True) if key not in self._edited_log_odds]
+        edit, masks = keep_region if keep else remove_region, [sample.regions[region_name] for sample in new]
+        values = self._compute_log_odds(new, masks, lambda x, mask, _: edit(x, mask, imputation))
+        new_keys = [(sample.row, region_name, imputation, keep) for sample in new]
+        self._edited_log_odds.update(zip(new_keys, values.tolist(), strict=True))
+        return np.array([self._edited_log_odds[key] for key in keys], np.float64)
 
     def _compute_log_odds(
         self,

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from camscope.audit.core.cohort import Finding
 from camscope.audit.core.context import AuditContext
+from camscope.audit.core.path_steps import reduce_path_steps
 from camscope.audit.core.predictions import StageResults
 from camscope.audit.core.stage_result_schema import (
     EstimateSummary,
@@ -35,8 +37,8 @@ from camscope.audit.core.summary_entries import (
     summarize_finding_metrics,
 )
 from camscope.audit.performance.subgroups import compare_subgroups
-from camscope.batch import BatchOptions, BatchRun, Manifest, run_batch
-from camscope.batch.manifest import import_arrow
+from camscope.audit.stages.sampled_metrics import SampledMetrics, SampledStage
+from camscope.audit.verdicts.interim import judge_faithfulness_at_look, judge_robustness_at_look
 from camscope.errors import GeometryError, NonFiniteError, UndefinedError
 from camscope.evaluation import EvaluationResult, evaluate
 from camscope.explainers import METHODS, Explainer
@@ -63,44 +65,52 @@ TRANSFORMS_BY_METRIC: Mapping[str, Sequence[InputTransform]] = {
 }
 FAITHFULNESS_SALT, ROBUSTNESS_SALT, SANITY_SALT = 1, 2, 3  # separate the random streams of the stages
 RANDOMIZATION_SEEDS = (0, 1, 2)
+N_RANDOMIZATION_DEPTHS = 5  # of the cascade, of the first part to all parts; the verdict is that of the last
 MIN_SANITY_IMAGES = 5  # for the similarity of maps of different images
-IMAGES_PER_CHUNK = 8  # images lost by an interruption; each takes long
 
 
 def evaluate_faithfulness(context: AuditContext, results: StageResults) -> MetricsResult:
     """Test on sampled images whether the maps show what the prediction depends on."""
-    n_samples = context.config.sample_sizes.faithfulness
-    return _evaluate_samples(context, results, "faithfulness", n_samples, FAITHFULNESS_SALT, FAITHFULNESS_METRICS)
+    judge = partial(judge_faithfulness_at_look, len(context.explainers))
+    stage = SampledStage(context, "faithfulness", FAITHFULNESS_METRICS, context.explainers, judge)
+    n_samples = context.sample_sizes.faithfulness
+    return _evaluate_samples(stage, _draw_positives(context, results, n_samples, FAITHFULNESS_SALT))[0]
 
 
 def evaluate_robustness(context: AuditContext, results: StageResults) -> MetricsResult:
     """Test on sampled images whether the maps stay stable under small image changes."""
-    n_samples = context.config.sample_sizes.robustness
-    result = _evaluate_samples(context, results, "robustness", n_samples, ROBUSTNESS_SALT, ROBUSTNESS_METRICS)
+    explainers, path_steps = reduce_path_steps(context)
+    judge = partial(judge_robustness_at_look, context.config.margins.robustness_correlation)
+    descriptive_metrics = tuple(name for name in ROBUSTNESS_METRICS if name not in TRANSFORMS_BY_METRIC)
+    stage = SampledStage(context, "robustness", ROBUSTNESS_METRICS, explainers, judge, descriptive_metrics)
+    n_samples = context.sample_sizes.robustness
+    result, metrics = _evaluate_samples(stage, _draw_positives(context, results, n_samples, ROBUSTNESS_SALT))
     if not result.tested:
         return result
     shares = [
-        share
-        for finding in context.findings
-        for share in _summarize_stable_predictions(
-            context, finding, _sample_positives(context, results, n_samples, ROBUSTNESS_SALT, finding)
-        )
+        share for finding in context.findings for share in _summarize_stable_predictions(context, finding, metrics)
     ]
-    return result.model_copy(update={"stable_predictions": tuple(shares)})
+    return result.model_copy(update={"stable_predictions": tuple(shares), "path_steps": path_steps})
 
 
-def _sample_positives(
-    context: AuditContext, results: StageResults, n_samples: int, salt: int, finding: Finding
-) -> list[int]:
-    return context.cohort.sample_rows(results.predictions.rows, n_samples, salt, finding, only_positives=True)
+def _draw_positives(
+    context: AuditContext, results: StageResults, n_samples: int, salt: int
+) -> dict[Finding, list[int]]:
+    """Return the sampled rows of each finding, in the order in which they were drawn."""
+    rows = results.predictions.rows
+    return {
+        finding: context.cohort.draw_rows(rows, n_samples, salt, finding, only_positives=True)
+        for finding in context.findings
+    }
 
 
 def _summarize_stable_predictions(
-    context: AuditContext, finding: Finding, rows: Sequence[int]
+    context: AuditContext, finding: Finding, metrics: Mapping[Finding, SampledMetrics]
 ) -> Iterator[StablePredictionShare]:
     """Yield for each stability metric the share of input changes that left the prediction unchanged."""
     shares: dict[str, list[float]] = {name: [] for name in TRANSFORMS_BY_METRIC}
     reasons: dict[str, str] = {}
+    rows = sorted(metrics[finding].rows)
     for batch in context.iter_batches(rows):
         x = context.stack_on_device(batch)
         probe = ExplainerProbe.from_explainer(context.explainers[0], x, [finding.class_index] * len(x))
@@ -110,70 +120,50 @@ def _summarize_stable_predictions(
             except GeometryError as error:  # compression applies to images, not to signals
                 reasons[name] = str(error)
     patients = [context.cohort.patients[row] for row in rows]
+    level = max((look.confidence_level for look in metrics[finding].stopping_looks), default=0.95)
     for name in TRANSFORMS_BY_METRIC if rows else ():
         reason = reasons.get(name, "")
         options = context.config.bootstrap_options
-        estimate = None if reason else estimate_mean(shares[name], patients, bounds=(0.0, 1.0), **options)
+        estimate = (
+            None
+            if reason
+            else estimate_mean(shares[name], patients, bounds=(0.0, 1.0), confidence_level=level, **options)
+        )
         yield StablePredictionShare(
             metric=name, finding=finding.name, share=summarize_estimate(estimate, reason=reason)
         )
 
 
 def _evaluate_samples(
-    context: AuditContext, results: StageResults, stage: str, n_samples: int, salt: int, metrics: tuple[str, ...]
-) -> MetricsResult:
+    stage: SampledStage, drawn_rows: Mapping[Finding, Sequence[int]]
+) -> tuple[MetricsResult, dict[Finding, SampledMetrics]]:
     """Compute metrics on sampled images of each finding. The metrics run the model."""
-    summaries: list[MetricSummary] = []
-    images = set[int]()
-    for finding in context.findings:
-        if rows := _sample_positives(context, results, n_samples, salt, finding):
-            images.update(rows)
-            summaries += _evaluate_finding(context, stage, finding, rows, metrics)
+    metrics = {finding: stage.evaluate_finding(finding, rows) for finding, rows in drawn_rows.items()}
+    images = {row for values in metrics.values() for row in values.rows}
     if not images:
-        return MetricsResult(tested=False, reason="no image with a finding has a prediction")
-    return MetricsResult(n_images=len(images), formulas=collect_formulas(summaries), metric_summaries=tuple(summaries))
-
-
-def _evaluate_finding(
-    context: AuditContext, stage: str, finding: Finding, rows: list[int], metrics: tuple[str, ...]
-) -> list[MetricSummary]:
-    config, cohort = context.config, context.cohort
-    folder = build_output_path(context.folder, stage, str(finding.class_index))
-    positions = import_arrow().array([cohort.manifest_positions[row] for row in rows], import_arrow().int64())
-
-    def select_rows(manifest: Manifest) -> Manifest:
-        return replace(manifest, table=manifest.table.take(positions))
-
-    run_batch(
-        context.explainers,
-        select_rows(cohort.output_manifest),
-        folder / "maps",
-        [finding.class_index],
-        options=BatchOptions(chunk_size=IMAGES_PER_CHUNK, window=config.data.window),
-        batch_size=config.batch_size,
+        return MetricsResult(tested=False, reason="no image with a finding has a prediction"), metrics
+    summaries = [summary for values in metrics.values() for summary in values.summaries]
+    result = MetricsResult(
+        n_images=len(images),
+        formulas=collect_formulas(summaries),
+        metric_summaries=tuple(summaries),
+        stopping_looks=tuple(look for values in metrics.values() for look in values.stopping_looks),
     )
-    evaluation = evaluate(
-        BatchRun(folder / "maps", select_rows(cohort.manifest)),
-        folder / "values",
-        metrics=metrics,
-        model=context.model,
-        preprocess=context.explainers[0].preprocess,
-        explainers=context.explainers,
-        imputations=config.imputations,
-        batch_size=config.perturbed_batch_size,
-        on_progress=context.on_progress,
-    )
-    return summarize_finding_metrics(cohort, evaluation, finding)
+    return result, metrics
 
 
 def evaluate_sanity(context: AuditContext, results: StageResults) -> SanityResult:
     """Test whether the maps change when the model's weights are randomized layer by layer."""
-    explainers: list[Explainer] = [*context.explainers, METHODS["edges"](context.model)]  # edges: the control
+    methods, path_steps = reduce_path_steps(context)
+    explainers: list[Explainer] = [*methods, METHODS["edges"](context.model)]  # edges: the control
     tests: list[RandomizationTest] = []
     counts: list[SanityImages] = []
     images, n_done = set[int](), 0
     for finding in context.findings:
-        rows = _sample_positives(context, results, context.config.sample_sizes.sanity, SANITY_SALT, finding)
+        n_samples = context.sample_sizes.sanity
+        rows = context.cohort.sample_rows(
+            results.predictions.rows, n_samples, SANITY_SALT, finding, only_positives=True
+        )
         x, rows, n_other_sizes = _load_most_common_size(context, rows)
         size = tuple(x.shape[2:])
         counts.append(SanityImages(finding=finding.name, n_images=len(x), size=size, n_other_sizes=n_other_sizes))
@@ -187,7 +177,9 @@ def evaluate_sanity(context: AuditContext, results: StageResults) -> SanityResul
     if not tests:
         reason = f"fewer than {MIN_SANITY_IMAGES} images with a finding share a size"
         return SanityResult(tested=False, reason=reason, images_by_finding=tuple(counts))
-    return SanityResult(n_images=len(images), images_by_finding=tuple(counts), tests=tuple(tests))
+    return SanityResult(
+        n_images=len(images), images_by_finding=tuple(counts), tests=tuple(tests), path_steps=path_steps
+    )
 
 
 def _load_most_common_size(context: AuditContext, rows: list[int]) -> tuple[Tensor, list[int], int]:
@@ -214,7 +206,10 @@ def _run_randomization_test(
         passes=None, reason="", control=False,
     )  # fmt: skip
     try:
-        result = run_randomization_test(explainer, x, [finding.class_index] * len(x), seeds=RANDOMIZATION_SEEDS)
+        targets = [finding.class_index] * len(x)
+        result = run_randomization_test(
+            explainer, x, targets, seeds=RANDOMIZATION_SEEDS, n_depths=N_RANDOMIZATION_DEPTHS
+        )
     except (NonFiniteError, UndefinedError) as error:
         return test.model_copy(update={"reason": str(error)})
     reason = result.no_verdict_reason

@@ -30,7 +30,7 @@ def analyze_shortcuts(context: AuditContext, results: StageResults) -> ShortcutR
 
     They measure attribution mass, interventions, leakage and clusters.
     """
-    sizes, findings = context.config.sample_sizes, context.findings
+    sizes, findings = context.sample_sizes, context.findings
     predictions = Predictions.read(context.folder, features=True)
     region_rows, edited_rows = (
         context.cohort.sample_rows_of_all_findings(predictions.rows, n_rows, SHORTCUT_SALT, findings)

@@ -22,6 +22,10 @@ GENERAL_LIMITATIONS = (
     "This is not a clinical validation. It supports documentation and does not confer compliance.",
 )
 REPORTED_SEVERITIES = ("error", "warning")
+STOP_REASONS = {
+    "decided": "the verdict was reached",
+    "undecidable": "the other images would hardly have decided it",
+}
 FEW_PATIENTS = 30  # fewer patients are worth a warning
 
 
@@ -34,6 +38,39 @@ def list_limitations(summary: Summary) -> Iterator[str]:
             place = f", {explainer.stride_mm:.3g} mm on the image" if explainer.stride_mm is not None else ""
             cell = f"{side:.3g} pixels of the model's input wide{place}"
             yield f"A cell of the maps of {METHODS.display_name(explainer.title)} is {cell}: smaller structures are not resolved."
+    yield from _list_savings(summary)
+
+
+def _list_savings(summary: Summary) -> Iterator[str]:
+    """Yield what stages left out to save time: images after an interim look, path steps, and images beyond the budget."""
+    for planned in summary.resolve.planned_sizes:
+        if planned.n_images:
+            effect = (
+                ""
+                if planned.min_effect is None
+                else (
+                    f": a distance of less than {planned.min_effect:.2f} standard deviations from a margin is not decided"
+                )
+            )
+            yield (
+                f"The budget of time limits {planned.stage} to {planned.n_images} of "
+                f"{plural(planned.configured_n_images, 'image')}{effect}."
+            )
+    for name in ("faithfulness", "robustness"):
+        for look in getattr(summary, name).stopping_looks:
+            if look.reason != "complete":
+                yield (
+                    f"{name.capitalize()} of {METHODS.display_name(look.method)} for {look.finding} stopped at interim look "
+                    f"{look.look} of {look.n_looks}, after {look.n_images} of {plural(look.max_images, 'image')}: "
+                    f"{STOP_REASONS[look.reason]}."
+                )
+    for name in ("sanity", "robustness"):
+        for steps in getattr(summary, name).path_steps:
+            yield (
+                f"{name.capitalize()} computes maps of {METHODS.display_name(steps.method)} with {steps.n_steps} of "
+                f"{plural(steps.configured_n_steps, 'step')}. Their ranks correlate by {steps.rank_correlation:.3f} with those "
+                f"of the reported maps ({plural(steps.n_images, 'image')})."
+            )
 
 
 def list_warnings(summary: Summary) -> Iterator[str]:

@@ -133,12 +133,13 @@ def judge_faithfulness(summary: Summary) -> Iterator[Verdict]:
             reason = stage.reason or f"no map of {finding} was tested"
             yield build_verdict("faithfulness", finding, ("not testable", reason), maps="The maps")
         for method in dict.fromkeys(line.method for line in lines):
-            decision, reported = _combine_metrics([line for line in lines if line.method == method])
+            decision, reported = combine_metrics([line for line in lines if line.method == method])
             effect = reported.difference_to_control or EMPTY_ESTIMATE
+            decision = decision[0], join_reasons(decision[1], _describe_stop(stage, finding, method))
             yield build_verdict("faithfulness", finding, decision, effect, 0.0, method, maps=_format_maps_name(method))
 
 
-def _combine_metrics(lines: Sequence[MetricSummary]) -> tuple[Decision, MetricSummary]:
+def combine_metrics(lines: Sequence[MetricSummary]) -> tuple[Decision, MetricSummary]:
     """Combine the metrics of a method into one decision. Also return the weakest of the deciding metrics."""
     judged = [(line, decide_above_margin(line.difference_to_control or EMPTY_ESTIMATE, 0.0)) for line in lines]
     decisions = {
@@ -227,16 +228,26 @@ def judge_robustness(summary: Summary) -> Iterator[Verdict]:
             condition = "under irrelevant changes of the image"
             yield build_verdict("robustness", finding, decision, maps="The maps", condition=condition)
         for line in lines:
+            conclusion, reason = decide_above_margin(line.value, margin)
+            stop = _describe_stop(stage, finding, line.method) if conclusion == "not testable" else ""
             yield build_verdict(
                 "robustness",
                 finding,
-                decide_above_margin(line.value, margin),
+                (conclusion, join_reasons(reason, stop)),
                 line.value,
                 margin,
                 line.method,
                 maps=_format_maps_name(line.method),
                 condition=ROBUSTNESS_CONDITIONS[line.metric],
             )
+
+
+def _describe_stop(stage: MetricsResult, finding: str, method: str) -> str:
+    """Return the note on a test that stopped because its verdict could hardly be reached, or ""."""
+    for look in stage.stopping_looks:
+        if (look.finding, look.method, look.reason) == (finding, method, "undecidable"):
+            return f"stopped after {look.n_images} of {plural(look.max_images, 'image')}, as the others would hardly decide it"
+    return ""
 
 
 def judge_whether_maps_form_clusters(summary: Summary) -> Iterator[Verdict]:

@@ -1,0 +1,113 @@
+"""How long an audit takes: the estimate, its correction, and the sizes that fit a budget."""
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("pydantic")
+pytest.importorskip("pyarrow")
+
+from camscope.audit import time_budget
+from camscope.audit.core.config import Config, SampleSizes
+from camscope.audit.stage_estimates import RemainingTime, StageEstimator
+from camscope.audit.time_budget import plan_sizes
+from camscope.errors import InputError
+
+TABLES = {
+    "data": {"manifest": "manifest.csv", "label": "label"},
+    "model": {"source": "phantom"},
+    "explain": {"findings": ["nodule"]},
+}
+SECONDS = {"faithfulness": 4.0, "robustness": 3.0, "sanity": 2.0, "interventions": 0.5}  # of an image
+
+
+class Estimator:
+    """Stages that take a known time for each image."""
+
+    def __init__(self, context):
+        self.context = context
+
+    def estimate(self, sizes=None, *, is_upper_bound=False):
+        assert is_upper_bound
+        stages = {name: SECONDS[name] * getattr(sizes, name) for name in ("faithfulness", "robustness", "sanity")}
+        return {"explain": 20.0, "shortcut": SECONDS["interventions"] * sizes.interventions, **stages}
+
+    def count_positives(self, n_samples):
+        return [min(n_samples, 22)]
+
+
+@pytest.fixture
+def context(monkeypatch):
+    monkeypatch.setattr(time_budget.StageEstimator, "from_context", staticmethod(Estimator))
+    config = Config.from_source(TABLES)
+    return SimpleNamespace(config=config, cohort=SimpleNamespace(rows=range(40)))
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("10m", 600), ("1.5h", 5400)])
+def test_a_budget_is_a_number_with_its_unit(text, seconds):
+    assert Config.from_source({**TABLES, "budget": text}).budget_seconds == seconds
+    assert Config.from_source(TABLES).budget_seconds is None
+
+
+@pytest.mark.parametrize("text", ["10", "m", "0m", "-1h", "10 minutes"])
+def test_another_budget_is_an_error_that_says_what_is_expected(text):
+    with pytest.raises(InputError, match=r"such as 90s, 10m or 1\.5h"):
+        Config.from_source({**TABLES, "budget": text})
+
+
+def test_a_budget_that_is_enough_changes_nothing(context):
+    assert plan_sizes(context, 1000) == ()
+
+
+def test_a_smaller_budget_makes_the_slow_stages_smaller_and_says_what_is_left(context):
+    planned = {one.stage: one for one in plan_sizes(context, 180)}
+    sizes = {name: planned[name].n_images if name in planned else 22 for name in ("faithfulness", "robustness")}
+    assert all(10 <= size < 22 for size in sizes.values())
+    spent = 20 + sum(SECONDS[name] * one.n_images for name, one in planned.items())
+    assert spent <= 0.9 * 180
+    effect = planned["robustness"].min_effect
+    assert 0.4 < effect < 0.75  # half-width of an interval of ten to twenty patients, in standard deviations
+    assert planned["robustness"].configured_n_images == 22
+
+
+def test_stages_that_do_not_fit_at_all_are_left_out(context):
+    planned = {one.stage: one.n_images for one in plan_sizes(context, 90)}
+    assert planned["robustness"] == 0
+    assert planned["sanity"] == 10
+    assert {one.stage: one.n_images for one in plan_sizes(context, 10)}["sanity"] == 0
+
+
+def test_the_estimate_of_later_stages_follows_the_earlier_ones():
+    remaining = RemainingTime({"explain": 10.0, "faithfulness": 100.0, "robustness": 50.0})
+    assert remaining.remaining == {"explain": 10.0, "faithfulness": 100.0, "robustness": 50.0}
+    assert remaining.finish_stage("explain", 20.0)
+    assert remaining.remaining == {"faithfulness": 200.0, "robustness": 100.0}
+    assert not remaining.finish_stage("faithfulness", 200.0)
+    assert remaining.remaining == {"robustness": 100.0}
+    assert not remaining.finish_stage("another", 1.0)
+
+
+@pytest.mark.parametrize(("positives", "size", "expected"), [(8, 24, 8), (22, 24, 220**0.5), (40, 24, 240**0.5)])
+def test_where_looks_may_end_a_stage_the_middle_is_expected(positives, size, expected):
+    config = Config.from_source(TABLES)
+    cohort = SimpleNamespace(get_truth=lambda finding: dict.fromkeys(range(positives), True))
+    audit = SimpleNamespace(config=config, cohort=cohort, findings=["nodule"])
+    estimator = StageEstimator(audit, None, ())
+    assert estimator.count_sampled_images(size) == pytest.approx(expected)
+    assert estimator.count_sampled_images(size, is_upper_bound=True) == min(positives, size)
+    fixed = Config.from_source({**TABLES, "sequential": False})
+    assert StageEstimator(
+        SimpleNamespace(config=fixed, cohort=cohort, findings=["nodule"]), None, ()
+    ).count_sampled_images(size) == min(positives, size)
+
+
+def test_planned_sizes_replace_those_of_the_config():
+    from pathlib import Path
+
+    from camscope.audit.core.context import AuditContext
+    from camscope.audit.core.stage_result_schema import PlannedSize
+
+    audit = AuditContext(Config.from_source(TABLES), Path("audit"))
+    assert audit.sample_sizes == SampleSizes()
+    audit.planned_sizes = (PlannedSize(stage="robustness", n_images=0, configured_n_images=24),)
+    assert (audit.sample_sizes.robustness, audit.sample_sizes.sanity) == (0, SampleSizes().sanity)
