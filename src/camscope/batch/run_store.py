@@ -25,6 +25,7 @@ from camscope.safe_files import (
     make_folder,
     make_write_error,
     open_atomic,
+    parse_output_path,
     read_bytes,
     write_bytes,
 )
@@ -64,7 +65,7 @@ class RunStore:
     @property
     def run_info(self) -> dict[str, Any] | None:
         """The contents of run.json, or None if the file does not exist."""
-        path = self.folder / RUN_FILE
+        path = parse_output_path(self.folder / RUN_FILE)
         try:
             run_info = json.loads(read_bytes(path, MAX_JSON_BYTES))
         except (FileNotFoundError, NotADirectoryError):
