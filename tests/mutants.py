@@ -15,7 +15,7 @@ from torch import nn
 from camscope.explainers import METHODS, Augmented, Fused, GradCAM, GradCAMPlusPlus, HiResCAM, ScoreCAM
 from camscope.explainers.cam.shared_layer_pass import SharedLayerPass
 from camscope.explainers.cam.weighted_channels import BaseWeightedChannels
-from camscope.explainers.core import attribution_maps, noise_checks
+from camscope.explainers.core import maps_with_flags, model_noise_probe
 from camscope.explainers.ensemble import augmented, fusion
 from camscope.explanation import Explanation
 from camscope.hooks import Tap, evaluation_mode, restore_buffers_and_rng
@@ -267,7 +267,7 @@ MUTANTS = [
     ),
     Mutant(
         "constant is ok",
-        attribution_maps,
+        maps_with_flags,
         "_determine_status",
         "if constant_score:",
         "if False:",
@@ -275,7 +275,7 @@ MUTANTS = [
     ),
     Mutant(
         "one batch for all",
-        noise_checks,
+        model_noise_probe,
         "_measure_interaction",
         "tensor.shape != other.shape or _differ_beyond_rounding(tensor, other)",
         "tensor.shape != other.shape",

@@ -34,7 +34,7 @@ from camscope.audit.manifest_columns import (
     list_paths,
 )
 from camscope.audit.report.verdict_display import MARGIN_DESCRIPTIONS
-from camscope.audit.shortcuts.reliance import compute_min_patients_to_detect
+from camscope.audit.shortcuts.reliance_rule import compute_min_patients_to_detect
 from camscope.audit.validation import validate_config
 from camscope.batch import Manifest, batch_worker, build_manifest
 from camscope.batch.image_sources import DATASET_PREFIXES, TABLE_SUFFIXES

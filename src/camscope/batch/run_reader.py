@@ -236,13 +236,13 @@ class RunReader:
         return images.manifest if isinstance(images, ImageAccessor) else None
 
     def original_row(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a row with its original path and all manifest columns, if the caller passed the image source.
+        """Add the original path and all manifest columns to a row.
 
         Args:
             row: A row of `table` or `query`, as a dictionary.
 
         Returns:
-            The row with more columns, or the same row.
+            The row with more columns. Without an image source, the same row.
 
         >>> row = run.table(["row", "id", "path"]).to_pylist()[0]  # of a run of `run_batch`
         >>> run.original_row(row)["row"]

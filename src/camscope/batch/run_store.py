@@ -290,9 +290,9 @@ class RunStore:
             return
         run_info = self.run_info
         if run_info is None or hash_run_config(run_info) != self.identity:
-            event = "was removed" if run_info is None else "was replaced by another run"
+            change = "removed" if run_info is None else "replaced by another run"
             raise RunError(
-                f"{self.folder}: the run {event} while this process computed it; start again in another folder"
+                f"{self.folder}: the run was {change} while this process computed it; start again in another folder"
             )
 
     def select_parts_of_run(self, chunks: Collection[int]) -> list[int]:

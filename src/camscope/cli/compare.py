@@ -11,7 +11,7 @@ import typer
 
 from camscope.cli import base, json_output, option_parsing, progress, run_or_images, shared_options
 from camscope.cli.evaluate import build_summary_table, check_figure_path, format_p_value, print_metric_heading
-from camscope.cli.output_paths import check_image_exists, check_overwrite_allowed, resolve_figure_path
+from camscope.cli.input_images_and_output_paths import check_image_exists, check_overwrite_allowed, resolve_figure_path
 from camscope.cli.scan_options import ScanOptions
 from camscope.cli.shared_options import option
 from camscope.registry import METHODS

@@ -11,7 +11,7 @@ import typer
 
 from camscope import errors
 from camscope.cli import base, json_output, option_parsing, progress, shared_options
-from camscope.cli.output_paths import (
+from camscope.cli.input_images_and_output_paths import (
     MAP_FILE_FORMATS,
     OUTPUT_FORMATS,
     Destination,

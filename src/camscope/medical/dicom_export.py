@@ -225,13 +225,13 @@ def _encode_slices(
         dicom_export_headers.build_common_arguments(explanation),
         describe_derivation(explanation, scan_map),
     )
-    for index, rgb_image in enumerate(_render_slices(explanation, scan_map, source, scale)):
+    for index, rgb_image in enumerate(_draw_overlay_of_each_slice(explanation, scan_map, source, scale)):
         image = _build_secondary_capture(rgb_image, source, index, arguments)
         dicom_export_headers.set_common_attributes(image, explanation, derivation, source)
         yield dicom_export_headers.encode_dicom(image)
 
 
-def _render_slices(
+def _draw_overlay_of_each_slice(
     explanation: Explanation, scan_map: ScanSpaceMap, source: dicom_export_headers.DicomSource, scale: ScaleOption
 ) -> Iterator[PixelArray]:
     """Yield the overlay of each slice as an RGB image (H,W,3) with a color bar and a caption."""

@@ -649,7 +649,7 @@ from camscope import DeepLIFT, GradCAM, LIME, LRP, METHODS
 model = nn.Sequential(nn.Conv2d(3, 2, 1), nn.Flatten(), nn.Linear(8, 2))
 names = ["deeplift", "deepliftshap", "lime", "kernelshap", "lrp"]
 print(*[name for name in names if name in METHODS])
-for ask in (lambda: DeepLIFT(model), lambda: GradCAM(model, "0").create_sibling("lime"), lambda: LRP(model)):
+for ask in (lambda: DeepLIFT(model), lambda: GradCAM(model, "0").with_method("lime"), lambda: LRP(model)):
     try:
         ask()
     except ImportError as error:
@@ -677,7 +677,7 @@ def test_without_the_extras_the_names_say_what_to_install():
 @pytest.mark.skipif(HERE["captum"], reason="captum is installed")
 def test_a_method_without_its_package_is_asked_for_by_name():
     with pytest.raises(MissingExtraError, match=r'captum is not installed; run: pip install "camscope\[captum\]"'):
-        GradCAM(Pooled(conv(), 6), "features").create_sibling("deeplift")
+        GradCAM(Pooled(conv(), 6), "features").with_method("deeplift")
 
 
 @pytest.mark.skipif(find_spec("zennit") is None, reason="zennit is not installed")

@@ -116,7 +116,8 @@ BETTER_DIRECTIONS: dict[bool | None, BetterDirection] = {True: "more", False: "l
 def summarize_finding_metrics(cohort: Cohort, evaluation: EvaluationResult, finding: Finding) -> list[MetricSummary]:
     """Summarize the metrics of all methods over the images with a finding."""
     values = filter_finding(cohort, add_patient_column(cohort, evaluation.table()), finding, True)
-    return summarize_metrics(values, finding.name, **cohort.config.bootstrap_options)
+    bootstrap_options: dict[str, Any] = dict(cohort.config.bootstrap_options)
+    return summarize_metrics(values, finding.name, **bootstrap_options)
 
 
 def collect_formulas(metric_summaries: Iterable[MetricSummary]) -> dict[str, str]:

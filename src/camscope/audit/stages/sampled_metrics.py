@@ -178,7 +178,7 @@ class SampledStage:
 
         run_batch(
             explainers,
-            select_rows(cohort.output_manifest),
+            select_rows(cohort.manifest_with_display_names),
             folder,
             [finding.class_index],
             options=BatchOptions(chunk_size=IMAGES_PER_CHUNK, window=config.data.window),

@@ -20,7 +20,7 @@ from camscope.evaluation.selection.candidate_race import (
     SelectionSample,
 )
 from camscope.explainers import METHODS, Explainer
-from camscope.explainers.comparison.comparison_grid import (
+from camscope.explainers.comparison.comparison_rows_and_columns import (
     accepts_layer_choice,
     accepts_several_layers,
     create_at_layers,

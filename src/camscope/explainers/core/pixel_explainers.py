@@ -7,9 +7,9 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from camscope.explainers.core.attribution_maps import AttributionMaps, is_below_precision
 from camscope.explainers.core.evaluation_context import check_finite
 from camscope.explainers.core.explainer import Explainer
+from camscope.explainers.core.maps_with_flags import AttributionMaps, is_below_precision
 from camscope.explainers.core.memory_chunks import (
     BatchedMixin,
 )

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from camscope.errors import CamscopeError, InputError
-from camscope.explainers.core.attribution_maps import AttributionMaps, merge_notes_and_flags
 from camscope.explainers.core.explainer import Explainer
+from camscope.explainers.core.maps_with_flags import AttributionMaps, merge_notes_and_flags
 from camscope.explainers.core.resize_and_blur import resize_input, resize_maps
 from camscope.explainers.ensemble.wrapper import Wrapper
 from camscope.hooks.find_layers import unwrap
