@@ -44,7 +44,7 @@ from camscope.audit.shortcuts import interventions
 from camscope.audit.verdicts.rules import find_topic
 from camscope.batch import BatchRun
 from camscope.batch.csv_export import CellEscaper
-from camscope.batch.manifest import import_arrow
+from camscope.batch.image_manifest import import_arrow
 from camscope.errors import CamscopeError, InputError, OutputError
 from camscope.evaluation import EvaluationResult
 from camscope.metrics.metric_registry import Mask

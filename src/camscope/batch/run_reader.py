@@ -13,8 +13,7 @@ import numpy as np
 
 from camscope import render
 from camscope.batch.image_loading import hash_source
-from camscope.batch.image_sources import DATASET_PREFIXES, build_manifest
-from camscope.batch.manifest import (
+from camscope.batch.image_manifest import (
     PSEUDONYMIZED_DATASET,
     ImageAccessor,
     Manifest,
@@ -22,6 +21,7 @@ from camscope.batch.manifest import (
     import_arrow,
     pseudonymize_manifest,
 )
+from camscope.batch.image_sources import DATASET_PREFIXES, build_manifest
 from camscope.batch.path_resolver import PathResolver
 from camscope.batch.result_rows import EXPLANATION_COLUMNS, FAILED
 from camscope.batch.run_store import RUN_FILE, RunStore
@@ -229,7 +229,7 @@ class RunReader:
         return bool(self.run_info["run_config"]["manifest"]["dataset"] == PSEUDONYMIZED_DATASET)
 
     @property
-    def source_manifest(self) -> Manifest | None:
+    def manifest_of_passed_images(self) -> Manifest | None:
         """The manifest of the image source that the caller passed, or None if the caller passed none."""
         with self._open_lock:
             images = self._images if self._source is not None else None
@@ -249,7 +249,7 @@ class RunReader:
         0
 
         """
-        manifest = self.source_manifest
+        manifest = self.manifest_of_passed_images
         return row if manifest is None else {**row, **manifest.row_by_number(row["row"])}
 
     @cached_property

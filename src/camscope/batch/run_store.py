@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from camscope.batch.manifest import import_arrow
+from camscope.batch.image_manifest import import_arrow
 from camscope.batch.result_rows import FAILED
 from camscope.batch.sql_query import open_map_parts, open_parts, read_rows
 from camscope.errors import OutputError, Remedy, RunError

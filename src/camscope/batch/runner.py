@@ -10,6 +10,7 @@ from typing import Any, Literal
 from camscope.batch import ray_engine
 from camscope.batch.batch_worker import RUN_LEVEL_ERRORS, BatchWorker
 from camscope.batch.image_loading import require_valid_num_threads
+from camscope.batch.image_manifest import ImageAccessor, Manifest, contains_scans, hash_manifest, pseudonymize_manifest
 from camscope.batch.image_sources import build_manifest
 from camscope.batch.local_engine import (
     BatchOutcome,
@@ -20,7 +21,6 @@ from camscope.batch.local_engine import (
     compute_chunks,
     run_chunks,
 )
-from camscope.batch.manifest import ImageAccessor, Manifest, contains_scans, hash_manifest, pseudonymize_manifest
 from camscope.batch.overlays import OverlayWriter
 from camscope.batch.result_rows import OutputNames, hash_parameters
 from camscope.batch.run_store import RunStore

@@ -237,8 +237,8 @@ def _resolve_output_folder(source: str, output: str | None) -> Path:
 def _choose_folder_name(source: str) -> str:
     """Return the name of the output folder: the name of the source, or a pseudonym for medical images."""
     from camscope.batch import build_manifest
+    from camscope.batch.image_manifest import contains_scans
     from camscope.batch.image_sources import DATASET_PREFIXES
-    from camscope.batch.manifest import contains_scans
     from camscope.images.files.redaction_and_pseudonyms import pseudonymize_source
 
     has_manifest = run_or_images.is_image_collection(source) and not source.startswith(DATASET_PREFIXES)

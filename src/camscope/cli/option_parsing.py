@@ -134,7 +134,7 @@ class ExplainerOptions:
             explainers += create_at_layers(explainer_cls, model, self.layers, settings)
         return explainers
 
-    def check_single_layer(self) -> None:
+    def check_methods_accept_layers(self) -> None:
         """Raise typer.BadParameter if the user named several layers and a method accepts only one."""
         from camscope.explainers.comparison.comparison_rows_and_columns import (
             accepts_layer_choice,

@@ -235,7 +235,7 @@ def resolve_ground_truth(
     """Load the ground truth of a run from `masks` in any form. Raises InputError if a mask path leaves the root folder."""
     if masks is None or isinstance(masks, GroundTruth):
         return masks
-    origin = run.source_manifest
+    origin = run.manifest_of_passed_images
     columns = run.dataset.schema.names if origin is None else origin.table.column_names
     path_resolver = run.path_resolver if origin is None else origin.path_resolver
     source = masks if isinstance(masks, str) else Path(masks)

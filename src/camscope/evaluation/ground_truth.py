@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeGuard, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from camscope.batch.manifest import RESERVED_COLUMNS
+from camscope.batch.image_manifest import RESERVED_COLUMNS
 from camscope.batch.path_resolver import PathResolver
 from camscope.batch.result_rows import hash_parameters
 from camscope.errors import CamscopeError, CategoryError, ImageError, InputError, UndefinedError

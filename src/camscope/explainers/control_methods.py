@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from camscope.explainers.cam.layer_features import LayerFeatures
-from camscope.explainers.cam.weighted_channels import BaseWeightedChannels
+from camscope.explainers.cam.weighted_channels_explainer import BaseWeightedChannels
 from camscope.explainers.core.evaluation_context import check_finite
 from camscope.explainers.core.explainer import Explainer, register
 from camscope.explainers.core.maps_with_flags import AttributionMaps

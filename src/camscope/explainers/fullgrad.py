@@ -71,7 +71,7 @@ class ScoreDecomposition:
         )
 
     def add_input_gradient(self, gradient: Tensor) -> None:
-        """Add the contribution of the input, from the gradient (N,C,*S) there."""
+        """Add the contribution of the input: the input times its gradient (N,C,*S)."""
         check_finite("the gradient at the input", gradient, self.explainer.on_nonfinite)
         values = full_precision(gradient) * self.x
         self.is_below_precision = is_below_precision(self.precision, self.score, full_precision(gradient), self.x)

@@ -145,7 +145,7 @@ def test_max_pooling_behind_a_relu_is_complete_where_windows_overlap(rank, pool)
 
 @CAPTUM
 def test_windows_laid_out_have_the_same_maximum():
-    from camscope.explainers.adapters.captum_module_replacements import NonOverlappingMaxPool
+    from camscope.explainers.adapters.deep_lift_module_replacements import NonOverlappingMaxPool
 
     x = torch.randn(2, 3, 9, 11, dtype=torch.float64) - 5
     for pool in (nn.MaxPool2d(3, 2, 1), nn.MaxPool2d((3, 2), (1, 1)), nn.MaxPool2d(2, 1)):
@@ -424,7 +424,7 @@ def test_lrp_is_zennits_where_every_step_is_a_module(composite):
     from zennit.attribution import Gradient
     from zennit.composites import COMPOSITES
 
-    from camscope.explainers.adapters.relevance_rules import make_relative_stabilizer
+    from camscope.explainers.adapters.lrp_rules import make_relative_stabilizer
 
     model, x = made(sequential, 3, 8, 8)
     x = x[:1]

@@ -23,7 +23,7 @@ from camscope.explainers import (
     RefineCAM,
     ScoreCAM,
 )
-from camscope.explainers.cam.weighted_channels import BaseWeightedChannels
+from camscope.explainers.cam.weighted_channels_explainer import BaseWeightedChannels
 from camscope.explainers.comparison import compare as comparison
 from camscope.explainers.comparison.compare import compare_explainers
 from camscope.explainers.comparison.equal_maps import correlate_maps

@@ -291,7 +291,7 @@ def _measure_stability_and_eigengap(
 
 
 def _find_nearest_in_subset(points: FloatArray, subset: IntArray) -> IntArray:
-    """Return for each point the position in `subset` of the nearest point of the subset."""
+    """Find the nearest point of a subset for each point. Return its position in `subset`."""
     search = require("sklearn.neighbors", extra="audit").NearestNeighbors(n_neighbors=1, algorithm="brute")
     nearest = np.asarray(search.fit(points[subset]).kneighbors(points, return_distance=False)[:, 0], np.int64)
     nearest[subset] = np.arange(len(subset))

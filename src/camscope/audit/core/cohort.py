@@ -19,7 +19,7 @@ from camscope.audit.core.subgroup_levels import (
     normalize_label,
 )
 from camscope.batch import Manifest, build_manifest
-from camscope.batch.manifest import RESULT_COLUMNS, import_arrow, pseudonymize_manifest
+from camscope.batch.image_manifest import RESULT_COLUMNS, import_arrow, pseudonymize_manifest
 from camscope.errors import InputError
 from camscope.evaluation.ground_truth import AnnotationColumn, GroundTruth, load_ground_truth
 from camscope.evaluation.map_generation import sample_manifest

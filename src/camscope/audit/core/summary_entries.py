@@ -10,7 +10,7 @@ import numpy as np
 from camscope.audit.core.cohort import Cohort, Finding
 from camscope.audit.core.stage_result_schema import EstimateSummary, MetricSummary
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_INTERVAL
-from camscope.batch.manifest import import_arrow
+from camscope.batch.image_manifest import import_arrow
 from camscope.errors import UndefinedError
 from camscope.evaluation import EvaluationResult
 from camscope.evaluation import method_summaries as evaluation_summary

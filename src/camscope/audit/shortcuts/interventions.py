@@ -26,7 +26,7 @@ from camscope.audit.shortcuts.reliance_rule import (
     estimate_insertion_effect,
     estimate_removal_effect,
 )
-from camscope.batch.manifest import import_arrow
+from camscope.batch.image_manifest import import_arrow
 from camscope.errors import UndefinedError
 from camscope.metrics.imputation import ImputationLike, build_imputer
 from camscope.metrics.metric_registry import FloatArray, Mask

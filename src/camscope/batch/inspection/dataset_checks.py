@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from camscope.batch.image_manifest import LABEL_COLUMN, find_reserved_names, import_arrow
 from camscope.batch.inspection.encoded_columns import (
     MAX_GROUPS_PER_ISSUE,
     NO_ROWS,
@@ -18,7 +19,6 @@ from camscope.batch.inspection.encoded_columns import (
     TargetPrevalence,
 )
 from camscope.batch.inspection.issues import DatasetIssue, flags_to_codes
-from camscope.batch.manifest import LABEL_COLUMN, find_reserved_names, import_arrow
 from camscope.images.scans.dicom_slice_positions import DIRECTION_TOLERANCE, MAX_SPACING_DEVIATION
 from camscope.mask_labels import MAX_LISTED_NAMES
 

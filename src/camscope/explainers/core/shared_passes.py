@@ -305,7 +305,7 @@ def _collect_notes(
 
 
 def _collect_predictions(score: Score, n_samples: int) -> list[dict[str, Any]]:
-    """Return for each sample the fields of `Explanation` about the target and the prediction."""
+    """Return the fields of each sample's `Explanation` about the target and the prediction."""
     values = [float("nan")] * n_samples if score.values is None else score.values.tolist()
     probabilities, class_indices = score.probabilities(), [score.class_index(i) for i in range(n_samples)]
     tops = _collect_top_classes(score, n_samples, probabilities)

@@ -15,7 +15,7 @@ from camscope.explainers.core.pixel_explainers import (
     PixelExplainer,
 )
 from camscope.explainers.core.random_mixin import RandomMixin, draw_normal, draw_seeds
-from camscope.explainers.core.setting_types import NonNegativeNumber, PositiveInteger
+from camscope.explainers.core.validated_setting_types import NonNegativeNumber, PositiveInteger
 from camscope.targets import Score, full_precision
 
 

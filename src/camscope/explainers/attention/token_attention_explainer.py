@@ -179,7 +179,7 @@ def is_layout_unverified(method_name: str, score: Score, x: Tensor, layout: Layo
 
 
 class AttentionGradients(NamedTuple):
-    """The attentions that a score depends on, the gradients there, and the gradient at the output of the last one."""
+    """The attentions that a score depends on, their gradients, and the gradient at the output of the last one."""
 
     attentions: list[Attention]
     gradients: list[Tensor]
