@@ -111,3 +111,17 @@ def test_planned_sizes_replace_those_of_the_config():
     assert audit.sample_sizes == SampleSizes()
     audit.planned_sizes = (PlannedSize(stage="robustness", n_images=0, configured_n_images=24),)
     assert (audit.sample_sizes.robustness, audit.sample_sizes.sanity) == (0, SampleSizes().sanity)
+
+
+def test_robustness_takes_all_metrics_at_the_first_look_and_the_deciding_ones_later(monkeypatch):
+    cohort = SimpleNamespace(get_truth=lambda finding: dict.fromkeys(range(22), True))
+    config = Config.from_source(TABLES)
+    estimator = StageEstimator(SimpleNamespace(config=config, cohort=cohort, findings=["nodule"]), None, ())
+    monkeypatch.setattr(
+        StageEstimator,
+        "_estimate_robustness_metrics",
+        lambda self, names, n_maps: 3.0 if "determinism" in names else 1.0,
+    )
+    assert estimator.estimate_robustness(22, is_upper_bound=True) == 10 * 3 + 12 * 1
+    assert estimator.estimate_robustness(22) == pytest.approx(10 * 3 + (220**0.5 - 10) * 1)
+    assert estimator.estimate_robustness(8) == 8 * 3

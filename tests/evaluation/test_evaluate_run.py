@@ -4,6 +4,7 @@ import importlib
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -23,7 +24,7 @@ parquet = pytest.importorskip("pyarrow.parquet")
 
 from camscope.batch import BatchOptions, BatchRun, run_batch  # noqa: E402 - it needs pyarrow
 from camscope.batch.path_resolver import PathResolver  # noqa: E402
-from camscope.evaluation import EvaluationResult, evaluate, load_ground_truth  # noqa: E402
+from camscope.evaluation import EvaluationResult, MapSelection, evaluate, load_ground_truth  # noqa: E402
 from camscope.evaluation.comparison_statements import iter_statements  # noqa: E402
 from camscope.evaluation.ground_truth import (  # noqa: E402
     AnnotationColumn,
@@ -212,6 +213,24 @@ def test_every_map_has_every_metric_or_a_reason(place, tmp_path):
     pointing = {row["row"]: row["value"] for row in rows_of(made, metric="pointing-game", method="uniform")}
     assert pointing[0] == pytest.approx(mask.mean())
     assert all(row["control"] == (row["layer"] is None) for row in table.to_pylist() if row["row"] != 5)
+
+
+def test_a_selection_evaluates_these_images_and_methods_and_their_controls_alone(place, tmp_path):
+    chosen = MapSelection(rows=(0, 7), methods=("gradcam",), target="nodule")
+    seen = []
+    some = evaluate(
+        place / "run", tmp_path / "some", metrics=["entropy"], selection=chosen, on_progress=lambda *at: seen.append(at)
+    )
+    everything = evaluate(place / "run", tmp_path / "all", metrics=["entropy"])
+    assert {(row["row"], row["method"]) for row in rows_of(some, control=False)} == {(0, "gradcam"), (7, "gradcam")}
+    expected = [row for row in everything.table().to_pylist() if row["row"] in (0, 7) and row["method"] != "layercam"]
+    assert some.table().to_pylist() == expected
+    assert seen[-1] == (2, 2)
+    other = MapSelection(rows=(0, 7), methods=("gradcam",), target="0")
+    with pytest.raises(InputError, match=r"target='0'\): the run has no such map"):
+        evaluate(place / "run", tmp_path / "none", metrics=["entropy"], selection=other)
+    with pytest.raises(OutputError, match="selection"):
+        evaluate(place / "run", tmp_path / "some", metrics=["entropy"], selection=replace(chosen, rows=(0,)))
 
 
 def test_measuring_goes_on_where_it_was_and_refuses_another(place, tmp_path):

@@ -506,3 +506,19 @@ def test_ties_of_each_image_may_have_an_order_of_their_own():
     np.testing.assert_allclose(one, one[0])
     np.testing.assert_allclose(each, again, rtol=1e-6)
     assert np.ptp(each) > 0
+
+
+def test_an_image_without_all_its_regions_is_predicted_once_for_all_maps_of_a_replacement():
+    x = torch.rand(2, 1, 8, 8, dtype=torch.float64)
+    model = seen_before(Counting(Linear(torch.rand(8, 8))), x)
+    first, second = torch.rand(2, 8, 8), torch.rand(2, 8, 8)
+    with scoring_scope(model, x, 0) as scores:
+        PerturbationTest(first, scores, "zero").score_after_removal("strongest", [5, 64])
+        before = model.rows
+        shared = PerturbationTest(second, scores, "zero").score_after_removal("weakest", [5, 64])
+        assert model.rows - before == 2  # the point of five regions of each image
+        other = PerturbationTest(second, scores, "mean").score_after_removal("weakest", [5, 64])
+        assert model.rows - before == 2 + 4  # another replacement is not shared
+        alone = PerturbationTest(second, scores, torch.zeros(1, 8, 8)).score_after_removal("weakest", [5, 64])
+    torch.testing.assert_close(shared, alone)
+    assert not torch.allclose(other[..., 1], shared[..., 1])

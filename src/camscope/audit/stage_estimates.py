@@ -22,6 +22,7 @@ from camscope.audit.stages.map_quality import (
     N_RANDOMIZATION_DEPTHS,
     RANDOMIZATION_SEEDS,
     ROBUSTNESS_METRICS,
+    TRANSFORMS_BY_METRIC,
 )
 from camscope.errors import CamscopeError
 from camscope.evaluation.evaluate_run import DEFAULT_N_STEPS
@@ -37,8 +38,9 @@ from camscope.metrics.weight_randomization import copy_explainer, split_model
 
 N_TIMED_IMAGES = 2
 N_EDITED = 16  # images of the timed forward pass
-SHORT_SECONDS = 0.5  # a shorter operation is timed a second time, warm
-MAPS_PER_IMAGE = 29  # of a method in the robustness stage
+SHORT_SECONDS = 0.2  # a shorter operation is timed a second time, warm
+N_TIMED_VARIANTS = 4  # of an image, whose maps are timed together as in the robustness stage
+MAPS_AT_FIRST_LOOK, MAPS_PER_IMAGE = 29, 11  # of a method and an image in the robustness stage; later looks take fewer
 PASSES_PER_REGION = (4.0, 3.0, 2.0)  # edits of an image: with the finding, of any image, for insertions
 SECONDS_PER_CLUSTERED_MAP = 0.05
 N_CONTROL_EXPLAINERS = 2  # of the robustness stage
@@ -79,7 +81,7 @@ class StageEstimator:
             "localization": lambda: n_rows * self.localization_seconds,
             "faithfulness": lambda: count(sizes.faithfulness, LOOK_SIZES[1]) * self.faithfulness_seconds,
             "sanity": lambda: self.estimate_sanity(sizes.sanity),
-            "robustness": lambda: count(sizes.robustness) * self.robustness_seconds,
+            "robustness": lambda: self.estimate_robustness(sizes.robustness, is_upper_bound=is_upper_bound),
             "shortcut": lambda: self.estimate_shortcut(sizes),
         }
         return {name: seconds() for name, seconds in compute.items() if name not in context.config.skip}
@@ -102,20 +104,22 @@ class StageEstimator:
 
     @cached_property
     def rank_map_seconds(self) -> dict[str, float]:
-        """The seconds of a map of each method in the stages that compare ranks."""
-        configured = self.context.explainers
+        """The seconds of a map of each method in the stages that compare ranks, which compute several maps together."""
         explainers, _ = reduce_path_steps(self.context)
+        configured = zip(explainers, self.map_seconds.items(), strict=True)
         return {
-            explainer.composed_name: self.map_seconds[explainer.composed_name]
-            if explainer is first
-            else self._time_map(explainer)
-            for explainer, first in zip(explainers, configured, strict=True)
+            name: self._time_map(explainer, N_TIMED_VARIANTS)
+            if seconds < SHORT_SECONDS or explainer not in self.context.explainers
+            else seconds
+            for explainer, (name, seconds) in configured
         }
 
-    def _time_map(self, explainer: Explainer) -> float:
+    def _time_map(self, explainer: Explainer, n_variants: int = 1) -> float:
+        """Return the seconds of a map, if those of some variants of an image are computed together."""
         target = [self.context.findings[0].class_index]
         probe = ExplainerProbe.from_explainer(explainer, self.x[:1], target)
-        return time_call(lambda: probe.compute_maps(self.x[:1], [0]))
+        x = self.x[:1].expand(n_variants, *self.x.shape[1:]).contiguous()
+        return time_call(lambda: probe.compute_maps(x, [0] * n_variants)) / n_variants
 
     def count_sampled_images(
         self, n_samples: int, first_size: int = LOOK_SIZES[0], *, is_upper_bound: bool = False
@@ -148,10 +152,12 @@ class StageEstimator:
         manifest, position = self.context.cohort.manifest, self.context.cohort.manifest_positions[self.rows[0]]
         (row,) = manifest.rows(position, position + 1)
         item = next(iter(self.context.load_images(self.rows[:1]))).item
-        size = tuple(self.x.shape[2:]) if item is None or item.placement is None else item.placement.image_size
+        if item is None or item.placement is None:
+            return self.read_seconds
+        size = item.placement.image_size
         mask = np.zeros(size, np.bool_)
         mask[tuple(slice(n // 3, 2 * n // 3) for n in size)] = True
-        attribution = np.random.default_rng(0).random(size)
+        maps = [np.reshape(row["attribution"], row["grid"]) for row in self.context.first_maps]
 
         def load_mask() -> None:
             try:
@@ -159,12 +165,15 @@ class StageEstimator:
             except CamscopeError:  # the image has no mask
                 return
 
-        metrics = [METRICS[name] for name in LOCALIZATION_METRICS]
-        seconds = time_call(
-            lambda: [metric(attribution, *([mask] if metric.input_kind == "mask" else [])) for metric in metrics]
-        )
-        n_maps = len(self.context.explainers) + len(CONTROL_NAMES)
-        return self.read_seconds + time_call(load_mask) + n_maps * seconds
+        def evaluate() -> None:
+            for values in maps:
+                attribution = item.placement.project(values)[0]
+                for metric in map(METRICS.__getitem__, LOCALIZATION_METRICS):
+                    metric(attribution, *([mask] if metric.input_kind == "mask" else []))
+
+        time_call(evaluate)  # the first call imports modules
+        seconds_per_map = time_call(evaluate) / len(maps)
+        return self.read_seconds + time_call(load_mask) + (len(maps) + len(CONTROL_NAMES)) * seconds_per_map
 
     @cached_property
     def faithfulness_seconds(self) -> float:
@@ -174,42 +183,53 @@ class StageEstimator:
         return per_image + (n_methods + len(CONTROL_NAMES)) * self._time_perturbation_metrics()
 
     def _time_perturbation_metrics(self) -> float:
-        """Return the seconds of all metrics of one map."""
-        config, x = self.context.config, self.x[:1]
-        attribution = torch.from_numpy(np.random.default_rng(0).random(tuple(x[:, 0].shape)))
+        """Return the seconds of all metrics of one map. The images share passes, as in the stage."""
+        config, x, targets = self.context.config, self.x, [self.context.findings[0].class_index] * len(self.x)
+        attributions = torch.from_numpy(np.random.default_rng(0).random(tuple(x[:, 0].shape)))
         region_size = get_default_region_size(x[0])
 
         def evaluate() -> None:
-            with scoring_scope(self.context.model, x, [self.context.findings[0].class_index]) as scorer:
+            with scoring_scope(self.context.model, x, targets) as scorer:
                 for imputation in config.imputations:
-                    test = PerturbationTest(attribution, scorer, imputation, DEFAULT_N_STEPS, region_size)
+                    test = PerturbationTest(attributions, scorer, imputation, DEFAULT_N_STEPS, region_size)
                     for metric in map(METRICS.__getitem__, FAITHFULNESS_METRICS):
                         if metric.uses_imputation or imputation == config.imputations[0]:
                             metric(test)
 
-        return time_call(evaluate, repeat=False)
+        return time_call(evaluate) / len(x)
 
-    @cached_property
-    def robustness_seconds(self) -> float:
-        """The seconds of an image in the robustness stage."""
-        explainers, _ = reduce_path_steps(self.context)
+    def estimate_robustness(self, n_samples: int, *, is_upper_bound: bool = False) -> float:
+        """Return the seconds of the robustness stage. Later looks evaluate the metrics that decide the verdict alone."""
+        n_first = sum(min([n, *self._list_look_sizes(n)]) for n in self.count_positives(n_samples))
+        n_images = self.count_sampled_images(n_samples, is_upper_bound=is_upper_bound)
+        first, later = (
+            self._estimate_robustness_metrics(names, n_maps)
+            for names, n_maps in (
+                (ROBUSTNESS_METRICS, MAPS_AT_FIRST_LOOK),
+                (tuple(TRANSFORMS_BY_METRIC), MAPS_PER_IMAGE),
+            )
+        )
+        return n_first * first + (n_images - n_first) * later
+
+    def _estimate_robustness_metrics(self, names: Sequence[str], n_maps: int) -> float:
+        """Return the seconds of some robustness metrics of an image, for all methods."""
         per_image = self.read_seconds + 10 * self.pass_seconds  # of the changed inputs
-        per_image += MAPS_PER_IMAGE * sum(self.rank_map_seconds.values())
-        return per_image + (len(explainers) + N_CONTROL_EXPLAINERS) * self._time_comparisons()
+        n_explainers = len(self.context.explainers) + N_CONTROL_EXPLAINERS
+        return per_image + n_maps * sum(self.rank_map_seconds.values()) + n_explainers * self._time_comparisons(names)
 
-    def _time_comparisons(self) -> float:
-        """Return the seconds of a method in the robustness metrics of an image, without its maps."""
+    def _time_comparisons(self, names: Sequence[str]) -> float:
+        """Return the seconds of some robustness metrics of an image and a method, without its maps."""
         edges, target = METHODS["edges"](self.context.model), self.context.findings[0].class_index
 
         def evaluate() -> None:
             with reuse_passes():
-                for metric in map(METRICS.__getitem__, ROBUSTNESS_METRICS):
+                for metric in map(METRICS.__getitem__, names):
                     try:
                         metric(edges, self.x[:1], target)
                     except CamscopeError:  # undefined for this input
                         continue
 
-        return time_call(evaluate, repeat=False)
+        return time_call(evaluate)
 
     def estimate_sanity(self, n_samples: int) -> float:
         """Return the seconds of the sanity stage."""
@@ -306,11 +326,11 @@ MIN_CORRECTION = 0.15  # smaller corrections are not reported
 MIN_SECONDS_FOR_CORRECTION = 5.0  # of finished stages, before the others are corrected by them
 
 
-def time_call(function: Callable[[], Any], *, repeat: bool = True) -> float:
+def time_call(function: Callable[[], Any]) -> float:
     """Return the seconds of a call. A short one is timed again, warm. 0 if the operation is not possible."""
     try:
         seconds = _time(function)
-        return _time(function) if repeat and seconds < SHORT_SECONDS else seconds
+        return _time(function) if seconds < SHORT_SECONDS else seconds
     except CamscopeError:
         return 0.0
 

@@ -5,11 +5,13 @@ from camscope.evaluation.evaluate_run import EvaluationResult, evaluate
 from camscope.evaluation.ground_truth import GroundTruth, load_ground_truth
 from camscope.evaluation.map_generation import generate_maps
 from camscope.evaluation.method_comparison import compare_methods
+from camscope.evaluation.metric_value_files import MapSelection
 
 __all__ = [
     "ComparisonResult",
     "EvaluationResult",
     "GroundTruth",
+    "MapSelection",
     "compare_methods",
     "evaluate",
     "generate_maps",

@@ -86,14 +86,15 @@ def evaluate(
         allow_outside_root: Whether masks may lie outside the run's root or the COCO file's folder.
         overwrite: Whether to replace the dataset at `output`.
         strict: Whether an unreadable mask is an error. If False, its image gets a reason in place of a value.
-        selection: The images, the methods and the class to evaluate. None: all.
+        selection: The images, the methods and the class to evaluate (see `MapSelection`). Default: all.
         on_progress: Called with the number of finished images and the number of all images.
 
     Returns:
         The values.
 
     Raises:
-        InputError: A metric is unknown, an input that it needs is missing, or the model is not that of the run.
+        InputError: A metric is unknown, an input that it needs is missing, the model is not that of the run, or the
+            selection holds no map.
         CategoryError: The masks have several categories and none is chosen.
 
     >>> import tempfile
@@ -103,6 +104,10 @@ def evaluate(
 
     """
     batch_run = run if isinstance(run, BatchRun) else BatchRun(run)
+    if selection is not None and not batch_run.dataset.filter(selection.to_expression()).count_rows():
+        raise InputError(
+            f"{selection}: the run has no such map; compare the columns row, method and target of its table"
+        )
     selected = select_metrics(metrics, masks is not None, model is not None)
     map_metrics = [metric for metric in selected if metric.input_kind not in MODEL_INPUT_KINDS]
     model_metrics = [metric for metric in selected if metric.input_kind in MODEL_INPUT_KINDS]

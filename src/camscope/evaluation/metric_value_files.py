@@ -22,7 +22,17 @@ RowsByImage = Sequence[list[dict[str, Any]]]  # the rows of each image
 
 @dataclass(frozen=True)
 class MapSelection:
-    """The maps of a run to evaluate: those of some images and methods for one class."""
+    """The maps of a run to evaluate: those of some images and methods for one class.
+
+    Args:
+        rows: The row numbers of the images.
+        methods: The names of the methods, as in the column `method` of the run.
+        target: The target, as in the column `target` of the run.
+
+    >>> MapSelection(rows=(0, 2), methods=("Grad-CAM",), target="1").methods
+    ('Grad-CAM',)
+
+    """
 
     rows: tuple[int, ...]
     methods: tuple[str, ...]

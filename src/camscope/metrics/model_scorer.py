@@ -1,6 +1,6 @@
 """`ModelScorer`: scores and probabilities of a model for perturbed variants of an input, for one fixed target."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -62,6 +62,9 @@ class ModelScorer:
 
     def __init__(self, context: EvaluationContext, target: TargetLike, batch_size: int | None) -> None:
         self.x, self._target_score, self.is_open = context.x, context.create_score(target), True
+        self.shared_scores: dict[
+            Hashable, Tensor
+        ] = {}  # scores that do not depend on a map, for all maps of the images
         self._gives_probabilities: bool | None = None  # whether the output is a probability, as the clean output shows
         with measure_activation_bytes(context.model, {"": context.model}) as activation_bytes:
             self.clean_scores = self._compute_scores(self.x, None)

@@ -205,8 +205,14 @@ class PerturbationTest:
         check_one_of("order", order, "strongest", "weakest")
         ends = (0, self.n_regions)  # points at which the order does not matter
         points: list[RemovalPoint] = [("strongest" if count in ends else order, count) for count in counts]
+        all_removed = ("strongest", self.n_regions)
+        shared_key = "all removed", self.imputation, self.seed  # without all regions the maps do not matter
+        if shared_key in self.scorer.shared_scores:
+            self._scores_by_point[all_removed] = self.scorer.shared_scores[shared_key]
         new = [point for point in dict.fromkeys(points) if point not in self._scores_by_point]
         self._scores_by_point.update(zip(new, self._score_points(new), strict=True))
+        if all_removed in new and not isinstance(self.imputation, Tensor):
+            self.scorer.shared_scores[shared_key] = self._scores_by_point[all_removed]
         return torch.stack([self._scores_by_point[point] for point in points], -1)
 
     def measure_drops(

@@ -584,3 +584,17 @@ def test_guided_ig_moves_equal_gradients_in_one_order_whatever_rounding_makes_of
     gradient[7] = 0.299
     moved = allocate_distance(room, gradient, torch.tensor(1.5, dtype=torch.float64), 0.25)
     assert moved.nonzero().flatten().tolist() == [0, 1, 7]
+
+
+def test_an_equal_baseline_is_scored_once_for_each_class_of_a_batch():
+    x = drawn(4, 1, 3, 3)
+    model = seen_before(Counting(Formula(lambda x: (x - 1).flatten(1).pow(3).sum(1))), x)
+    tool = IntegratedGradients(model, n_steps=2)
+    before = model.rows
+    together = tool.attribute(x, [1, 1, 0, 1])
+    assert model.rows - before == 4 * (1 + 2) + 2  # of two classes
+    alone = torch.cat([tool.attribute(x[i : i + 1], [target]) for i, target in enumerate([1, 1, 0, 1])])
+    torch.testing.assert_close(together, alone)
+    before = model.rows
+    IntegratedGradients(model, n_steps=2, baseline="mean").attribute(x, 1)
+    assert model.rows - before == 4 * (1 + 1 + 2)  # of each image another baseline

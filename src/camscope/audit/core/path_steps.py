@@ -16,7 +16,7 @@ from camscope.metrics.metric_registry import FloatArray
 STEP_CANDIDATES = (8, 16, 32, 64)
 MIN_RANK_CORRELATION = 0.95  # mean over the compared images, with the maps of all steps
 MIN_STEP_RATIO = 2  # fewer steps are used only if they save at least half
-N_COMPARED_IMAGES = 4
+N_COMPARED_IMAGES = 2
 
 
 def reduce_path_steps(context: AuditContext) -> tuple[list[Explainer], tuple[PathSteps, ...]]:

@@ -26,7 +26,10 @@ SAVED_TENSORS_PER_OUTPUT = 2  # a backward pass keeps the output and the input o
 
 @dataclass
 class PerturbedEvaluator:
-    """Evaluates one score on many variants of single samples of x (N,C,*S). Different samples never share a pass."""
+    """Evaluates one score on many variants of single samples of x (N,C,*S).
+
+    Different samples never share a pass, but `score_input` scores an input once for all samples with the same class.
+    """
 
     explainer: MultiPassExplainer
     x: Tensor
@@ -39,12 +42,33 @@ class PerturbedEvaluator:
         check_finite("the score", self.clean_scores, self.explainer.on_nonfinite)
         self.score.check_extra_inputs(self.x)
         self._activation_bytes: ActivationBytes = widths[""]
+        self._scored_inputs: list[tuple[int, Tensor, Tensor]] = []  # sample, input and score of `score_input`
 
     def score_variants(self, sample: int, variants: Tensor, *, as_probability: bool = False) -> Tensor:
         """Compute the scores (R,) of R variants (R,C,*S) of one sample, or the class probabilities."""
         values = self._evaluate(sample, variants, as_probability).detach()
         check_finite("the score of a changed input", values, self.explainer.on_nonfinite)
         return values
+
+    def score_input(self, sample: int, x: Tensor) -> Tensor:
+        """Return the score () of an input (C,*S) for the target of a sample. Equal inputs of a class are scored once."""
+        for scored_sample, scored_input, score in self._scored_inputs:
+            if self._have_equal_targets(sample, scored_sample) and torch.equal(x, scored_input):
+                return score
+        score = self.score_variants(sample, x[None])[0]
+        self._scored_inputs.append((sample, x, score))
+        return score
+
+    def _have_equal_targets(self, first: int, second: int) -> bool:
+        """Return whether the score of an input is the same for two samples: only if it depends on their classes alone."""
+        score, classes = self.score, self.score.classes
+        if first == second:
+            return True
+        targets = score.target if isinstance(score.target, list) else [score.target]
+        are_classes = all(target is None or isinstance(target, int | str) for target in targets)
+        if self.explainer.mode != "eval" or classes is None or not are_classes or score.extra_tensors:
+            return False
+        return bool(classes[first] == classes[second])
 
     def compute_scores_and_gradients(
         self, sample: int, variants: Tensor, *, as_probability: bool = False

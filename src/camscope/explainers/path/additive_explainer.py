@@ -100,7 +100,7 @@ class BaselinePathExplainer(BaselineMixin, AdditiveExplainer):
         score = evaluator.clean_scores[sample]
         parts = []
         for start in baseline_tensors:
-            change = score - evaluator.score_variants(sample, start[None])[0]
+            change = score - evaluator.score_input(sample, start)
             parts.append(self.integrate_path(evaluator, sample, start, change))
         moved = any(not torch.equal(start, evaluator.x[sample]) for start in baseline_tensors)
         still = () if moved else ("the input is the baseline itself: there is nothing to explain",)
