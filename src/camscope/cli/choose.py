@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from camscope.evaluation.selection.method_selection import MethodSelection
 
 EXAMPLE = "camscope choose camscope-demo/images --methods gradcam,layercam,eigencam --save choice.toml"
-NO_WINNER = "the cheapest candidate, because no winner is clear"
+NO_WINNER = "one of the cheapest candidates, because no winner is clear"
 
 
 def run(
