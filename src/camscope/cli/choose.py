@@ -46,7 +46,7 @@ def run(
         option(
             "--save",
             "FILE",
-            "Write the choice to a .toml file for --choice of explain and batch; without a clear winner the cheapest.",
+            "Write the choice to a .toml file for --choice of explain and batch; without a clear winner one of the cheapest.",
         ),
     ] = None,
     preprocess: shared_options.PreprocessOption = None,
