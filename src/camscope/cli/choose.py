@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from camscope.evaluation.selection.method_selection import MethodSelection
 
 EXAMPLE = "camscope choose camscope-demo/images --methods gradcam,layercam,eigencam --save choice.toml"
-NO_WINNER = "the cheapest candidate, because no winner is clear"
+NO_WINNER = "one of the cheapest candidates, because no winner is clear"
 
 
 def run(
@@ -46,7 +46,7 @@ def run(
         option(
             "--save",
             "FILE",
-            "Write the choice to a .toml file for --choice of explain and batch; without a clear winner the cheapest.",
+            "Write the choice to a .toml file for --choice of explain and batch; without a clear winner one of the cheapest.",
         ),
     ] = None,
     preprocess: shared_options.PreprocessOption = None,
