@@ -10,7 +10,7 @@ the count fast. --budget sets the config's budget of time. --write saves the fig
 import argparse
 import json
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,7 +42,7 @@ class Counts:
     def __init__(self) -> None:
         self.stage = "start"
         self.passes, self.gradients = Counter[str](), Counter[str]()
-        self.wall, self.cpu = Counter[str](), Counter[str]()
+        self.wall, self.cpu = defaultdict[str, float](float), defaultdict[str, float](float)
         self.foreseen: dict[str, float] = {}
         self._since = time.perf_counter(), time.process_time()
 
@@ -71,11 +71,11 @@ def counted(model: type[nn.Module], counts: Counts) -> Iterator[None]:
         counts.gradients[counts.stage] += len(x) * torch.is_grad_enabled()
         return forward(self, x, *rest, **options)
 
-    model.forward = counting  # type: ignore[method-assign]  # put back below
+    model.forward = counting
     try:
         yield
     finally:
-        model.forward = forward  # type: ignore[method-assign]
+        model.forward = forward
 
 
 def settings(data: Path, folder: Path, methods: Sequence[str], size: int) -> dict[str, Any]:

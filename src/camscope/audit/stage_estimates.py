@@ -154,7 +154,8 @@ class StageEstimator:
         item = next(iter(self.context.load_images(self.rows[:1]))).item
         if item is None or item.placement is None:
             return self.read_seconds
-        size = item.placement.image_size
+        placement = item.placement
+        size = placement.image_size
         mask = np.zeros(size, np.bool_)
         mask[tuple(slice(n // 3, 2 * n // 3) for n in size)] = True
         maps = [np.reshape(row["attribution"], row["grid"]) for row in self.context.first_maps]
@@ -167,7 +168,7 @@ class StageEstimator:
 
         def evaluate() -> None:
             for values in maps:
-                attribution = item.placement.project(values)[0]
+                attribution = placement.project(values)[0]
                 for metric in map(METRICS.__getitem__, LOCALIZATION_METRICS):
                     metric(attribution, *([mask] if metric.input_kind == "mask" else []))
 

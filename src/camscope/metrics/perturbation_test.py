@@ -205,7 +205,7 @@ class PerturbationTest:
         check_one_of("order", order, "strongest", "weakest")
         ends = (0, self.n_regions)  # points at which the order does not matter
         points: list[RemovalPoint] = [("strongest" if count in ends else order, count) for count in counts]
-        all_removed = ("strongest", self.n_regions)
+        all_removed: RemovalPoint = ("strongest", self.n_regions)
         shared_key = "all removed", self.imputation, self.seed  # without all regions the maps do not matter
         if shared_key in self.scorer.shared_scores:
             self._scores_by_point[all_removed] = self.scorer.shared_scores[shared_key]
