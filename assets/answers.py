@@ -59,7 +59,7 @@ def _answer(front: GradCAM, name: str, settings: dict[str, Any], one: Subject, f
     if file is not None and file.exists():
         return Explanation.load(file)
     try:
-        tool = front.create_sibling(name)
+        tool = front.with_method(name)
         shown: dict[str, Any] = {"progress": True} if hasattr(tool, "progress") else {}
         with counted(front.model) as costs:
             found = replace(tool, **shown, **settings).explain(one.image, one.label)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from camscope import METHODS, Explainer
-from camscope.explainers.attention.token_attention import TokenAttentionExplainer
+from camscope.explainers.attention.token_attention_explainer import TokenAttentionExplainer
 from camscope.phantom import draw_radiograph
 
 PIXELS = ("gradients", "paths", "perturbations", "adapters")  # the folders of the methods whose maps are of pixels

@@ -60,6 +60,6 @@ def quick(name: str) -> bool:
 def reads_attention(name: str) -> bool:
     """Whether a method looks into a transformer, and at no layer."""
     from camscope.explainers import METHODS
-    from camscope.explainers.attention.token_attention import TokenAttentionExplainer
+    from camscope.explainers.attention.token_attention_explainer import TokenAttentionExplainer
 
     return issubclass(METHODS[name], TokenAttentionExplainer)

@@ -69,7 +69,7 @@ def photographs() -> list[Photograph]:
 def explained(method: str, images: Sequence[Photograph]) -> list[Explanation]:
     """One map an image, of its label."""
     way = Preprocess(resize=(224, 224), mean=trained.MEAN, std=trained.STD)
-    tool = GradCAM(*trained.model_and_layer("deit_tiny"), preprocess=way).create_sibling(method)
+    tool = GradCAM(*trained.model_and_layer("deit_tiny"), preprocess=way).with_method(method)
     found: list[Explanation] = []
     for start in range(0, len(images), AT_ONCE):
         part = images[start : start + AT_ONCE]

@@ -34,7 +34,7 @@ def _tasks(case: Case) -> dict[str, tuple[Callable[[], object], Callable[[], obj
             [partial(cam.explain, image, index) for index in classes],
         )
     methods: dict[str, list[Explainer]] = {
-        f"{len(METHODS)} methods": [cam.create_sibling(name) for name in METHODS],
+        f"{len(METHODS)} methods": [cam.with_method(name) for name in METHODS],
         f"{len(LAYERS)} layers": [GradCAM(case.model, layer) for layer in LAYERS],
     }
     for work, tools in methods.items():

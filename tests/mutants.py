@@ -14,9 +14,9 @@ from torch import nn
 
 from camscope.explainers import METHODS, Augmented, Fused, GradCAM, GradCAMPlusPlus, HiResCAM, ScoreCAM
 from camscope.explainers.cam.shared_layer_pass import SharedLayerPass
-from camscope.explainers.cam.weighted_channels import BaseWeightedChannels
-from camscope.explainers.core import attribution_maps, noise_checks
-from camscope.explainers.ensemble import augmented, fusion
+from camscope.explainers.cam.weighted_channels_explainer import BaseWeightedChannels
+from camscope.explainers.core import maps_with_flags, model_noise_probe
+from camscope.explainers.ensemble import augmentation_at_test_time, map_fusion
 from camscope.explanation import Explanation
 from camscope.hooks import Tap, evaluation_mode, restore_buffers_and_rng
 from camscope.layers.layout import Layout
@@ -267,7 +267,7 @@ MUTANTS = [
     ),
     Mutant(
         "constant is ok",
-        attribution_maps,
+        maps_with_flags,
         "_determine_status",
         "if constant_score:",
         "if False:",
@@ -275,7 +275,7 @@ MUTANTS = [
     ),
     Mutant(
         "one batch for all",
-        noise_checks,
+        model_noise_probe,
         "_measure_interaction",
         "tensor.shape != other.shape or _differ_beyond_rounding(tensor, other)",
         "tensor.shape != other.shape",
@@ -316,7 +316,7 @@ MUTANTS = [
     ),
     Mutant(
         "flip left in",
-        augmented,
+        augmentation_at_test_time,
         "_undo_flip",
         "maps.attribution.flip([axis + 1 for axis in axes])",
         "maps.attribution",
@@ -332,7 +332,7 @@ MUTANTS = [
     ),
     Mutant(
         "layers as they come",
-        fusion,
+        map_fusion,
         "_divide_by_maximum",
         "maps.relu() / peak",
         "maps.relu()",

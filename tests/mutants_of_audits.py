@@ -7,7 +7,7 @@ from camscope.audit.core import summary_entries
 from camscope.audit.core.stage_result_schema import EstimateSummary, MetricSummary
 from camscope.audit.core.summary_schema import InterventionEffect
 from camscope.audit.report import sentences
-from camscope.audit.shortcuts import region_attribution, reliance
+from camscope.audit.shortcuts import region_attribution, reliance_rule
 from camscope.audit.verdicts import maps, model
 from camscope.audit.verdicts import rules as judged
 from camscope.errors import CategoryError
@@ -46,18 +46,18 @@ def open_against_a_control() -> None:
 
 
 def one_donor() -> None:
-    assert reliance.estimate_insertion_effect(np.zeros(20), np.arange(20.0), 1.0, donors=["one"] * 20).low is None
+    assert reliance_rule.estimate_insertion_effect(np.zeros(20), np.arange(20.0), 1.0, donors=["one"] * 20).low is None
 
 
 def few_patients_show_no_absence() -> None:
     clean = np.random.default_rng(0).normal(size=20)
-    effect = reliance.estimate_removal_effect(clean, clean, 1.0)
+    effect = reliance_rule.estimate_removal_effect(clean, clean, 1.0)
     gone = [
         InterventionEffect(region="marker", finding="nodule", kind="remove", imputation=fill, effect=effect)
         for fill in ("mean", "blur")
     ]
-    assert reliance.judge_reliance([], gone)[0] == "not testable"
-    assert reliance.judge_reliance([], gone, prevalence=0.2)[0] == "not supported"
+    assert reliance_rule.judge_reliance([], gone)[0] == "not testable"
+    assert reliance_rule.judge_reliance([], gone, prevalence=0.2)[0] == "not supported"
 
 
 def several_categories() -> None:
@@ -71,7 +71,7 @@ def several_categories() -> None:
 
 def one_patient_has_most_of_the_images() -> None:
     patients = [*["one"] * 80, *range(20)]
-    assert reliance.estimate_removal_effect(np.ones(100), np.zeros(100), 1.0, patients).low is None
+    assert reliance_rule.estimate_removal_effect(np.ones(100), np.zeros(100), 1.0, patients).low is None
 
 
 OF_AUDITS = [
@@ -125,7 +125,7 @@ OF_AUDITS = [
     ),
     Mutant(
         "the largest effect is shown, whatever decided",
-        reliance,
+        reliance_rule,
         "select_reported_effect",
         "effects_by_kind.get(deciding_kind, [])",
         "counted",
@@ -133,7 +133,7 @@ OF_AUDITS = [
     ),
     Mutant(
         "any patients show an absence",
-        reliance,
+        reliance_rule,
         "explain_too_few_patients",
         "compute_min_detectable_prevalence(n_patients) <= prevalence",
         "n_patients > 0",
@@ -141,7 +141,7 @@ OF_AUDITS = [
     ),
     Mutant(
         "donors are not counted",
-        reliance,
+        reliance_rule,
         "estimate_insertion_effect",
         "estimate_clustered_mean(values, *roles.values())",
         'estimate_clustered_mean(values, roles["receivers"])',
@@ -165,7 +165,7 @@ OF_AUDITS = [
     ),
     Mutant(
         "what was set aside was not tested",
-        reliance,
+        reliance_rule,
         "_explain_uncounted_effects",
         "if _select_effects_with_value(uncounted_removals)",
         "if False",

@@ -96,7 +96,12 @@ def every_pair_of_methods_is_corrected_for() -> None:
         method_summaries.MethodSummary("enrichment", name, None, False, Estimate(1.0, 0.0, 2.0, 9, 9))
         for name in "abcde"
     ]
-    assert method_summaries._correct_multiple_comparisons({"enrichment": made}, ())["enrichment"][0].n_comparisons == 10
+    assert (
+        method_summaries._correct_multiple_comparisons({"enrichment": made}, (), None, None)["enrichment"][
+            0
+        ].n_comparisons
+        == 10
+    )
 
 
 def a_map_moves_with_its_picture() -> None:

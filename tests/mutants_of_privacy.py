@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from camscope.batch import Manifest, build_manifest
-from camscope.batch import manifest as runs
+from camscope.batch import image_manifest as runs
 from camscope.errors import ImageError, InputError, PreprocessError
 from camscope.explainers.core import model_input, settings_as_text
 from camscope.images.files import redaction_and_pseudonyms

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from camscope.errors import ImageError
-from camscope.images.files import image_damage, redaction_and_pseudonyms, strict_jpeg_decoding
+from camscope.images.files import redaction_and_pseudonyms, strict_jpeg_decoding, tiff_and_png_damage
 from camscope.images.files.strict_jpeg_decoding import find_jpeg_damage
 from camscope.images.scans import (
     dicom_header_values,
@@ -276,7 +276,7 @@ OF_SCANS = [
     ),
     Mutant(
         "a strip has any height",
-        image_damage,
+        tiff_and_png_damage,
         "_is_complete_jpeg",
         "declared[0] < size[0]",
         "False",

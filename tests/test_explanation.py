@@ -489,3 +489,23 @@ def test_whatever_is_no_saved_explanation_is_one_clear_error(tmp_path, monkeypat
 def test_errors_are_of_the_tree():
     assert issubclass(OutputError, CamscopeError)
     assert issubclass(OutputError, OSError)
+
+
+@pytest.mark.parametrize("status", ["zero_gradient", "constant_score"])
+def test_a_map_without_information_is_drawn_without_a_hot_spot(status):
+    image = np.random.default_rng(0).integers(0, 255, (8, 8, 3), dtype=np.uint8)
+    noise = Explanation(
+        np.array([[0.0, 2e-12], [1e-12, 0.0]]), "gradcam", 3, "tabby", 7.5, input_size=(8, 8), model_input_image=image
+    )
+    assert (noise.overlay() != image).any()
+    flagged = replace(noise, status=status)
+    np.testing.assert_array_equal(flagged.overlay(), image)
+    np.testing.assert_array_equal(flagged.overlay(contour=0.5), image)
+    np.testing.assert_array_equal(flagged.overlay(box_threshold=0.5), image)
+    assert flagged.annotated_image().shape[0] > 8, "the strip with the warning"
+    assert flagged.heatmap("input", scale=None).max() == 2e-12
+    assert flagged.attribution.max() == 2e-12
+    volume = Explanation(
+        np.eye(4)[:2].reshape(2, 2, 2), "gradcam", 3, "tabby", 7.5, input_size=(4, 4, 4), status=status
+    )
+    assert not volume.volume("input").values.any()

@@ -224,7 +224,7 @@ ON_ARRAYS = {
     "core/explainer.py",
     "core/input_segments.py",
     "core/model_input.py",
-    "ensemble/fusion.py",
+    "ensemble/map_fusion.py",
     "path/xrai.py",
 }  # what makes or reads finished explanations, or what another package makes of a picture
 

@@ -34,6 +34,7 @@ STATUS_MEANINGS = {
     "no_spatial_resolution": "the layer has a single cell, so the map shows no position",
     "layout_unverified": "whether the layer's cells lie over the parts of the image that they react to could not be verified",
 }
+UNINFORMATIVE_STATUSES = ("zero_gradient", "constant_score")  # drawn without colors, for the values are only rounding
 
 
 @dataclass(frozen=True)
@@ -239,7 +240,8 @@ class Explanation:
     ) -> PixelArray:
         """Draw the map over the original image, or over the model's input if the map has no known position.
 
-        A signal is drawn as a trace over the map's colors, a volume as its three planes, a video as a strip of frames.
+        A signal is drawn as a trace over the map's colors, a volume as its three planes, a video as a strip of frames. A map
+        with the status "zero_gradient" or "constant_score" holds no information and gets no colors, outlines or boxes.
 
         Args:
             size: "image", "input" or "grid"; by default the image if the place of the map on it is known.
@@ -278,6 +280,8 @@ class Explanation:
         size = size or self._best_size()
         image, (raw, covered) = self._background_image(size), self._project_map(size)
         values, ends = render.to_display_range(raw, resolved_scale, colormap)
+        if self._is_uninformative:
+            values = np.zeros_like(values)
         if contour is None and box_threshold is None:
             if colormap == render.DIVERGING and alpha > 0:
                 image = render.fade_to_gray(image)
@@ -298,11 +302,18 @@ class Explanation:
 
     def _overlay_signal_or_video(self, scale: render.Scale | None, alpha: float, colormap: str) -> PixelArray:
         values, _ = render.to_display_range(self._project_map("input")[0], scale, colormap)
+        if self._is_uninformative:
+            values = np.zeros_like(values)
         gray = np.full((1, *values.shape) if values.ndim == 1 else (*values.shape, 3), 128, np.uint8)
         background = gray if self.model_input_image is None else self.model_input_image
         if values.ndim == 1:
             return render.draw_signal_trace(background, values, alpha=alpha, colormap=colormap)
         return render.draw_frames(background, values, alpha=alpha, colormap=colormap, columns=render.MAX_FRAMES)
+
+    @property
+    def _is_uninformative(self) -> bool:
+        """Whether the status says that the map holds no information, so that it is drawn without colors."""
+        return self.status in UNINFORMATIVE_STATUSES
 
     @property
     def _is_volume(self) -> bool:
@@ -327,7 +338,8 @@ class Explanation:
     ) -> render.Volume:
         """Return the map on its volume as a `render.Volume`, which the functions of `camscope.render` draw.
 
-        The background is the original volume where it is available, otherwise the model's input.
+        The background is the original volume where it is available, otherwise the model's input. A map with the status
+        "zero_gradient" or "constant_score" holds no information and is 0 everywhere in the result.
 
         Args:
             size: As for `overlay`.
@@ -357,7 +369,7 @@ class Explanation:
         values, covered = self._project_map(size)
         return render.Volume(
             self._background_image(size),
-            values,
+            np.zeros_like(values) if self._is_uninformative else values,
             affine=self._affine_at_size(size),
             covered=covered,
             masks=mask,

@@ -198,8 +198,8 @@ class InputKey:
         if is_unread or _find_unexpected_names(error):
             keywords = ", ".join(parameter.name for parameter in _read_parameters(model))
             raise InputError(
-                f"input_key={self.name!r}: the forward of {type(model).__name__} has no such argument ({keywords}) and reads no "
-                "such key of a dict. Pass the name of the image argument, or no input_key if the first argument is the image"
+                f"input_key={self.name!r}: {type(model).__name__} has no forward argument and no dict key of this name. Its "
+                f"arguments: {keywords}. Pass the name of the image argument, or leave input_key out if the image comes first"
             ) from error
 
     def _build_key_error(self, model: nn.Module, missing: Sequence[str], received: Sequence[str]) -> InputError:

@@ -57,7 +57,7 @@ def open_atomic(
     `n_bytes` is the number of bytes to write, if it is known in advance. A failure raises an OutputError with the path
     and the reason.
     """
-    path = _parse_output_path(path)
+    path = parse_output_path(path)
     check_not_existing(path, overwrite)
     check_replaceable(path)
     make_folder(path.parent)
@@ -91,7 +91,7 @@ def check_not_existing(path: str | os.PathLike[str], overwrite: bool) -> None:
         raise OutputError(f"{path} exists; allow overwriting, or choose another name")
 
 
-def _parse_output_path(path: str | os.PathLike[str]) -> Path:
+def parse_output_path(path: str | os.PathLike[str]) -> Path:
     """Convert text to a path. Raise an OutputError if it has characters that no path can have."""
     with contextlib.suppress(UnicodeEncodeError):  # half a surrogate pair
         if b"\0" not in os.fsencode(path):
@@ -164,7 +164,7 @@ def create_folder_atomically(
     path: str | os.PathLike[str], is_replaceable: Callable[[Path], bool] | None = None
 ) -> Iterator[Path]:
     """Create a folder with all its files, or not at all. An existing folder is replaced if all its files are replaceable."""
-    path = _parse_output_path(path)
+    path = parse_output_path(path)
     existing = list(path.iterdir()) if path.is_dir() else []
     if not all(is_replaceable and is_replaceable(file) for file in existing) or (
         os.path.lexists(path) and not path.is_dir()
@@ -187,7 +187,7 @@ def create_folder_atomically(
 
 def make_folder(path: Path) -> None:
     """Create a folder and its parents. Raise an OutputError if this fails."""
-    _parse_output_path(path)
+    parse_output_path(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -273,7 +273,7 @@ def build_output_path(folder: str | os.PathLike[str], *names: str) -> Path:
                 f"{name[:200]!r} is not a safe file name; expected at most 240 ASCII letters, digits, '.', '_' and '-', "
                 "and a letter, a digit or '_' at the start"
             )
-    path = _parse_output_path(Path(folder, *names))
+    path = parse_output_path(Path(folder, *names))
     check_inside_folder(path, folder)
     return path
 

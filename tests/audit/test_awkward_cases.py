@@ -16,7 +16,7 @@ from camscope.audit.core.context import AuditContext
 from camscope.audit.core.predictions import Predictions
 from camscope.audit.demo import write_demo_study
 from camscope.audit.performance.model_predictions import are_probability_outputs, average_features_over_space
-from camscope.audit.stages.data_and_model import _renumber_rows
+from camscope.audit.stages.check_data_and_try_model import _renumber_rows
 from camscope.audit.verification import verify_audit
 from camscope.batch import build_manifest
 from camscope.errors import InputError, LayerError, PreprocessError, TargetError

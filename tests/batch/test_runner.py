@@ -736,7 +736,7 @@ def test_small_images_share_a_pass_with_more_of_their_kind(shape, many):
 
 
 def test_small_files_are_read_by_one_thread_and_large_ones_by_as_many_as_there_are_cores(tmp_path, monkeypatch):
-    from camscope.batch.manifest import pseudonymize_manifest
+    from camscope.batch.image_manifest import pseudonymize_manifest
     from camscope.batch.runner import SMALL_FILE_BYTES, choose_num_threads
 
     monkeypatch.setattr(os, "cpu_count", lambda: 8)

@@ -21,8 +21,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from camscope.cli import app, base, demo
+from camscope.cli.input_images_and_output_paths import build_file_stem, list_images
 from camscope.cli.option_parsing import list_settings, parse_settings
-from camscope.cli.output_paths import build_file_stem, list_images
 from camscope.explainers import METHODS, GradCAM
 from camscope.explanation import Explanation
 from camscope.phantom import draw_radiograph

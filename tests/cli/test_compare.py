@@ -8,7 +8,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from camscope.cli import app, base
-from camscope.cli.output_paths import build_file_stem
+from camscope.cli.input_images_and_output_paths import build_file_stem
 from camscope.errors import LayerError
 from camscope.explainers import METHODS, BaseCAM
 from camscope.explanation import Explanation

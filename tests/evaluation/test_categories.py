@@ -264,7 +264,7 @@ def test_the_parts_of_a_hippocampus_are_not_mixed():
 def test_an_audit_refuses_a_coco_file_without_a_choice(tmp_path):
     from camscope.audit.core.context import AuditContext
     from camscope.audit.runner import validate_config
-    from camscope.audit.stages.data_and_model import _list_annotation_sources
+    from camscope.audit.stages.check_data_and_try_model import _list_annotation_sources
 
     images = json.loads(CELLS.read_bytes())["images"][:24]
     with (tmp_path / "list.csv").open("w", newline="") as file:

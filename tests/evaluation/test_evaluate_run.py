@@ -112,6 +112,16 @@ def test_a_column_a_folder_and_a_coco_file_say_the_same(place, tmp_path, monkeyp
     assert both.sum() == boxed.sum() + 9
     with pytest.raises(UndefinedError, match="no annotation has the name of the image"):
         read.load_mask({**row, "path": "other.png"}, mask.shape)
+    coco["annotations"][0]["category_id"] = 2
+    (tmp_path / "wires.json").write_text(json.dumps({**coco, "annotations": coco["annotations"][1:]}))
+    wires = load_ground_truth(tmp_path / "wires.json", columns, place, ["wire"])
+    assert wires.load_mask(row, mask.shape).sum() == 9
+    coco["images"] += [{**coco["images"][0], "id": 8, "file_name": "b.png"}]
+    coco["annotations"] += [{"id": 2, "image_id": 8, "category_id": 1, "bbox": box}]
+    (tmp_path / "wires.json").write_text(json.dumps(coco))
+    wires = load_ground_truth(tmp_path / "wires.json", columns, place, ["wire"])
+    with pytest.raises(UndefinedError, match="the image has no annotation of the chosen categories"):
+        wires.load_mask({**row, "path": "b.png"}, mask.shape)
     with pytest.raises(InputError, match="annotated at"):
         read.load_mask(row, (64, 64))
     with pytest.raises(InputError, match="no category 'tulip'; available: nodule, wire"):

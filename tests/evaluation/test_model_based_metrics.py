@@ -13,7 +13,7 @@ from camscope import GradCAM, LayerCAM, load_model
 from camscope.cli import app
 from camscope.errors import ImageError, InputError, OutputError, PreprocessError
 from camscope.explainers.control_methods import compute_center_gaussian
-from camscope.explainers.ensemble.augmented import Augmented
+from camscope.explainers.ensemble.augmentation_at_test_time import Augmented
 from camscope.images.preprocess import Preprocess
 from camscope.metrics import METRICS, PerturbationTest, scoring_scope
 from camscope.phantom import CATEGORIES, draw_radiograph

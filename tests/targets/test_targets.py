@@ -18,6 +18,7 @@ from camscope.targets import (
     Class,
     Classes,
     Difference,
+    ImageContext,
     LogProbability,
     OutputPart,
     Region,
@@ -248,6 +249,16 @@ def test_boxes_as_parts_of_the_input_with_logits():
     output = SimpleNamespace(logits=logits, pred_boxes=boxes)
     values, words = read(Box(0, 0, 10, 8, activation="softmax"), output, size=(8, 20), class_names=NAMES[:2])
     assert (values.tolist(), words) == ([pytest.approx(0.5)], "dog in the box (0, 0, 10, 8) of the model's input")
+
+
+def test_a_box_is_named_in_pixels_of_the_original_image():
+    context = ImageContext(
+        (4, 8), (8, 16), lambda p: np.asarray(p) / 2, lambda p: np.asarray(p) * 2, lambda image: None
+    )
+    box = Box(2, 4, 6, 8, label=1).prepare_for_image(context)
+    assert box.corners == (1, 2, 3, 4)
+    assert box.describe(0, str) == "1 in the box (2, 4, 6, 8) of the image"
+    assert box.flipped([1], (4, 8)).describe(0, str) == "1 in the box (2, 4, 6, 8) of the image"
 
 
 # --- embeddings

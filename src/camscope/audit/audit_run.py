@@ -44,7 +44,7 @@ from camscope.audit.shortcuts import interventions
 from camscope.audit.verdicts.rules import find_topic
 from camscope.batch import BatchRun
 from camscope.batch.csv_export import CellEscaper
-from camscope.batch.manifest import import_arrow
+from camscope.batch.image_manifest import import_arrow
 from camscope.errors import CamscopeError, InputError, OutputError
 from camscope.evaluation import EvaluationResult
 from camscope.metrics.metric_registry import Mask
@@ -73,6 +73,7 @@ def run_audit(
     config: Config | Mapping[str, Any] | str | os.PathLike[str],
     output: str | os.PathLike[str] = "camscope-audit",
     *,
+    budget: str | None = None,
     overwrite: bool = False,
     on_progress: StageProgressCallback | None = None,
     on_estimate: EstimateCallback | None = None,
@@ -84,6 +85,7 @@ def run_audit(
     Args:
         config: A `Config`, a mapping of its tables, or the TOML file that `camscope audit init` writes.
         output: The folder of the audit.
+        budget: The time that the audit may take, such as "10m", in place of the config's `budget`.
         overwrite: Replace an audit of another config, data or model in the folder.
         on_progress: Called with the stage, the number of items done, and their total.
         on_estimate: Called with the estimated seconds of each remaining stage, and again when finished stages correct it.
@@ -114,6 +116,8 @@ def run_audit(
     if parsed is None:
         faults.raise_if_any()
         raise InputError("the config has no settings")
+    if budget is not None:
+        parsed = Config.from_source(parsed.model_dump() | {"budget": budget})
     context = AuditContext(parsed, folder, faults=faults)
     report_progress = on_progress or (lambda stage, done, total: None)
     with folder_locked(context.folder):

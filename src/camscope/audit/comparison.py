@@ -17,7 +17,7 @@ from camscope.audit.core.stage_result_schema import EstimateSummary
 from camscope.audit.core.summary_entries import summarize_estimate
 from camscope.audit.core.summary_schema import Verdict
 from camscope.audit.performance.auc import auroc, bootstrap_areas, compute_roc_area, drop_undefined_areas, rank_scores
-from camscope.batch.manifest import import_arrow
+from camscope.batch.image_manifest import import_arrow
 from camscope.batch.sql_query import RowReader, table_to_dicts
 from camscope.errors import UndefinedError
 from camscope.metrics import METRICS, Estimate, estimate_mean, spearman

@@ -34,11 +34,11 @@ from camscope.audit.manifest_columns import (
     list_paths,
 )
 from camscope.audit.report.verdict_display import MARGIN_DESCRIPTIONS
-from camscope.audit.shortcuts.reliance import compute_min_patients_to_detect
+from camscope.audit.shortcuts.reliance_rule import compute_min_patients_to_detect
 from camscope.audit.validation import validate_config
 from camscope.batch import Manifest, batch_worker, build_manifest
+from camscope.batch.image_manifest import import_arrow
 from camscope.batch.image_sources import DATASET_PREFIXES, TABLE_SUFFIXES
-from camscope.batch.manifest import import_arrow
 from camscope.batch.path_resolver import find_common_folder
 from camscope.errors import InputError
 from camscope.model_metadata import get_card

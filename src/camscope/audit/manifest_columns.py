@@ -18,7 +18,7 @@ from camscope.audit.core.subgroup_levels import (
     normalize_label,
 )
 from camscope.batch import Manifest
-from camscope.batch.manifest import import_arrow
+from camscope.batch.image_manifest import import_arrow
 from camscope.batch.path_resolver import PathResolver
 from camscope.errors import CamscopeError
 from camscope.evaluation.ground_truth import is_mask_path, open_mask_source

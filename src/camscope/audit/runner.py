@@ -28,7 +28,7 @@ from camscope.audit.provenance.file_ownership import (
     remove_outputs,
 )
 from camscope.audit.stage_estimates import RemainingTime, estimate_stage_seconds
-from camscope.audit.stages.data_and_model import check_data, resolve_model
+from camscope.audit.stages.check_data_and_try_model import check_data, resolve_model
 from camscope.audit.stages.map_quality import (
     evaluate_faithfulness,
     evaluate_localization,

@@ -16,7 +16,7 @@ from camscope.audit.core.predictions import Predictions
 from camscope.audit.performance.model_predictions import compute_log_odds, compute_logits_and_features
 from camscope.audit.provenance import provenance
 from camscope.audit.provenance.digests import digest_images, digest_optional_file, find_changed_images
-from camscope.batch.manifest import import_arrow
+from camscope.batch.image_manifest import import_arrow
 from camscope.batch.sql_query import table_to_dicts
 from camscope.errors import CamscopeError, InputError
 from camscope.plurals import plural

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from camscope.batch import result_rows
 from camscope.batch.image_loading import LoadedImage, hash_source, prepare_input
-from camscope.batch.manifest import Manifest
+from camscope.batch.image_manifest import Manifest
 from camscope.batch.overlays import OverlayImages, OverlayQueue, OverlayWriter
 from camscope.errors import (
     ImageError,

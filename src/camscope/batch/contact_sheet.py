@@ -12,7 +12,7 @@ import numpy as np
 
 from camscope import render
 from camscope.batch.image_loading import map_in_order
-from camscope.batch.manifest import RESERVED_COLUMNS
+from camscope.batch.image_manifest import RESERVED_COLUMNS
 from camscope.batch.result_rows import FAILED
 from camscope.batch.run_reader import RunReader, read_original, render_thumbnail
 from camscope.batch.sql_query import Query, iter_rows_by_image

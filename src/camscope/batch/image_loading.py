@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from camscope.batch.manifest import Manifest
+from camscope.batch.image_manifest import Manifest
 from camscope.errors import (
     CamscopeError,
     GeometryError,
@@ -325,8 +325,8 @@ def _decode_photo(source: Any, explainer: Explainer, reduced_decoding: bool) -> 
         trim_free_memory(pixels.nbytes)
         return DecodedPhoto(pixels, pixels.shape[:2])
 
-    def compute_min_decoded_size(size: tuple[int, int]) -> tuple[int, int]:
-        height, width = preprocess.compute_resized_size(size)
+    def compute_min_decoded_size(full_size: tuple[int, int]) -> tuple[int, int]:
+        height, width = preprocess.compute_resized_size(full_size)
         return MIN_REDUCED_DECODING_FACTOR * height, MIN_REDUCED_DECODING_FACTOR * width
 
     return DecodedPhoto(*read_reduced_photo(source, compute_min_decoded_size))

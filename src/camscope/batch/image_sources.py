@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from camscope.batch.manifest import LABEL_COLUMN, Manifest, add_row_columns, import_arrow
+from camscope.batch.image_manifest import LABEL_COLUMN, Manifest, add_row_columns, import_arrow
 from camscope.errors import CamscopeError, InputError
 from camscope.explainers.core.settings_as_text import format_without_address
 from camscope.images.files.image_file_access import MAX_FILE_BYTES, is_scan_name, list_image_paths

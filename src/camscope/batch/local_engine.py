@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from camscope.batch import result_rows
 from camscope.batch.batch_worker import BatchWorker, ImageBatch
 from camscope.batch.image_loading import LoadedImage, MemoryBudget, load_images
-from camscope.batch.manifest import import_arrow
+from camscope.batch.image_manifest import import_arrow
 from camscope.batch.run_store import RunStore
 from camscope.errors import RunError
 from camscope.plurals import plural

@@ -166,8 +166,8 @@ class Actor:
             worker, card, store, num_threads, working_folder = pickle.loads(payload)  # noqa: S301 - the same
         except Exception as error:
             raise RunError(
-                f"{socket.gethostname()} cannot load the explainers ({type(error).__name__}: {error}); install the packages of "
-                "the model and its preprocessing there, or start from a folder that all nodes share"
+                f"the node {socket.gethostname()} cannot load the explainers ({type(error).__name__}: {error}). Install the "
+                "packages of the model and its preprocessing on this node, or start from a folder that all nodes share"
             ) from error
         if working_folder is not None:
             require_shared_folder(working_folder, "where relative paths begin")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from camscope.batch.manifest import COLUMN_TYPES, Manifest, import_arrow
+from camscope.batch.image_manifest import COLUMN_TYPES, Manifest, import_arrow
 from camscope.explanation import Explanation
 from camscope.safe_files import slug
 

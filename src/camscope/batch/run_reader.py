@@ -13,8 +13,7 @@ import numpy as np
 
 from camscope import render
 from camscope.batch.image_loading import hash_source
-from camscope.batch.image_sources import DATASET_PREFIXES, build_manifest
-from camscope.batch.manifest import (
+from camscope.batch.image_manifest import (
     PSEUDONYMIZED_DATASET,
     ImageAccessor,
     Manifest,
@@ -22,6 +21,7 @@ from camscope.batch.manifest import (
     import_arrow,
     pseudonymize_manifest,
 )
+from camscope.batch.image_sources import DATASET_PREFIXES, build_manifest
 from camscope.batch.path_resolver import PathResolver
 from camscope.batch.result_rows import EXPLANATION_COLUMNS, FAILED
 from camscope.batch.run_store import RUN_FILE, RunStore
@@ -229,27 +229,27 @@ class RunReader:
         return bool(self.run_info["run_config"]["manifest"]["dataset"] == PSEUDONYMIZED_DATASET)
 
     @property
-    def source_manifest(self) -> Manifest | None:
+    def manifest_of_passed_images(self) -> Manifest | None:
         """The manifest of the image source that the caller passed, or None if the caller passed none."""
         with self._open_lock:
             images = self._images if self._source is not None else None
         return images.manifest if isinstance(images, ImageAccessor) else None
 
     def original_row(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a row with its original path and all manifest columns, if the caller passed the image source.
+        """Add the original path and all manifest columns to a row.
 
         Args:
             row: A row of `table` or `query`, as a dictionary.
 
         Returns:
-            The row with more columns, or the same row.
+            The row with more columns. Without an image source, the same row.
 
         >>> row = run.table(["row", "id", "path"]).to_pylist()[0]  # of a run of `run_batch`
         >>> run.original_row(row)["row"]
         0
 
         """
-        manifest = self.source_manifest
+        manifest = self.manifest_of_passed_images
         return row if manifest is None else {**row, **manifest.row_by_number(row["row"])}
 
     @cached_property

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from camscope.batch.manifest import import_arrow
+from camscope.batch.image_manifest import import_arrow
 from camscope.batch.result_rows import FAILED
 from camscope.batch.sql_query import open_map_parts, open_parts, read_rows
 from camscope.errors import OutputError, Remedy, RunError
@@ -25,6 +25,7 @@ from camscope.safe_files import (
     make_folder,
     make_write_error,
     open_atomic,
+    parse_output_path,
     read_bytes,
     write_bytes,
 )
@@ -64,7 +65,7 @@ class RunStore:
     @property
     def run_info(self) -> dict[str, Any] | None:
         """The contents of run.json, or None if the file does not exist."""
-        path = self.folder / RUN_FILE
+        path = parse_output_path(self.folder / RUN_FILE)
         try:
             run_info = json.loads(read_bytes(path, MAX_JSON_BYTES))
         except (FileNotFoundError, NotADirectoryError):
@@ -289,9 +290,9 @@ class RunStore:
             return
         run_info = self.run_info
         if run_info is None or hash_run_config(run_info) != self.identity:
-            event = "was removed" if run_info is None else "was replaced by another run"
+            change = "removed" if run_info is None else "replaced by another run"
             raise RunError(
-                f"{self.folder}: the run {event} while this process computed it; start again in another folder"
+                f"{self.folder}: the run was {change} while this process computed it; start again in another folder"
             )
 
     def select_parts_of_run(self, chunks: Collection[int]) -> list[int]:

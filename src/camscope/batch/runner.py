@@ -10,6 +10,7 @@ from typing import Any, Literal
 from camscope.batch import ray_engine
 from camscope.batch.batch_worker import RUN_LEVEL_ERRORS, BatchWorker
 from camscope.batch.image_loading import require_valid_num_threads
+from camscope.batch.image_manifest import ImageAccessor, Manifest, contains_scans, hash_manifest, pseudonymize_manifest
 from camscope.batch.image_sources import build_manifest
 from camscope.batch.local_engine import (
     BatchOutcome,
@@ -20,17 +21,16 @@ from camscope.batch.local_engine import (
     compute_chunks,
     run_chunks,
 )
-from camscope.batch.manifest import ImageAccessor, Manifest, contains_scans, hash_manifest, pseudonymize_manifest
 from camscope.batch.overlays import OverlayWriter
 from camscope.batch.result_rows import OutputNames, hash_parameters
 from camscope.batch.run_store import RunStore
 from camscope.errors import InputError, TargetError
 from camscope.explainers import Explainer
-from camscope.explainers.core.call_arguments import reject_foreign_keywords
 from camscope.explainers.core.model_input import accepts_scans
 from camscope.explainers.core.setting_checks import check_positive_integer
 from camscope.explainers.core.settings_as_text import format_without_address, redact_parameters
 from camscope.explainers.core.shared_passes import get_library_versions
+from camscope.explainers.core.split_call_keywords import reject_foreign_keywords
 from camscope.hooks.find_layers import unwrap
 from camscope.images.scans.scan import Window
 from camscope.model_metadata import compute_model_digest, get_card

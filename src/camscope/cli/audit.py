@@ -119,18 +119,19 @@ def run(
     The exit code is 1 if images have no prediction or no map; failures.csv lists them.
     """
     from camscope.audit import run_audit
-    from camscope.audit.core.config import Config
 
     with (
         run_or_images.add_resume_hint_on_interrupt(output),
         base.collect_warnings(),
         show_stage_progress() as on_progress,
     ):
-        settings = Config.from_source(config)
-        if budget is not None:
-            settings = Config.from_source(settings.model_dump() | {"budget": budget})
         audit = run_audit(
-            settings, output, overwrite=overwrite, on_progress=on_progress, on_estimate=print_time_estimate
+            config,
+            output,
+            budget=budget,
+            overwrite=overwrite,
+            on_progress=on_progress,
+            on_estimate=print_time_estimate,
         )
     print_audit_result(audit)
     json_output.print_result("audit-run", _describe_audit(audit))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from camscope.cli import base, json_output, option_parsing, progress, shared_options
-from camscope.cli.output_paths import check_overwrite_allowed
+from camscope.cli.input_images_and_output_paths import check_overwrite_allowed
 from camscope.cli.shared_options import option
 from camscope.plurals import plural
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from camscope.evaluation.selection.method_selection import MethodSelection
 
 EXAMPLE = "camscope choose camscope-demo/images --methods gradcam,layercam,eigencam --save choice.toml"
-NO_WINNER = "the cheapest candidate, because no winner is clear"
+NO_WINNER = "one of the cheapest candidates, because no winner is clear"
 
 
 def run(
@@ -46,7 +46,7 @@ def run(
         option(
             "--save",
             "FILE",
-            "Write the choice to a .toml file for --choice of explain and batch; without a clear winner the cheapest.",
+            "Write the choice to a .toml file for --choice of explain and batch; without a clear winner one of the cheapest.",
         ),
     ] = None,
     preprocess: shared_options.PreprocessOption = None,

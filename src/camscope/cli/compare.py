@@ -11,7 +11,7 @@ import typer
 
 from camscope.cli import base, json_output, option_parsing, progress, run_or_images, shared_options
 from camscope.cli.evaluate import build_summary_table, check_figure_path, format_p_value, print_metric_heading
-from camscope.cli.output_paths import check_image_exists, check_overwrite_allowed, resolve_figure_path
+from camscope.cli.input_images_and_output_paths import check_image_exists, check_overwrite_allowed, resolve_figure_path
 from camscope.cli.scan_options import ScanOptions
 from camscope.cli.shared_options import option
 from camscope.registry import METHODS
@@ -237,8 +237,8 @@ def _resolve_output_folder(source: str, output: str | None) -> Path:
 def _choose_folder_name(source: str) -> str:
     """Return the name of the output folder: the name of the source, or a pseudonym for medical images."""
     from camscope.batch import build_manifest
+    from camscope.batch.image_manifest import contains_scans
     from camscope.batch.image_sources import DATASET_PREFIXES
-    from camscope.batch.manifest import contains_scans
     from camscope.images.files.redaction_and_pseudonyms import pseudonymize_source
 
     has_manifest = run_or_images.is_image_collection(source) and not source.startswith(DATASET_PREFIXES)

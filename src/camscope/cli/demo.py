@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from camscope.cli import base, json_output, progress, run_or_images, shared_options
-from camscope.cli.output_paths import check_can_be_folder, check_overwrite_allowed
+from camscope.cli.input_images_and_output_paths import check_can_be_folder, check_overwrite_allowed
 from camscope.cli.shared_options import option
 from camscope.errors import UndefinedError
 from camscope.safe_files import build_output_path, write_bytes

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from camscope.cli import base, json_output, progress, run_or_images, shared_options
-from camscope.cli.output_paths import check_can_be_folder, check_overwrite_allowed
+from camscope.cli.input_images_and_output_paths import check_can_be_folder, check_overwrite_allowed
 from camscope.cli.shared_options import option
 from camscope.plurals import plural
 from camscope.registry import METHODS

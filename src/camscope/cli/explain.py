@@ -11,7 +11,7 @@ import typer
 
 from camscope import errors
 from camscope.cli import base, json_output, option_parsing, progress, shared_options
-from camscope.cli.output_paths import (
+from camscope.cli.input_images_and_output_paths import (
     MAP_FILE_FORMATS,
     OUTPUT_FORMATS,
     Destination,
@@ -124,7 +124,7 @@ def run(
         parsed_targets = [None, *option_parsing.parse_targets(expected, None)]
         formats = formats or (None if Path(output).suffix.lower()[1:] in OUTPUT_FORMATS else "png,json")
     chosen = option_parsing.ExplainerOptions.parse(context, method_names, layer_names, setting_pairs, choice)
-    chosen.check_single_layer()
+    chosen.check_methods_accept_layers()
     overlay_options = option_parsing.parse_overlay_options(colormap, alpha, contour, boxes)
     scan_settings = ScanOptions(
         series, window, allow_burned_in_text, base.split_list(export_formats or ""), profile or "research", slice_axis

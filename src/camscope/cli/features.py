@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from camscope.cli import base, json_output, shared_options
-from camscope.cli.output_paths import check_image_exists, resolve_figure_path
+from camscope.cli.input_images_and_output_paths import check_image_exists, resolve_figure_path
 from camscope.cli.scan_options import ScanOptions
 from camscope.cli.shared_options import option
 from camscope.plurals import plural

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from camscope.cli import base, progress, shared_options
-from camscope.cli.output_paths import check_overwrite_allowed
+from camscope.cli.input_images_and_output_paths import check_overwrite_allowed
 from camscope.cli.shared_options import option
 from camscope.plurals import plural
 

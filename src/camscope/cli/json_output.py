@@ -373,7 +373,7 @@ RESULT_FIELDS: dict[str, dict[str, str]] = {
         "candidates[].is_best": "whether it is recommended",
         **{f"candidates[].metrics.*.{name}": f"of each criterion: {text}" for name, text in ESTIMATE_FIELDS.items()},
         "recommendation": "the choice as a sentence",
-        "chosen": "method and layer that `--save` writes: the best, or without a clear winner the cheapest; null if none is left",
+        "chosen": "method and layer that `--save` writes: the best, or one of the cheapest if no winner is clear; null if none",
         "is_clear": "whether there is a clear winner, or two that do not differ",
         "evidence": "the ground truth with its first categories, or null",
         "n_images": "images that the best candidate explained",

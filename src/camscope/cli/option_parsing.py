@@ -121,7 +121,7 @@ class ExplainerOptions:
 
         A method that takes no layer, or several layers at once, gets a single explainer.
         """
-        from camscope.explainers.comparison.comparison_grid import create_at_layers
+        from camscope.explainers.comparison.comparison_rows_and_columns import create_at_layers
         from camscope.hooks.find_layers import unwrap
         from camscope.model_metadata import compute_model_digest
 
@@ -134,9 +134,12 @@ class ExplainerOptions:
             explainers += create_at_layers(explainer_cls, model, self.layers, settings)
         return explainers
 
-    def check_single_layer(self) -> None:
+    def check_methods_accept_layers(self) -> None:
         """Raise typer.BadParameter if the user named several layers and a method accepts only one."""
-        from camscope.explainers.comparison.comparison_grid import accepts_layer_choice, accepts_several_layers
+        from camscope.explainers.comparison.comparison_rows_and_columns import (
+            accepts_layer_choice,
+            accepts_several_layers,
+        )
 
         for name, method in self.methods.items() if self.layers and len(self.layers) > 1 else ():
             if accepts_layer_choice(method) and not accepts_several_layers(method):
@@ -146,7 +149,7 @@ class ExplainerOptions:
 
 def _parse_layers(names: str | None, explainer_classes: "dict[str, type[Explainer]]") -> list[str] | None:
     """Parse `--layers`. Raise typer.BadParameter if the list is empty, or if no method takes a layer."""
-    from camscope.explainers.comparison.comparison_grid import accepts_layer_choice
+    from camscope.explainers.comparison.comparison_rows_and_columns import accepts_layer_choice
 
     if names is None:
         return None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from camscope.batch import BatchOutcome, BatchRun, Query
-    from camscope.batch.manifest import Manifest
+    from camscope.batch.image_manifest import Manifest
     from camscope.explainers import Explainer
 
 RUN_FOLDER = "run"  # subfolder of the maps in the output folder

@@ -156,19 +156,20 @@ def read_named_masks(mask_options: Sequence[str], shape: tuple[int, ...]) -> "di
         if not colon or len(file) < 2 or Path(file_and_labels).exists() or "/" in label_text or "\\" in label_text:
             file, label_text = file_and_labels, ""  # an existing path, or a drive letter, holds no labels
         categories = tuple(base.split_list(label_text))
-        path, display_name = Path(file), f"mask {name}" if name else DEFAULT_MASK_NAME
+        path, mask_title = Path(file), f"mask {name}" if name else DEFAULT_MASK_NAME
         try:
             labels = read_label_image(path, is_volume=len(shape) == 3)
         except ImageError as error:
-            raise ImageError(f"the {display_name}: {redact_error_message(error).removeprefix(f'{path}: ')}") from None
+            reason = redact_error_message(error).removeprefix(f"{path}: ")
+            raise ImageError(f"the {mask_title}: {reason}") from None
         if not categories and len(names := labels.label_names()) > 1:
             raise CategoryError(
-                f"the {display_name} holds {format_name_list(names)}; expected one label; "
+                f"the {mask_title} holds {format_name_list(names)}; expected one label; "
                 f"choose one with --mask NAME=FILE:{names[0]}, or FILE:all"
             )
         mask = LabelChoice(categories).select_mask(labels)
         if mask.shape != shape:
             mask_size, image_size = (" x ".join(map(str, size)) for size in (mask.shape, shape))
-            raise ImageError(f"the {display_name} is {mask_size} and the image is {image_size}; expected the same size")
+            raise ImageError(f"the {mask_title} is {mask_size} and the image is {image_size}; expected the same size")
         masks[name if equals else DEFAULT_MASK_NAME] = mask
     return masks

@@ -119,7 +119,14 @@ TargetOption = Annotated[
     str | None,
     option("--target -t", "CLASS", "Class, by index or name, for images without their own; default: the top class."),
 ]
-TargetsOption = Annotated[str | None, option("--targets", "A,B", "Several classes, computed from one forward pass.")]
+TargetsOption = Annotated[
+    str | None,
+    option(
+        "--targets",
+        "A,B",
+        "Several classes, computed from one forward pass. A name with a comma needs quotes: '\"a, b\",c'.",
+    ),
+]
 ColormapOption = Annotated[
     str,
     option(

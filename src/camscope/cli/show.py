@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 from camscope.cli import base, json_output, progress, run_or_images, shared_options
-from camscope.cli.output_paths import check_overwrite_allowed
+from camscope.cli.input_images_and_output_paths import check_overwrite_allowed
 from camscope.cli.shared_options import option
 from camscope.plurals import plural
 

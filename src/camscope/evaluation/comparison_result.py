@@ -14,7 +14,7 @@ import numpy as np
 
 from camscope import render
 from camscope.batch import BatchRun
-from camscope.batch.manifest import import_arrow
+from camscope.batch.image_manifest import import_arrow
 from camscope.batch.run_reader import read_original, render_thumbnail
 from camscope.batch.sql_query import table_to_dicts
 from camscope.errors import OutputError, UndefinedError

@@ -24,8 +24,8 @@ from camscope.evaluation.metric_value_files import (
 from camscope.evaluation.model_based_metrics import ModelMetricEvaluator
 from camscope.evaluation.run_replay import RunReplay
 from camscope.explainers import Explainer
-from camscope.explainers.core.call_arguments import reject_foreign_keywords
 from camscope.explainers.core.setting_checks import check_positive_integer
+from camscope.explainers.core.split_call_keywords import reject_foreign_keywords
 from camscope.metrics import METRICS, Metric
 from camscope.metrics.imputation import DEFAULT_IMPUTATIONS, IMPUTATION_NAMES
 from camscope.plurals import plural
@@ -240,7 +240,7 @@ def resolve_ground_truth(
     """Load the ground truth of a run from `masks` in any form. Raises InputError if a mask path leaves the root folder."""
     if masks is None or isinstance(masks, GroundTruth):
         return masks
-    origin = run.source_manifest
+    origin = run.manifest_of_passed_images
     columns = run.dataset.schema.names if origin is None else origin.table.column_names
     path_resolver = run.path_resolver if origin is None else origin.path_resolver
     source = masks if isinstance(masks, str) else Path(masks)

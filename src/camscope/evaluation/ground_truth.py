@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeGuard, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from camscope.batch.manifest import RESERVED_COLUMNS
+from camscope.batch.image_manifest import RESERVED_COLUMNS
 from camscope.batch.path_resolver import PathResolver
 from camscope.batch.result_rows import hash_parameters
 from camscope.errors import CamscopeError, CategoryError, ImageError, InputError, UndefinedError
@@ -93,8 +93,8 @@ class GroundTruth(ABC):
         return self.label_choice.categories
 
     def __str__(self) -> str:
-        counted = f"{join_first(self.categories)} of {self.source}" if self.categories else self.source
-        excluded = f" (not counted: {join_first(self.excluded_categories)})" if self.excluded_categories else ""
+        counted = f"{_join_names(self.categories)} of {self.source}" if self.categories else self.source
+        excluded = f" (not counted: {_join_names(self.excluded_categories)})" if self.excluded_categories else ""
         return counted + excluded
 
     @abstractmethod
@@ -240,9 +240,13 @@ class CocoAnnotations(GroundTruth):
 
     def load_mask(self, row: Row, size: ImageSize) -> Mask:
         """Return the union (H,W) of all annotations of a row's image."""
-        annotated_size, annotations = self._annotations_by_name.find(str(row["path"])) or (size, ())
-        if not annotations:
+        annotated_image = self._annotations_by_name.find(str(row["path"]))
+        if annotated_image is None:
             raise UndefinedError("no annotation has the name of the image")
+        annotated_size, annotations = annotated_image
+        if not annotations:
+            chosen = " of the chosen categories" if self.excluded_categories else ""
+            raise UndefinedError(f"the image has no annotation{chosen}")
         if annotated_size != tuple(size):
             sizes = f"has size {tuple(size)} and is annotated at size {annotated_size}"
             raise InputError(f"{row['path']} {sizes}; expected the same size")
@@ -310,6 +314,11 @@ def load_ground_truth(
     raise InputError(
         f"{source} is not a COCO file (.json), a folder of masks, or a column of the manifest ({column_names})"
     )
+
+
+def _join_names(names: Iterable[str]) -> str:
+    """Join the names of categories. A name with a comma is quoted."""
+    return join_first([f'"{name}"' if "," in name else name for name in names])
 
 
 def read_mask(source: str | bytes, size: ImageSize, label_choice: LabelChoice | None = None, name: str = "") -> Mask:

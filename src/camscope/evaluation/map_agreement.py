@@ -11,7 +11,7 @@ import numpy as np
 
 from camscope.batch import BatchRun
 from camscope.batch.image_loading import map_in_order, require_valid_num_threads
-from camscope.batch.manifest import import_arrow
+from camscope.batch.image_manifest import import_arrow
 from camscope.batch.result_rows import FAILED
 from camscope.batch.run_store import RunStore
 from camscope.batch.sql_query import read_rows
@@ -153,7 +153,10 @@ class _ImageMaps:
         return float(np.clip(first @ second, -1, 1)), None
 
     def _rank_on_grid(self, map_index: int, grid: tuple[int, ...]) -> Any:
-        """Return the normalized ranks (M,) of a map on a grid. Return None for a constant map or a map with NaN."""
+        """Resize a map to a grid, and return the normalized ranks (M,) of its values.
+
+        Return None if the map is constant or has NaN.
+        """
         if (map_index, grid) not in self._ranks_by_grid:
             values, ranks = self._display_values[map_index].astype(np.float64), None
             if np.isfinite(values).all():

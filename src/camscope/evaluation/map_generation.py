@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from camscope.batch import BatchOptions, BatchOutcome, Manifest, build_manifest, run_batch
+from camscope.batch.image_manifest import contains_scans
 from camscope.batch.local_engine import OutcomeCallback
-from camscope.batch.manifest import contains_scans
 from camscope.errors import CategoryError, InputError, RunError, UndefinedError
 from camscope.evaluation.ground_truth import UNFIT_MASK_REASON, AnnotationColumn, GroundTruth, load_ground_truth
 from camscope.evaluation.method_summaries import format_missing_ground_truth_error

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from camscope.batch import BatchRun
-from camscope.batch.manifest import RESERVED_COLUMNS, import_arrow
+from camscope.batch.image_manifest import RESERVED_COLUMNS, import_arrow
 from camscope.batch.run_reader import require_unchanged
 from camscope.errors import CategoryError, ImageError, InputError, UndefinedError
 from camscope.evaluation.ground_truth import UNFIT_MASK_REASON, GroundTruth, Mask

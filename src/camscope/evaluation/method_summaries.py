@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
-from camscope.batch.manifest import import_arrow
+from camscope.batch.image_manifest import import_arrow
 from camscope.errors import InputError, UndefinedError
 from camscope.evaluation.map_agreement import MethodKey
 from camscope.metrics import METRICS

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from camscope.batch import BatchRun
-from camscope.batch.manifest import import_arrow
+from camscope.batch.image_manifest import import_arrow
 from camscope.batch.result_rows import rows_to_table
 from camscope.batch.run_store import RunStore
 from camscope.batch.sql_query import group_rows_by_image, open_map_parts, open_parts, read_rows

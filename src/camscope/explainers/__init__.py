@@ -13,7 +13,7 @@ from camscope.explainers.cam.ablation_cam import AblationCAM
 from camscope.explainers.cam.recipro_cam import ReciproCAM
 from camscope.explainers.cam.lift_cam import LIFTCAM
 from camscope.explainers.cam.layer_explainer import LayerExplainer
-from camscope.explainers.cam.weighted_channels import SPATIAL_AXIS, BaseCAM, BaseWeightedChannels
+from camscope.explainers.cam.weighted_channels_explainer import SPATIAL_AXIS, BaseCAM, BaseWeightedChannels
 from camscope.explainers.cam.eigen_cams import EigenCAM, EigenGradCAM, SegEigenCAM
 from camscope.explainers.cam.kpca_cam import KPCACAM
 from camscope.explainers.cam.fem import FEM
@@ -39,10 +39,10 @@ from camscope.explainers.cam.vit_cx import ViTCX
 from camscope.explainers.comparison.compare import Comparison, compare
 from camscope.explainers.control_methods import CenterGaussian, EdgeDetector, RandomCAM
 from camscope.explainers.core.explainer import METHODS, Explainer, register
-from camscope.explainers.ensemble.augmented import Augmented
-from camscope.explainers.ensemble.contrast import Contrast
-from camscope.explainers.ensemble.denoised import Denoised
-from camscope.explainers.ensemble.fusion import Fused, fuse
+from camscope.explainers.ensemble.augmentation_at_test_time import Augmented
+from camscope.explainers.ensemble.class_contrast import Contrast
+from camscope.explainers.ensemble.principal_component_denoising import Denoised
+from camscope.explainers.ensemble.map_fusion import Fused, fuse
 from camscope.explainers.ensemble.refine_cam import RefineCAM
 from camscope.explainers.ensemble.sess import SESS
 from camscope.explainers.fullgrad import FullGrad, SimpleFullGrad, completeness

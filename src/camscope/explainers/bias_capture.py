@@ -1,4 +1,4 @@
-"""Capture the biases that a model adds, and the gradients there, at functions such as `F.conv2d`."""
+"""Capture the biases that functions such as `F.conv2d` add in a model, and the gradients of the score at these biases."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence

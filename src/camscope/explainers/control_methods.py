@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from camscope.explainers.cam.layer_features import LayerFeatures
-from camscope.explainers.cam.weighted_channels import BaseWeightedChannels
-from camscope.explainers.core.attribution_maps import AttributionMaps
+from camscope.explainers.cam.weighted_channels_explainer import BaseWeightedChannels
 from camscope.explainers.core.evaluation_context import check_finite
 from camscope.explainers.core.explainer import Explainer, register
+from camscope.explainers.core.maps_with_flags import AttributionMaps
 from camscope.explainers.core.random_mixin import RandomMixin
 from camscope.explainers.core.resize_and_blur import smooth_axis
 from camscope.explainers.core.setting_checks import check_number, check_positive_number

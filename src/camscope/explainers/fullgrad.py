@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from camscope.explainers.bias_capture import Bias, BiasCapture, infer_output_layouts, is_any_map_unverified
-from camscope.explainers.core.attribution_maps import AttributionMaps, is_below_precision
 from camscope.explainers.core.evaluation_context import (
     check_differentiable,
     check_finite,
@@ -19,6 +18,7 @@ from camscope.explainers.core.evaluation_context import (
     inspect_model,
 )
 from camscope.explainers.core.explainer import Explainer, register
+from camscope.explainers.core.maps_with_flags import AttributionMaps, is_below_precision
 from camscope.explainers.core.resize_and_blur import resize_maps
 from camscope.explainers.core.shared_passes import select_sample_target
 from camscope.hooks.find_layers import unwrap
@@ -71,7 +71,7 @@ class ScoreDecomposition:
         )
 
     def add_input_gradient(self, gradient: Tensor) -> None:
-        """Add the contribution of the input, from the gradient (N,C,*S) there."""
+        """Add the contribution of the input: the input times its gradient (N,C,*S)."""
         check_finite("the gradient at the input", gradient, self.explainer.on_nonfinite)
         values = full_precision(gradient) * self.x
         self.is_below_precision = is_below_precision(self.precision, self.score, full_precision(gradient), self.x)

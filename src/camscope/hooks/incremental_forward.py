@@ -262,7 +262,7 @@ def _run_pooling(
     padding: Sequence[int] | int = 0,
     *options: Any,
 ) -> Any:
-    """Run a max or average pooling on the windows only. Return None if it needs full tensors."""
+    """Run a max or average pooling on the changed windows only. Return None if this pooling needs the full tensors."""
     axes = x.ndim - 2
     largest = func.overloadpacket in (aten.max_pool2d_with_indices, aten.max_pool3d_with_indices)
     dilation = _per_axis(options[0], axes) if largest and options else [1] * axes

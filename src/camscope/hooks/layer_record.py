@@ -1,4 +1,4 @@
-"""Recorded calls of layers: snapshots of their inputs and outputs, and the gradients that arrived there."""
+"""Recorded calls of layers: snapshots of inputs and outputs, and the gradients at both."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field

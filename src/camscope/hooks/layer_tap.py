@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass
 class TappedCall:
-    """One call of one layer: a copy of its output and, after `backward`, the gradient of the score there."""
+    """One call of one layer: a copy of its output and, after `backward`, the score's gradient with respect to it."""
 
     activation: Tensor
     gradient: Tensor | None = None

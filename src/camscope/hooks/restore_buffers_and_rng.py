@@ -52,15 +52,16 @@ class BufferCopyMode(BaseFunctionMode):
     def _get_copy(self, tensor: Tensor) -> Tensor:
         if self._originals.get(id(tensor)) is tensor:
             if id(tensor) not in self._copies:
-                self._copies[id(tensor)] = self._view_storage_copy(tensor, tensor.detach().clone)
+                self._copies[id(tensor)] = self._get_view_of_copied_storage(tensor, tensor.detach().clone)
             return self._copies[id(tensor)]
         if isinstance(tensor, nn.Parameter) or tensor.requires_grad:
             return tensor
-        return self._view_storage_copy(tensor, lambda: tensor)
+        return self._get_view_of_copied_storage(tensor, lambda: tensor)
 
-    def _view_storage_copy(self, tensor: Tensor, make_default: Callable[[], Tensor]) -> Tensor:
-        """Return the same view of a copy of the tensor's memory. If no buffer shares this memory, return
-        `make_default()`.
+    def _get_view_of_copied_storage(self, tensor: Tensor, make_default: Callable[[], Tensor]) -> Tensor:
+        """Return a tensor with the same shape and strides in a copy of the tensor's memory.
+
+        All views share this copy. Return `make_default()` if no buffer uses the memory.
         """
         storage = _get_storage(tensor)
         if storage is None or storage._cdata not in self._storage_copies:

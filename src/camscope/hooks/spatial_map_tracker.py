@@ -145,8 +145,9 @@ class SpatialMapTracker(BaseFunctionMode):
             return self._is_misplaced(tensor)
 
     def has_all_cells_in_position(self, tensor: Tensor) -> bool:
-        """Whether every value of a tensor (N,K,*grid) was followed from the input and is at the position of its
-        cell.
+        """Whether the cells of every channel of a tensor (N,K,*grid) lie in the order of the input.
+
+        Return False if that is unknown.
         """
         with torch._C.DisableTorchFunction():
             return self._has_all_cells_in_position(tensor)
@@ -235,17 +236,17 @@ class SpatialMapTracker(BaseFunctionMode):
     def _find_cells(
         self, name: str, args: Sequence[Any], sources: Sequence[Tensor], output: Tensor, moved: Tensor | None
     ) -> Tensor | None:
-        if name in CREATION_FUNCTIONS or (sources and all(map(self._is_constant, sources))):
+        if name in CREATION_FUNCTIONS or (sources and all(map(self._comes_from_no_cell, sources))):
             return self._no_cells_like(output)
         if name in MOVEMENT_FUNCTIONS or name == "setitem":
             return moved
         if name in SAME_PLACE_FUNCTIONS or (name in REDUCTIONS and len(sources) > 1):
-            return self._merge_cells(sources, output.shape)
+            return self._find_cells_of_elementwise_result(sources, output.shape)
         if name == "einsum":
-            return self._locate_einsum(args[0], sources, output.shape)
+            return self._find_cells_of_einsum(args[0], sources, output.shape)
         if name in ROW_FUNCTIONS:
-            return self._locate_matrix_product(name, sources, output.shape)
-        return self._reduce_cells(sources[0], output.shape) if name in REDUCTIONS and sources else None
+            return self._find_cells_of_matrix_product(name, sources, output.shape)
+        return self._find_cells_of_reduction(sources[0], output.shape) if name in REDUCTIONS and sources else None
 
     def _is_computed_from_misplaced(self, name: str, sources: Sequence[Tensor]) -> bool:
         """Whether a function's result has misplaced cells because its sources have. A convolution mixes all their
@@ -268,14 +269,14 @@ class SpatialMapTracker(BaseFunctionMode):
 
     def _is_misplaced(self, tensor: Tensor) -> bool:
         """Whether many channels of a tensor (N,K,*grid) have misplaced cells, by their extents or by its record."""
-        planes = Counter(self._find_channel_extents(tensor))
+        planes = Counter(self._find_covered_part_of_each_channel(tensor))
         n_moved = sum(count for plane, count in planes.items() if not covers_input_evenly(plane, tensor.shape[2:]))
         is_elsewhere = bool(planes) and n_moved >= MIN_MISPLACED_SHARE * planes.total()
         return is_elsewhere or self._is_recorded_as_misplaced(tensor)
 
     def _has_all_cells_in_position(self, tensor: Tensor) -> bool:
         """Whether every value of a tensor (N,K,*grid) is at the position of its cell."""
-        planes = self._find_channel_extents(tensor)
+        planes = self._find_covered_part_of_each_channel(tensor)
         is_one_cell = tensor.ndim == self._n_axes and math.prod(tensor.shape[2:]) == 1
         return is_one_cell or (bool(planes) and all(covers_input_evenly(plane, tensor.shape[2:]) for plane in planes))
 
@@ -313,7 +314,8 @@ class SpatialMapTracker(BaseFunctionMode):
     def _depends_on_no_cell(self, cells: Tensor) -> bool:
         return cells.data_ptr() == self._no_cells_like(cells).data_ptr()
 
-    def _is_constant(self, tensor: Tensor) -> bool:
+    def _comes_from_no_cell(self, tensor: Tensor) -> bool:
+        """Whether the values of a tensor are known to come from no cell, as those of parameters do."""
         cells = self._read_cells(tensor)
         return cells is not None and self._depends_on_no_cell(cells)
 
@@ -337,7 +339,7 @@ class SpatialMapTracker(BaseFunctionMode):
     def _read_cells_or_index(self, tensor: Tensor) -> Tensor:
         return tensor if tensor.dtype in INDEX_TYPES else self._read_known_cells(tensor)
 
-    def _merge_cells(self, sources: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
+    def _find_cells_of_elementwise_result(self, sources: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
         """Return the cell numbers of the result of an elementwise function, or None if its sources do not agree."""
         cells_of_sources = [(source.shape, self._read_cells(source)) for source in sources]
         located = [
@@ -349,7 +351,7 @@ class SpatialMapTracker(BaseFunctionMode):
             return None
         merged = located[0]
         if not all(_have_same_cells(merged, cells) for cells in located[1:]):
-            planes = [self._find_extents_of_cells(cells) for cells in located]
+            planes = [self._find_covered_parts_of_cells(cells) for cells in located]
             extent = join_extents([*chain(*planes)], shape[2:]) if all(planes) else None
             if extent is None:
                 return None
@@ -361,7 +363,7 @@ class SpatialMapTracker(BaseFunctionMode):
                     return None
         return merged
 
-    def _locate_matrix_product(self, name: str, sources: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
+    def _find_cells_of_matrix_product(self, name: str, sources: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
         """Return the cell numbers of a matrix product, those of its rows or columns, or None if they are unknown."""
         rows = self._read_cells(sources[0])
         if (
@@ -381,7 +383,7 @@ class SpatialMapTracker(BaseFunctionMode):
             return None
         return columns[..., :1, :].expand(shape)
 
-    def _locate_einsum(self, equation: object, sources: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
+    def _find_cells_of_einsum(self, equation: object, sources: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
         """Return the cell numbers of the result of an einsum, from its first operand, or None if they are unknown."""
         inputs, _, axes = str(equation).replace(" ", "").partition("->")
         own_axes, _, other_axes = inputs.partition(",")
@@ -391,7 +393,7 @@ class SpatialMapTracker(BaseFunctionMode):
         if len(own_axes) != cells.ndim or len(axes) != len(shape):
             return None
         varying = {name for axis, name in enumerate(own_axes) if not _is_constant_along(cells, axis)}
-        if varying & set(other_axes) and not all(map(self._is_constant, sources[1:])):
+        if varying & set(other_axes) and not all(map(self._comes_from_no_cell, sources[1:])):
             return None
         for axis in reversed(range(cells.ndim)):
             if own_axes[axis] not in axes:
@@ -402,7 +404,7 @@ class SpatialMapTracker(BaseFunctionMode):
         cells = cells.permute([order.index(axis) for axis in axes if axis in order])
         return cells[tuple(slice(None) if axis in order else None for axis in axes)].expand(shape)
 
-    def _reduce_cells(self, source: Tensor, shape: torch.Size) -> Tensor | None:
+    def _find_cells_of_reduction(self, source: Tensor, shape: torch.Size) -> Tensor | None:
         """Return the cell numbers of the result of a reduction along one axis, or None if they are unknown."""
         cells = self._read_cells(source)
         if cells is None:
@@ -413,7 +415,7 @@ class SpatialMapTracker(BaseFunctionMode):
             return None
         return cells.select(fitting[-1], 0).reshape(shape)
 
-    def _find_channel_extents(self, tensor: Tensor) -> list[Extent | None]:
+    def _find_covered_part_of_each_channel(self, tensor: Tensor) -> list[Extent | None]:
         """Return the extents of the channels of a tensor (N,K,*grid). A channel with cells in another order has None.
 
         Return [] for an unknown tensor.
@@ -422,10 +424,10 @@ class SpatialMapTracker(BaseFunctionMode):
         if record is not None and record.extent is not None:
             return [record.extent]
         cells = self._read_cells(tensor) if tensor.ndim == self._n_axes else None
-        return [] if cells is None or self._depends_on_no_cell(cells) else self._find_extents_of_cells(cells)
+        return [] if cells is None or self._depends_on_no_cell(cells) else self._find_covered_parts_of_cells(cells)
 
-    def _find_extents_of_cells(self, cells: Tensor) -> list[Extent | None]:
-        """Return the extents of the channels of cell numbers (N,K,*grid), as `_find_channel_extents` does."""
+    def _find_covered_parts_of_cells(self, cells: Tensor) -> list[Extent | None]:
+        """Return the extents of the channels of cell numbers (N,K,*grid), as `_find_covered_part_of_each_channel` does."""
         if cells.ndim != self._n_axes:
             return []
         planes = cells[tuple(slice(0, None if stride else 1) for stride in cells.stride()[:2])].flatten(0, 1)
@@ -450,7 +452,7 @@ class SpatialMapTracker(BaseFunctionMode):
                 return None
             if math.prod(source.shape[2:]) == 1:
                 return self._whole
-            return join_extents(self._find_channel_extents(source), source.shape[2:])
+            return join_extents(self._find_covered_part_of_each_channel(source), source.shape[2:])
         if name in CONCAT_FUNCTION_NAMES:
             axis = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))
             maps = list(self._iter_map_candidates(args[0] if args else kwargs.get("tensors")))

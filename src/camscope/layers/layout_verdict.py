@@ -186,11 +186,14 @@ def iter_other_orders(reaction: Tensor, field: Tensor, *, similar: bool) -> Iter
     The match is the sum of products over all blocks. With `similar`, it is a share of the match in the same order, over
     the cells that the other order moves.
     """
-    same_order = (reaction * field).sum()
+    match_in_same_order = (reaction * field).sum()
     axes = range(1, field.ndim)
 
-    def add_own_product(change: Tensor, moved: Tensor) -> Tensor:
-        return 1 + change / moved.clamp(min=1e-12) if similar else same_order + change
+    def compute_match_in_other_order(match_change: Tensor, match_of_moved_cells: Tensor) -> Tensor:
+        """Return the match in the other order from its change. With `similar`, divide it by the match of the moved cells."""
+        if similar:
+            return 1 + match_change / match_of_moved_cells.clamp(min=1e-12)
+        return match_in_same_order + match_change
 
     for axis in axes:
         lines = [plane.movedim(axis, 1).reshape(N_RUNS, plane.shape[axis], -1) for plane in (reaction, field)]
@@ -198,21 +201,27 @@ def iter_other_orders(reaction: Tensor, field: Tensor, *, similar: bool) -> Iter
         line = products.diagonal()
         first, second = torch.triu_indices(len(line), len(line), 1, device=field.device)
         moved = line[first] + line[second]
-        yield add_own_product(products[first, second] + products[second, first] - moved, moved), EXCHANGED
+        yield compute_match_in_other_order(products[first, second] + products[second, first] - moved, moved), EXCHANGED
         for mirrored in axes:
             mirrored_change = (reaction * field.flip(mirrored)).movedim(axis, 0).flatten(1).sum(1) - line
             if mirrored == axis:
-                yield add_own_product(mirrored_change.sum()[None], line.sum()[None]), "backwards"
+                yield compute_match_in_other_order(mirrored_change.sum()[None], line.sum()[None]), "backwards"
                 continue
-            yield add_own_product(mirrored_change, line), "with a line backwards"
+            yield compute_match_in_other_order(mirrored_change, line), "with a line backwards"
             halves = [torch.stack([values[start::2].sum() for start in (0, 1)]) for values in (mirrored_change, line)]
-            yield add_own_product(*halves), "with every other line backwards"
+            yield compute_match_in_other_order(*halves), "with every other line backwards"
         if len(line) > 1:
             shifted = torch.stack([(reaction * field.roll(shift, axis)).sum() for shift in range(1, len(line))])
-            yield add_own_product(shifted - same_order, same_order[None]), "moved on by some lines"
+            yield (
+                compute_match_in_other_order(shifted - match_in_same_order, match_in_same_order[None]),
+                "moved on by some lines",
+            )
     if field.ndim == 3:
         mirrored_change = (reaction * field.mT.reshape(field.shape)).sum()[None]
-        yield add_own_product(mirrored_change - same_order, same_order[None]), "read by columns"
+        yield (
+            compute_match_in_other_order(mirrored_change - match_in_same_order, match_in_same_order[None]),
+            "read by columns",
+        )
 
 
 @lru_cache(maxsize=64)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from camscope import render
 from camscope.errors import CamscopeError, OutputError
-from camscope.explanation import AUTO, Explanation, PixelArray, ScaleOption
+from camscope.explanation import AUTO, UNINFORMATIVE_STATUSES, Explanation, PixelArray, ScaleOption
 from camscope.images.files.redaction_and_pseudonyms import redact_errors
 from camscope.images.scans.dicom_file_reader import load_dicom_dataset
 from camscope.images.scans.dicom_header_values import SECONDARY_CAPTURE_UID, read_first_numbers, read_functional_groups
@@ -225,13 +225,13 @@ def _encode_slices(
         dicom_export_headers.build_common_arguments(explanation),
         describe_derivation(explanation, scan_map),
     )
-    for index, rgb_image in enumerate(_render_slices(explanation, scan_map, source, scale)):
+    for index, rgb_image in enumerate(_draw_overlay_of_each_slice(explanation, scan_map, source, scale)):
         image = _build_secondary_capture(rgb_image, source, index, arguments)
         dicom_export_headers.set_common_attributes(image, explanation, derivation, source)
         yield dicom_export_headers.encode_dicom(image)
 
 
-def _render_slices(
+def _draw_overlay_of_each_slice(
     explanation: Explanation, scan_map: ScanSpaceMap, source: dicom_export_headers.DicomSource, scale: ScaleOption
 ) -> Iterator[PixelArray]:
     """Yield the overlay of each slice as an RGB image (H,W,3) with a color bar and a caption."""
@@ -239,6 +239,8 @@ def _render_slices(
         scale = "robust" if explanation.grid == explanation.input_size else "max"
     colormap = explanation.colormap
     display_values, value_range = render.to_display_range(scan_map.slices, scale, colormap)
+    if explanation.status in UNINFORMATIVE_STATUSES:
+        display_values = np.zeros_like(display_values)
     backgrounds = convert_scan_to_display_pixels(source.scan) if explanation.image is None else explanation.image
     if backgrounds.shape == source.scan.shape:  # gray
         backgrounds = np.stack([backgrounds] * 3, axis=-1)

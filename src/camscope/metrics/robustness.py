@@ -205,7 +205,7 @@ def compute_stable_prediction_share(
     transforms: Sequence[InputTransform] = DEFAULT_TRANSFORMS,
     max_probability_change: float = MAX_PROBABILITY_CHANGE,
 ) -> FloatArray:
-    """Return for each sample (N,) the share of transforms that leave its prediction stable, 0..1."""
+    """Return the share of transforms that leave the prediction of each sample (N,) stable, 0..1."""
     transformed = torch.cat([change.apply(probe.x) for change in transforms])
     changes = _compute_probability_changes(probe, transforms, transformed)
     return np.asarray((changes < max_probability_change).mean(0))

@@ -18,7 +18,7 @@ from camscope.models.checkpoint import (
     read_state_dict,
 )
 from camscope.models.huggingface import load_preprocessing, transformers_errors_converted
-from camscope.models.huggingface_file_checks import check_settings_file, check_tokenizer_files, check_weight_files
+from camscope.models.huggingface_file_damage import check_settings_file, check_tokenizer_files, check_weight_files
 from camscope.optional import require
 
 

@@ -23,7 +23,7 @@ from camscope.models.checkpoint import (
     read_state_dict,
     strip_wrapper_prefix,
 )
-from camscope.models.huggingface_file_checks import check_settings_file, check_weight_files
+from camscope.models.huggingface_file_damage import check_settings_file, check_weight_files
 from camscope.models.torchvision_timm import make_weights_unavailable_error
 from camscope.optional import require
 from camscope.safe_files import check_regular_files

@@ -15,6 +15,7 @@ from camscope.render.colors import (
     DIVERGING,
     PERCEPTUAL,
     Scale,
+    ScaledMap,
     apply_scale,
     colorize,
     fade_to_gray,
@@ -57,6 +58,7 @@ from camscope.render.regions_and_outlines import (
     OUTLINE_COLORS,
     REGION_COLORS,
     LegendEntry,
+    MaskOutline,
     Masks,
     add_outline_legend,
     choose_region_colors,
@@ -65,7 +67,7 @@ from camscope.render.regions_and_outlines import (
     draw_regions,
     prepare_outlines,
 )
-from camscope.render.volume_data import Volume, compute_cell_affine
+from camscope.render.volume_data import EdgeLetters, Volume, compute_cell_affine
 
 __all__ = [
     "ANIMATION_FORMATS",
@@ -79,11 +81,14 @@ __all__ = [
     "REGION_COLORS",
     "Box",
     "CaptionedImage",
+    "EdgeLetters",
     "LegendEntry",
+    "MaskOutline",
     "Masks",
     "ProgressCallback",
     "RGBImage",
     "Scale",
+    "ScaledMap",
     "Volume",
     "add_caption",
     "add_outline_legend",

@@ -69,6 +69,7 @@ class Box(Target):
             Hugging Face model.
         heads: The detection heads of the model, which `prepare_for_model` sets.
         input_size: Size of the model's input, which `prepare_for_image` and `resolve_choices` set.
+        image_corners: The corners in pixels of the original image, which `prepare_for_image` sets.
 
     Raises:
         TargetError: The corners are not finite or not in order, or `activation` is unknown.
@@ -86,6 +87,7 @@ class Box(Target):
     activation: Activation | None = field(default=None, kw_only=True)
     heads: tuple[DetectionHead, ...] = field(default=(), kw_only=True, repr=False)
     input_size: tuple[int, ...] | None = field(default=None, kw_only=True, repr=False)
+    image_corners: tuple[float, float, float, float] | None = field(default=None, kw_only=True, repr=False)
 
     dense = True
 
@@ -118,7 +120,8 @@ class Box(Target):
         height, width = image_context.input_size
         if left >= width or top >= height or right <= 0 or bottom <= 0:
             raise TargetError(f"Box{self.corners} lies outside of the model's input: the crop has removed it")
-        return replace(self, x0=left, y0=top, x1=right, y1=bottom)
+        image_corners = self.corners if image_context.image_size is not None else None
+        return replace(self, x0=left, y0=top, x1=right, y1=bottom, image_corners=image_corners)
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "Box":
         """Return the box where its content lies in the flipped and resized input."""
@@ -157,10 +160,14 @@ class Box(Target):
         return torch.stack([self._score_sample(detections) for detections in samples])
 
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
-        """Describe the box, such as `nodule in the box (10, 20, 50, 60) of the model's input`."""
+        """Describe the box, such as `nodule in the box (10, 20, 50, 60) of the image`.
+
+        The corners are in pixels of the original image. Where it is unknown, they are in pixels of the model's input.
+        """
         label = class_name(self.label) if isinstance(self.label, int) else "an object"
-        corners = ", ".join(f"{round(value, 1):zg}" for value in self.corners)
-        return f"{label} in the box ({corners}) of the model's input"
+        corners = ", ".join(f"{round(value, 1):zg}" for value in self.image_corners or self.corners)
+        frame = "image" if self.image_corners else "model's input"
+        return f"{label} in the box ({corners}) of the {frame}"
 
     def _resolve_activation(self, output: Any) -> Activation | None:
         """Return the activation that turns the class logits into probabilities. Return None if it is unknown."""

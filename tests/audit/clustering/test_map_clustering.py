@@ -7,7 +7,7 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
 from sklearn.metrics import adjusted_rand_score
 
-from camscope.audit.clustering.cluster_enrichment import compute_level_enrichment
+from camscope.audit.clustering.cluster_analysis import compute_level_enrichment
 from camscope.audit.clustering.map_clustering import (
     assign_labels_qr,
     cluster_maps,

@@ -33,7 +33,6 @@ from camscope.audit.report.charts import (
     format_estimate_text,
     to_inline_svg,
 )
-from camscope.audit.report.figures import draw_figures
 from camscope.audit.report.gallery import (
     MAX_IMAGE_BYTES,
     MAX_MAP_OPACITY,
@@ -55,6 +54,7 @@ from camscope.audit.report.number_format import (
     number_to_text,
 )
 from camscope.audit.report.page import PAGE_SECTIONS, read_reporting_guidelines_csv, render_page
+from camscope.audit.report.report_plots import draw_figures
 from camscope.audit.report.verdict_display import CONCLUSION_MEANINGS
 from camscope.audit.verdicts.limitations_and_warnings import GENERAL_LIMITATIONS, list_warnings
 from camscope.batch import BatchRun, run_batch

@@ -33,7 +33,7 @@ from camscope.audit.report.sentences import (
     list_interval_methods,
 )
 from camscope.audit.report.verdict_display import TOPIC_DESCRIPTIONS, find_topic
-from camscope.audit.shortcuts.reliance import estimate_insertion_effect
+from camscope.audit.shortcuts.reliance_rule import estimate_insertion_effect
 from camscope.audit.verdicts import derive_verdicts
 from camscope.audit.verdicts.limitations_and_warnings import list_warnings
 from camscope.audit.verdicts.rules import QUESTIONS

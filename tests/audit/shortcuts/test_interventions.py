@@ -15,9 +15,9 @@ from camscope.audit import demo
 from camscope.audit.core.stage_result_schema import EstimateSummary
 from camscope.audit.core.summary_schema import InterventionEffect
 from camscope.audit.performance.model_predictions import compute_softmax_log_odds
-from camscope.audit.shortcuts import reliance
+from camscope.audit.shortcuts import reliance_rule
 from camscope.audit.shortcuts.interventions import insert_region, keep_region, match_insertion_triples, remove_region
-from camscope.audit.shortcuts.reliance import judge_reliance
+from camscope.audit.shortcuts.reliance_rule import judge_reliance
 from camscope.errors import InputError, UndefinedError
 from camscope.metrics.multiway_clustered_mean import estimate_clustered_mean
 from camscope.phantom.shortcut_study import draw_study
@@ -44,12 +44,12 @@ def compute_log_odds(net, x):
 
 
 def removed(region, imputation, *args, **options):
-    effect = reliance.estimate_removal_effect(*args, **options)
+    effect = reliance_rule.estimate_removal_effect(*args, **options)
     return InterventionEffect(region=region, finding="lesion", kind="remove", imputation=imputation, effect=effect)
 
 
 def inserted(region, *args, **options):
-    effect = reliance.estimate_insertion_effect(*args, **options)
+    effect = reliance_rule.estimate_insertion_effect(*args, **options)
     return InterventionEffect(region=region, finding="lesion", kind="insert", imputation=None, effect=effect)
 
 

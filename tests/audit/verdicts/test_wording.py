@@ -24,7 +24,7 @@ from camscope.audit.core.subgroup_levels import (
 from camscope.audit.core.summary_entries import summarize_estimate
 from camscope.audit.core.summary_schema import ColumnLeakage, Summary, Verdict
 from camscope.audit.shortcuts.interventions import InterventionRunner
-from camscope.audit.shortcuts.reliance import MIN_IMPUTATIONS, compute_min_patients_to_detect, judge_reliance
+from camscope.audit.shortcuts.reliance_rule import MIN_IMPUTATIONS, compute_min_patients_to_detect, judge_reliance
 from camscope.audit.verdicts import derive_verdicts
 from camscope.audit.verdicts.limitations_and_warnings import list_warnings
 from camscope.audit.verdicts.maps import FAITHFULNESS_VERDICT_METRICS

@@ -145,7 +145,7 @@ def test_max_pooling_behind_a_relu_is_complete_where_windows_overlap(rank, pool)
 
 @CAPTUM
 def test_windows_laid_out_have_the_same_maximum():
-    from camscope.explainers.adapters.captum_module_replacements import NonOverlappingMaxPool
+    from camscope.explainers.adapters.deep_lift_module_replacements import NonOverlappingMaxPool
 
     x = torch.randn(2, 3, 9, 11, dtype=torch.float64) - 5
     for pool in (nn.MaxPool2d(3, 2, 1), nn.MaxPool2d((3, 2), (1, 1)), nn.MaxPool2d(2, 1)):
@@ -424,7 +424,7 @@ def test_lrp_is_zennits_where_every_step_is_a_module(composite):
     from zennit.attribution import Gradient
     from zennit.composites import COMPOSITES
 
-    from camscope.explainers.adapters.relevance_rules import make_relative_stabilizer
+    from camscope.explainers.adapters.lrp_rules import make_relative_stabilizer
 
     model, x = made(sequential, 3, 8, 8)
     x = x[:1]
@@ -649,7 +649,7 @@ from camscope import DeepLIFT, GradCAM, LIME, LRP, METHODS
 model = nn.Sequential(nn.Conv2d(3, 2, 1), nn.Flatten(), nn.Linear(8, 2))
 names = ["deeplift", "deepliftshap", "lime", "kernelshap", "lrp"]
 print(*[name for name in names if name in METHODS])
-for ask in (lambda: DeepLIFT(model), lambda: GradCAM(model, "0").create_sibling("lime"), lambda: LRP(model)):
+for ask in (lambda: DeepLIFT(model), lambda: GradCAM(model, "0").with_method("lime"), lambda: LRP(model)):
     try:
         ask()
     except ImportError as error:
@@ -677,7 +677,7 @@ def test_without_the_extras_the_names_say_what_to_install():
 @pytest.mark.skipif(HERE["captum"], reason="captum is installed")
 def test_a_method_without_its_package_is_asked_for_by_name():
     with pytest.raises(MissingExtraError, match=r'captum is not installed; run: pip install "camscope\[captum\]"'):
-        GradCAM(Pooled(conv(), 6), "features").create_sibling("deeplift")
+        GradCAM(Pooled(conv(), 6), "features").with_method("deeplift")
 
 
 @pytest.mark.skipif(find_spec("zennit") is None, reason="zennit is not installed")

@@ -23,7 +23,7 @@ from camscope.explainers import (
     RefineCAM,
     ScoreCAM,
 )
-from camscope.explainers.cam.weighted_channels import BaseWeightedChannels
+from camscope.explainers.cam.weighted_channels_explainer import BaseWeightedChannels
 from camscope.explainers.comparison import compare as comparison
 from camscope.explainers.comparison.compare import compare_explainers
 from camscope.explainers.comparison.equal_maps import correlate_maps
@@ -109,11 +109,11 @@ def test_every_explanation_is_the_one_the_method_gives_alone():
     names = ["gradcam", "gradcam++", "hirescam", "layercam", "scorecam", "ablationcam"]
     found = compare(model, x[0], names, layers=["block", "stem"], targets=[2, 0])
     for one, row in zip(found.explanations, found.to_records(), strict=True):
-        alone = GradCAM(model, one.layer).create_sibling(one.method).explain(x[0], one.target)
+        alone = GradCAM(model, one.layer).with_method(one.method).explain(x[0], one.target)
         np.testing.assert_allclose(one.attribution, alone.attribution, rtol=1e-5, atol=1e-7)
         assert (row["method"], row["layer"], row["target"]) == (one.method, alone.layer, alone.target)
         assert row["score"] == pytest.approx(alone.score, rel=1e-5)
-        assert row["forward_passes"] == type(GradCAM(model).create_sibling(one.method)).forward_passes
+        assert row["forward_passes"] == type(GradCAM(model).with_method(one.method)).forward_passes
     assert sum(row["seconds"] for row in found.to_records()) > 0
 
 

@@ -18,7 +18,7 @@ from camscope import (
     ScoreCAM,
 )
 from camscope.errors import InputError, LayerError
-from camscope.explainers.attention.token_attention import TokenAttentionExplainer
+from camscope.explainers.attention.token_attention_explainer import TokenAttentionExplainer
 from camscope.explainers.core.model_input import infer_spatial_rank
 from camscope.targets import Score
 

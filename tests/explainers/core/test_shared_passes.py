@@ -44,7 +44,7 @@ def test_methods_of_one_layer_share_a_forward_and_a_backward_pass():
     assert (counted.forwards, counted.backwards) == (1, 1)
     assert [one.method for one in together] == names
     for one in together:
-        alone = GradCAM(counted, "model.block").create_sibling(one.method).explain(x[0], 1)
+        alone = GradCAM(counted, "model.block").with_method(one.method).explain(x[0], 1)
         assert one.attribution.tobytes() == alone.attribution.tobytes()
         assert (one.layer, one.status, one.score, one.notes) == (alone.layer, alone.status, alone.score, alone.notes)
 
@@ -78,21 +78,21 @@ def test_methods_that_run_the_model_again_take_part():
 def test_siblings_have_the_same_settings_and_unknown_methods_near_names():
     model, _ = CASES["tokens"].make()
     tool = ScoreCAM(model, "block", class_names=["a", "b", "c"], precision="bf16", n_channels=3, call_index=0)
-    other = tool.create_sibling("ablationcam")
+    other = tool.with_method("ablationcam")
     assert (other.layer, other.class_names, other.precision, other.call_index) == ("block", ("a", "b", "c"), "bf16", 0)
     occlusion = Occlusion(model, baseline="noise", seed=3, batch_size=2, progress=True)
     for method in ("rise", "integratedgradients", "xrai", "meaningfulperturbation"):
-        other = occlusion.create_sibling(method)
+        other = occlusion.with_method(method)
         assert (other.baseline, other.seed, other.batch_size, other.progress) == ("noise", 3, 2, True)
-    assert Occlusion(model).create_sibling("meaningfulperturbation").baseline == "blur", "what is usual there"
+    assert Occlusion(model).with_method("meaningfulperturbation").baseline == "blur", "what is usual there"
     smooth = SmoothGrad(model, n_samples=3, channel_reduction="l2", seed=4)
-    assert (smooth.create_sibling("saliency").channel_reduction, smooth.create_sibling("vargrad").n_samples) == (
+    assert (smooth.with_method("saliency").channel_reduction, smooth.with_method("vargrad").n_samples) == (
         "l2",
         3,
     )
-    assert (smooth.create_sibling("rise").n_samples, smooth.create_sibling("randomcam").seed) == (4000, 4)
+    assert (smooth.with_method("rise").n_samples, smooth.with_method("randomcam").seed) == (4000, 4)
     with pytest.raises(InputError, match="no method 'gradcam2'; nearest names: gradcam"):
-        tool.create_sibling("gradcam2")
+        tool.with_method("gradcam2")
     with pytest.raises(InputError, match=r"for one method use explain_methods\(image, \['gradcam'\]\)"):
         tool.explain_methods(torch.zeros(3, 24, 16), "gradcam")
 
@@ -288,7 +288,7 @@ def test_wide_layers_leave_room_for_few_copies():
 def test_bf16_is_close_and_changes_nothing(method):
     torch.manual_seed(3)
     model, x = Pooled(conv(), 6).eval(), torch.randn(2, 3, 32, 24)
-    tool = GradCAM(model, "features.3", precision="bf16").create_sibling(method)
+    tool = GradCAM(model, "features.3", precision="bf16").with_method(method)
     strides = []
     model.features[0].register_forward_pre_hook(lambda module, args: strides.append(args[0].stride()))
     with untouched(model, x):
@@ -296,7 +296,7 @@ def test_bf16_is_close_and_changes_nothing(method):
     assert not torch.is_autocast_enabled("cpu")
     assert strides[0][1] == 1, "the channels lie last in memory"
     assert heat.dtype == torch.float32
-    exact = GradCAM(model, "features.3").create_sibling(method).attribute(x, 1)
+    exact = GradCAM(model, "features.3").with_method(method).attribute(x, 1)
     assert not torch.equal(heat, exact), "bfloat16 was not used"
     torch.testing.assert_close(heat, exact, rtol=0.1, atol=0.05 * float(exact.abs().max()))
     assert tool.explain(x[0], 1).parameters["precision"] == "bf16"
@@ -351,9 +351,9 @@ def test_every_method_has_a_bf16_map_in_float32(method):
 def test_settings_that_only_share_a_name_are_not_handed_on():
     model, _ = CASES["pooled"].make()
     finer = METHODS["finercam"](model, "features", gamma=0.3)
-    assert finer.create_sibling("kpcacam").gamma == METHODS["kpcacam"](model, "features").gamma
-    assert METHODS["sscam"](model, "features", n_samples=3).create_sibling("smoothgradcam++").n_samples == 25
-    assert ScoreCAM(model, "features", n_channels=5).create_sibling("sscam").n_channels == 5
+    assert finer.with_method("kpcacam").gamma == METHODS["kpcacam"](model, "features").gamma
+    assert METHODS["sscam"](model, "features", n_samples=3).with_method("smoothgradcam++").n_samples == 25
+    assert ScoreCAM(model, "features", n_channels=5).with_method("sscam").n_channels == 5
 
 
 def test_explainers_with_another_preprocessing_do_not_answer_together():

@@ -661,8 +661,8 @@ def test_several_methods_are_wrapped_alike():
     made = tool.explain_methods(x[0], ["layercam", HiResCAM, GradCAM(model, "stem")], 1)
     assert [one.method for one in made] == ["layercam, denoised", "hirescam, denoised", "gradcam"]
     assert made[0].attribution.tobytes() == Denoised(LayerCAM(model, "block")).explain(x[0], 1).attribution.tobytes()
-    assert repr(Contrast(GradCAM(model), 1, 0).create_sibling("layercam")) == "Contrast(LayerCAM(Residual), a=1, b=0)"
-    fused = Fused.at_layers(GradCAM(model), ["stem", "block"], "product").create_sibling("layercam")
+    assert repr(Contrast(GradCAM(model), 1, 0).with_method("layercam")) == "Contrast(LayerCAM(Residual), a=1, b=0)"
+    fused = Fused.at_layers(GradCAM(model), ["stem", "block"], "product").with_method("layercam")
     assert [one.layer for one in fused.explainers] == ["stem", "block"]
     assert (fused.fusion_mode, fused.composed_name) == ("product", "layercam, fused")
 

@@ -23,7 +23,7 @@ from camscope.explainers import (
 )
 from camscope.explainers.core.pixel_explainers import PixelExplainer
 from camscope.explainers.core.resize_and_blur import resize_maps
-from camscope.explainers.perturbation.masked_input import PerturbationExplainer
+from camscope.explainers.perturbation.perturbation_explainer import PerturbationExplainer
 from tests.nets import CASES, Flat
 from tests.tools import explainer, looks_at_layers, seen_before
 from tests.untouched import untouched

@@ -21,7 +21,7 @@ from camscope.explainers import (
     GuidedIG,
     IntegratedGradients,
 )
-from camscope.explainers.core.attribution_maps import AttributionMaps, merge_notes_and_flags
+from camscope.explainers.core.maps_with_flags import AttributionMaps, merge_notes_and_flags
 from camscope.explainers.core.random_mixin import draw_normal
 from camscope.explainers.path.blur_ig import BlurredCopies
 from camscope.explainers.path.expected_gradients import PathSamples

@@ -23,7 +23,7 @@ from camscope.explainers import (
 )
 from camscope.explainers.core.shared_passes import run_methods
 from camscope.explainers.perturbation.mask_optimization import apply_smooth_maximum
-from camscope.explainers.perturbation.masked_input import PerturbationExplainer
+from camscope.explainers.perturbation.perturbation_explainer import PerturbationExplainer
 from camscope.explainers.perturbation.rise import RunningMean, enlarge_shifted_grids
 from camscope.explainers.perturbation.sobol_and_hsic import compute_hsic, compute_total_sobol_indices
 from camscope.explanation import Explanation

@@ -243,7 +243,9 @@ def test_runs_and_what_is_made_of_them(ward, ears, kind, tmp_path):
         page = tmp_path / f"page{len(words)}.html"
         ears.run("show", out, *words, "-o", page)
         assert told(cage, cage.found(page.read_bytes())) == {}
-    ears.run("export", out, "--format", "png,jpg,webp,npz,json,csv,coco", "-o", tmp_path / "export", code=1)
+    every = ("--format", "png,jpg,webp,npz,json,csv,coco")
+    assert "pass --scans" in ears.run("export", out, *every, "-o", tmp_path / "export", code=2).stderr
+    ears.run("export", out, *every, "-o", tmp_path / "export", "--scans", table, code=1)  # burned-in text
     measures = tmp_path / "measures"
     asked = [[], ["--masks", "outlines"], ["--masks", ward.folder, "--category", "all"]]
     for masks in asked if kind == "png" else asked[1:2]:
@@ -261,7 +263,8 @@ def test_runs_of_volumes(ward, ears, tmp_path):
     ears.run("batch", table, "-o", out, "-m", model(ward, "deep"), "--overlays", "png", "--height", 64, code=1)
     assert BatchRun(out).n_failed_rows == 1
     ears.run("show", out, "--scans", table, "-o", tmp_path / "page.html")
-    ears.run("export", out, "--format", "png,npz,json,csv", "-o", tmp_path / "export", code=1)
+    ears.run("export", out, "--format", "png,npz,json,csv", "-o", tmp_path / "export", code=2)
+    ears.run("export", out, "--format", "png,npz,json,csv", "-o", tmp_path / "export", "--scans", table)
     ears.run("evaluate", out, "--scans", table, "-o", tmp_path / "measures", "--metrics", "sparseness")
     assert told(ward.cage, of_files(ward.cage, tmp_path)) == {}
     assert ears.heard == {}

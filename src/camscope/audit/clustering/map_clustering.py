@@ -158,7 +158,7 @@ def _multiply_along_axes(values: FloatArray, weights: list[FloatArray]) -> Float
 
 
 def _build_area_weights(size: int, grid_size: int) -> FloatArray:
-    """Return a matrix (grid_size,size) that averages `size` cells over `grid_size` larger cells."""
+    """Return the weight (grid_size,size) of each of `size` cells in the mean over each of `grid_size` larger cells."""
     edges, cells = np.linspace(0, size, grid_size + 1), np.arange(size)
     shared = np.minimum(edges[1:, None], cells + 1) - np.maximum(edges[:-1, None], cells)
     return np.asarray(shared.clip(min=0) * grid_size / size)
@@ -291,7 +291,7 @@ def _measure_stability_and_eigengap(
 
 
 def _find_nearest_in_subset(points: FloatArray, subset: IntArray) -> IntArray:
-    """Return for each point the position in `subset` of the nearest point of the subset."""
+    """Find the nearest point of a subset for each point. Return its position in `subset`."""
     search = require("sklearn.neighbors", extra="audit").NearestNeighbors(n_neighbors=1, algorithm="brute")
     nearest = np.asarray(search.fit(points[subset]).kneighbors(points, return_distance=False)[:, 0], np.int64)
     nearest[subset] = np.arange(len(subset))

@@ -19,7 +19,7 @@ from camscope.audit.core.subgroup_levels import (
     normalize_label,
 )
 from camscope.batch import Manifest, build_manifest
-from camscope.batch.manifest import RESULT_COLUMNS, import_arrow, pseudonymize_manifest
+from camscope.batch.image_manifest import RESULT_COLUMNS, import_arrow, pseudonymize_manifest
 from camscope.errors import InputError
 from camscope.evaluation.ground_truth import AnnotationColumn, GroundTruth, load_ground_truth
 from camscope.evaluation.map_generation import sample_manifest
@@ -95,7 +95,7 @@ class Cohort:
         return sample_manifest(replace(self.full_manifest, table=table), data.max_images, self.config.seed)
 
     @cached_property
-    def output_manifest(self) -> Manifest:
+    def manifest_with_display_names(self) -> Manifest:
         """The audited rows with the image names to show in outputs. The profile "research" hides file names."""
         table, report_columns = self.manifest.table, list(self.config.report.columns)
         if not self.hides_file_names:
@@ -121,7 +121,7 @@ class Cohort:
     @cached_property
     def ids(self) -> dict[int, str]:
         """Row -> the name of its image in the outputs."""
-        return dict(zip(self.rows, self.output_manifest.table["id"].to_pylist(), strict=True))
+        return dict(zip(self.rows, self.manifest_with_display_names.table["id"].to_pylist(), strict=True))
 
     @cached_property
     def manifest_positions(self) -> dict[int, int]:

@@ -96,7 +96,7 @@ class AuditContext:
     @cached_property
     def explainers(self) -> list[Explainer]:
         """The explainers of the config. CAM methods use the configured layer or the model's default layer."""
-        from camscope.explainers.comparison.comparison_grid import accepts_layer_choice
+        from camscope.explainers.comparison.comparison_rows_and_columns import accepts_layer_choice
 
         config, explainers = self.config.explain, []
         for name in config.methods:
@@ -115,7 +115,7 @@ class AuditContext:
         return BatchWorker(
             self.explainers,
             [finding.class_index for finding in self.findings],
-            self.cohort.output_manifest,
+            self.cohort.manifest_with_display_names,
             self.config.batch_size,
             window=self.config.data.window,
         )
@@ -161,7 +161,7 @@ class AuditContext:
     def load_images(self, rows: Sequence[int] | None = None) -> Iterator[LoadedImage]:
         """Load images as model inputs, by default all. An unreadable image has an error instead."""
         positions = (self.cohort.manifest_positions[row] for row in (self.cohort.rows if rows is None else rows))
-        manifest = self.cohort.output_manifest
+        manifest = self.cohort.manifest_with_display_names
         manifest_rows = (manifest.rows(position, position + 1)[0] for position in positions)
         return load_images(manifest, manifest_rows, self.worker.prepare_model_input, NUM_READ_THREADS)
 

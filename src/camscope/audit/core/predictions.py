@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope.audit.core.stage_result_schema import ResolveResult, StageResult
-from camscope.batch.manifest import import_arrow
+from camscope.batch.image_manifest import import_arrow
 from camscope.metrics.metric_registry import FloatArray
 from camscope.safe_files import open_atomic
 from camscope.untrusted_files import read_parquet

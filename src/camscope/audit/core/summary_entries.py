@@ -10,7 +10,7 @@ import numpy as np
 from camscope.audit.core.cohort import Cohort, Finding
 from camscope.audit.core.stage_result_schema import EstimateSummary, MetricSummary
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_INTERVAL
-from camscope.batch.manifest import import_arrow
+from camscope.batch.image_manifest import import_arrow
 from camscope.errors import UndefinedError
 from camscope.evaluation import EvaluationResult
 from camscope.evaluation import method_summaries as evaluation_summary
@@ -116,7 +116,8 @@ BETTER_DIRECTIONS: dict[bool | None, BetterDirection] = {True: "more", False: "l
 def summarize_finding_metrics(cohort: Cohort, evaluation: EvaluationResult, finding: Finding) -> list[MetricSummary]:
     """Summarize the metrics of all methods over the images with a finding."""
     values = filter_finding(cohort, add_patient_column(cohort, evaluation.table()), finding, True)
-    return summarize_metrics(values, finding.name, **cohort.config.bootstrap_options)
+    bootstrap_options: dict[str, Any] = dict(cohort.config.bootstrap_options)
+    return summarize_metrics(values, finding.name, **bootstrap_options)
 
 
 def collect_formulas(metric_summaries: Iterable[MetricSummary]) -> dict[str, str]:

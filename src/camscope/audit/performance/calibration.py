@@ -87,7 +87,7 @@ def _build_estimate(value: float, resampled_values: FloatArray, group: IntArray)
 
 
 def _has_class_overlap(truth: Mask, log_odds: FloatArray, weights: FloatArray) -> npt.NDArray[np.bool_]:
-    """Return for each resample (r,) whether the scores of both classes overlap. Otherwise the slope is infinite."""
+    """Return in which resamples (r,) the scores of both classes overlap. Otherwise the slope is infinite."""
     masks = [(weights > 0) & is_class for is_class in (truth, ~truth)]
     low = [np.where(mask, log_odds, np.inf).min(1) for mask in masks]
     high = [np.where(mask, log_odds, -np.inf).max(1) for mask in masks]

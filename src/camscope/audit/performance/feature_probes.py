@@ -47,7 +47,7 @@ class LinearProbeResult:
 
 
 def probe_columns(cohort: Cohort, predictions: Predictions) -> Iterator[ColumnLeakage]:
-    """Yield for each subgroup column how well a linear probe predicts it from the features."""
+    """Yield how well a linear probe predicts each subgroup column from the features."""
     positions = {row: n for n, row in enumerate(predictions.rows)}
     for column in cohort.config.data.subgroups:
         levels = cohort.get_subgroup_levels(column)

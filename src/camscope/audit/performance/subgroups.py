@@ -266,7 +266,7 @@ def _build_contrast(
 
 def _check_n_patients(n_patients: int, min_patients: int) -> None:
     if n_patients < min_patients:
-        raise UndefinedError(f"{plural(n_patients, 'group')}; expected at least {min_patients}")
+        raise UndefinedError(f"only {plural(n_patients, 'patient')}; expected at least {min_patients}")
 
 
 def compare_subgroups(

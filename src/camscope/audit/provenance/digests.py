@@ -12,7 +12,7 @@ from typing import TypeVar
 from camscope.audit.core.config import MaskSource
 from camscope.audit.core.context import NUM_READ_THREADS, AuditContext
 from camscope.batch.image_loading import hash_source
-from camscope.batch.manifest import import_arrow
+from camscope.batch.image_manifest import import_arrow
 from camscope.batch.path_resolver import PathResolver
 from camscope.errors import CamscopeError, MissingExtraError, UndefinedError
 from camscope.evaluation.ground_truth import (

@@ -12,7 +12,7 @@ from typing import Any
 from camscope.audit.provenance import provenance
 from camscope.audit.provenance.digests import digest_file
 from camscope.audit.provenance.provenance import LOG_FILE, PROVENANCE_FILE
-from camscope.batch.manifest import import_arrow
+from camscope.batch.image_manifest import import_arrow
 from camscope.batch.run_store import PART_PATTERN, PARTS_FOLDER, RUN_FILE, TEMPORARY_FILE_PATTERN, RunStore
 from camscope.errors import OutputError
 from camscope.safe_files import open_regular_file, read_bytes

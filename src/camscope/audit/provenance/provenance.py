@@ -26,7 +26,7 @@ from camscope.audit.provenance.digests import (
     digest_model_source,
     digest_optional_file,
 )
-from camscope.batch.manifest import hash_manifest
+from camscope.batch.image_manifest import hash_manifest
 from camscope.model_metadata import compute_model_digest
 from camscope.models import redact_file_names
 from camscope.safe_files import make_folder, make_write_error, open_regular_file, read_bytes, write_bytes

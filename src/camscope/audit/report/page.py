@@ -12,7 +12,6 @@ from markupsafe import Markup
 from camscope.audit.core.stage_result_schema import StageResult
 from camscope.audit.core.summary_schema import Summary
 from camscope.audit.report import sentences
-from camscope.audit.report.figures import draw_figures
 from camscope.audit.report.gallery import GALLERY_KINDS, Gallery
 from camscope.audit.report.number_format import (
     format_estimate,
@@ -23,6 +22,7 @@ from camscope.audit.report.number_format import (
     format_p_value,
 )
 from camscope.audit.report.overview import MAX_OPEN_QUESTIONS_SHOWN, build_overview
+from camscope.audit.report.report_plots import draw_figures
 from camscope.audit.report.verdict_display import (
     CONCLUSION_MEANINGS,
     MARGIN_DESCRIPTIONS,

@@ -156,7 +156,7 @@ def describe_config_declarations(provenance: Mapping[str, Any]) -> Markup:
 
 
 def describe_localization_images(stage: MetricsResult) -> Iterator[Markup]:
-    """Yield for each finding the number of images in the localization test."""
+    """Yield the number of images in the localization test of each finding."""
     counts: dict[str, int] = {}
     for line in stage.metric_summaries:
         if line.metric == "enrichment" and not line.control:

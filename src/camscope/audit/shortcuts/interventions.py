@@ -21,8 +21,12 @@ from camscope.audit.core.summary_schema import InterventionEffect, MaskedAuroc
 from camscope.audit.performance.auc import auroc
 from camscope.audit.performance.model_predictions import compute_log_odds, compute_logits_and_features
 from camscope.audit.shortcuts.inputs_with_regions import FINDING_REGION, ORGAN_REGION, RegionSample, RegionSamples
-from camscope.audit.shortcuts.reliance import build_undefined_effect, estimate_insertion_effect, estimate_removal_effect
-from camscope.batch.manifest import import_arrow
+from camscope.audit.shortcuts.reliance_rule import (
+    build_undefined_effect,
+    estimate_insertion_effect,
+    estimate_removal_effect,
+)
+from camscope.batch.image_manifest import import_arrow
 from camscope.errors import UndefinedError
 from camscope.metrics.imputation import ImputationLike, build_imputer
 from camscope.metrics.metric_registry import FloatArray, Mask

@@ -14,7 +14,7 @@ from camscope.audit.core.summary_entries import round_significant, summarize_est
 from camscope.audit.core.summary_schema import AttributionMass, RegionOverlap, Summary
 from camscope.audit.shortcuts.inputs_with_regions import FINDING_REGION, ORGAN_REGION, RegionSample, RegionSamples
 from camscope.audit.shortcuts.region_detectors import select_largest_component
-from camscope.batch.manifest import import_arrow
+from camscope.batch.image_manifest import import_arrow
 from camscope.batch.sql_query import table_to_dicts
 from camscope.geometry import Placement
 from camscope.metrics.mean_estimates import estimate_mean
@@ -174,7 +174,7 @@ def _summarize_values(
 
 
 def compute_region_overlaps(samples: RegionSamples, finding_name: str) -> Iterator[RegionOverlap]:
-    """Yield for each pair of regions the mean share of one region's pixels inside the other."""
+    """Yield how much two regions overlap: the mean share of one region's pixels inside the other, pair by pair."""
     names = [name for name in samples.region_names if name not in (FINDING_REGION, ORGAN_REGION)]
     for region, other in permutations(names, 2):
         masks = [(sample.regions[region], sample.regions.get(other)) for sample in samples.select_with_region(region)]

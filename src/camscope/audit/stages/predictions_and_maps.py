@@ -200,7 +200,7 @@ def explain_images(context: AuditContext, results: StageResults) -> ExplainResul
     """Write the maps of all images to the folder `maps/`. An interrupted run continues."""
     outcome = run_batch(
         context.explainers,
-        context.cohort.output_manifest,
+        context.cohort.manifest_with_display_names,
         build_output_path(context.folder, "maps"),
         [finding.class_index for finding in context.findings],
         options=BatchOptions(chunk_size=IMAGES_PER_CHUNK, window=context.config.data.window),

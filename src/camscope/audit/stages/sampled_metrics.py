@@ -10,7 +10,7 @@ from camscope.audit.core.context import AuditContext
 from camscope.audit.core.stage_result_schema import MetricSummary, StoppingLook
 from camscope.audit.core.summary_entries import add_patient_column, filter_finding, summarize_metrics
 from camscope.batch import BatchOptions, BatchRun, Manifest, run_batch
-from camscope.batch.manifest import import_arrow
+from camscope.batch.image_manifest import import_arrow
 from camscope.evaluation import evaluate
 from camscope.evaluation.metric_value_files import MapSelection
 from camscope.explainers import Explainer
@@ -178,7 +178,7 @@ class SampledStage:
 
         run_batch(
             explainers,
-            select_rows(cohort.output_manifest),
+            select_rows(cohort.manifest_with_display_names),
             folder,
             [finding.class_index],
             options=BatchOptions(chunk_size=IMAGES_PER_CHUNK, window=config.data.window),

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from camscope.audit.clustering.cluster_enrichment import analyze_clusters
+from camscope.audit.clustering.cluster_analysis import analyze_clusters
 from camscope.audit.core.context import AuditContext
 from camscope.audit.core.predictions import Predictions, StageResults
 from camscope.audit.core.stage_result_schema import FlowStep, SubgroupDifference

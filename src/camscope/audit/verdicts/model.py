@@ -6,7 +6,7 @@ from camscope.audit.core.stage_result_schema import EstimateSummary, SubgroupDif
 from camscope.audit.core.summary_entries import round_significant
 from camscope.audit.core.summary_schema import ColumnLeakage, Summary, Verdict
 from camscope.audit.shortcuts.inputs_with_regions import FINDING_REGION, ORGAN_REGION
-from camscope.audit.shortcuts.reliance import (
+from camscope.audit.shortcuts.reliance_rule import (
     DEFAULT_RELIANCE_PREVALENCE,
     explain_too_few_patients,
     judge_reliance,

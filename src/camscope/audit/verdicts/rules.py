@@ -9,7 +9,7 @@ from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_SINGLE_CLUSTER,
 from camscope.audit.core.summary_entries import format_patient_count
 from camscope.audit.core.summary_schema import Conclusion, Verdict
 from camscope.audit.shortcuts.interventions import MIN_PREFERRED_IMAGES
-from camscope.audit.shortcuts.reliance import MIN_IMPUTATIONS
+from camscope.audit.shortcuts.reliance_rule import MIN_IMPUTATIONS
 from camscope.metrics.randomization_result import SAME_MAP_SIMILARITY
 
 MIN_PATIENTS_RULE = f"not testable with fewer than {MIN_PATIENTS_FOR_VERDICT} patients"  # part of every rule

@@ -4,7 +4,7 @@ import math
 
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_SINGLE_CLUSTER, MIN_PATIENTS_FOR_VERDICT
 from camscope.audit.core.summary_schema import Summary, Verdict
-from camscope.audit.shortcuts.reliance import DEFAULT_RELIANCE_PREVALENCE, compute_min_patients_to_detect
+from camscope.audit.shortcuts.reliance_rule import DEFAULT_RELIANCE_PREVALENCE, compute_min_patients_to_detect
 
 # An interval that ends at the margin decides in half of all audits. In four of five, its half width has to be smaller by the
 # ratio of the normal quantiles z(0.975) and z(0.975) + z(0.8). The number of patients grows with the square of it.

@@ -3,10 +3,12 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from camscope.batch.image_manifest import LABEL_COLUMN, find_reserved_names, import_arrow
 from camscope.batch.inspection.encoded_columns import (
     MAX_GROUPS_PER_ISSUE,
     NO_ROWS,
@@ -17,7 +19,6 @@ from camscope.batch.inspection.encoded_columns import (
     TargetPrevalence,
 )
 from camscope.batch.inspection.issues import DatasetIssue, flags_to_codes
-from camscope.batch.manifest import LABEL_COLUMN, find_reserved_names, import_arrow
 from camscope.images.scans.dicom_slice_positions import DIRECTION_TOLERANCE, MAX_SPACING_DEVIATION
 from camscope.mask_labels import MAX_LISTED_NAMES
 
@@ -278,10 +279,15 @@ def _check_slice_positions(table: InspectionTable) -> Iterator[DatasetIssue]:
     yield DatasetIssue("slices-at-same-position", same_position, row_groups=tuple(groups[:MAX_GROUPS_PER_ISSUE]))
 
 
-def _find_slice_gaps_and_overlaps(
-    rows: IntArray, planes: NDArray[np.float64]
-) -> tuple[IntArray, list[tuple[int, ...]]]:
-    """Return the rows next to a gap between slices, and the groups of rows at the same position."""
+class SliceGapsAndOverlaps(NamedTuple):
+    """The rows on both sides of a gap, and the groups of rows that share a position."""
+
+    rows_next_to_gaps: IntArray
+    rows_at_same_position: list[tuple[int, ...]]
+
+
+def _find_slice_gaps_and_overlaps(rows: IntArray, planes: NDArray[np.float64]) -> SliceGapsAndOverlaps:
+    """Find gaps and overlaps in a series whose rows are slices."""
     normal = np.cross(planes[0, 3:6], planes[0, 6:9])
     depths = planes[:, :3] @ normal
     order = np.argsort(depths, kind="stable")
@@ -291,7 +297,7 @@ def _find_slice_gaps_and_overlaps(
     is_shared = np.bincount(positions)[positions] > 1
     groups = [tuple(rows[order[positions == position]].tolist()) for position in np.unique(positions[is_shared])]
     if np.count_nonzero(is_apart) < 2:
-        return NO_ROWS, groups
+        return SliceGapsAndOverlaps(NO_ROWS, groups)
     usual = float(np.median(distances[is_apart]))
     unusual = np.flatnonzero(is_apart & (abs(distances - usual) > max(MAX_SPACING_DEVIATION * usual, 0.01)))
-    return rows[order[np.union1d(unusual, unusual + 1)]], groups
+    return SliceGapsAndOverlaps(rows[order[np.union1d(unusual, unusual + 1)]], groups)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from camscope.batch.csv_export import write_escaped_csv
 from camscope.batch.image_loading import map_in_order, require_valid_num_threads
+from camscope.batch.image_manifest import Manifest, contains_scans, import_arrow, pseudonymize_manifest, require_columns
 from camscope.batch.image_sources import build_manifest
 from camscope.batch.inspection.dataset_checks import check_dataset
 from camscope.batch.inspection.encoded_columns import (
@@ -30,7 +31,6 @@ from camscope.batch.inspection.image_metadata import (
     metadata_to_table,
 )
 from camscope.batch.inspection.issues import ISSUE_ORDER, SEVERITIES, DatasetIssue, RowNumbers
-from camscope.batch.manifest import Manifest, contains_scans, import_arrow, pseudonymize_manifest, require_columns
 from camscope.errors import InputError, OutputError
 from camscope.images.files.redaction_and_pseudonyms import load_pseudonym_key
 from camscope.plurals import plural

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from camscope.batch.manifest import Manifest, import_arrow, require_columns
+from camscope.batch.image_manifest import Manifest, import_arrow, require_columns
 from camscope.plurals import plural
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from camscope.batch.image_manifest import Manifest, import_arrow
 from camscope.batch.inspection.issues import flags_to_codes
-from camscope.batch.manifest import Manifest, import_arrow
 from camscope.batch.path_resolver import is_url, read_image_source
 from camscope.errors import CamscopeError, ImageError, InputError
 from camscope.images.files.image_file_access import selected_source, split_selector

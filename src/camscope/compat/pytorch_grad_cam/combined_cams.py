@@ -223,7 +223,7 @@ class SESS:
         return np.maximum(np.asarray(scores, np.float32), 0)
 
     def paste_cam(self, cam: Array, coordinates: WindowPlace, target_size: tuple[int, int]) -> Array:
-        """Paste the map of a window into an empty map of the image, and resize it to (H,W)."""
+        """Paste the map of a window into an empty map of the whole image, and resize that map to (H,W)."""
         import cv2
 
         left, top, width, height = coordinates

@@ -20,7 +20,7 @@ from camscope.evaluation.selection.candidate_race import (
     SelectionSample,
 )
 from camscope.explainers import METHODS, Explainer
-from camscope.explainers.comparison.comparison_grid import (
+from camscope.explainers.comparison.comparison_rows_and_columns import (
     accepts_layer_choice,
     accepts_several_layers,
     create_at_layers,
@@ -149,7 +149,7 @@ def get_model_device(explainer: Explainer) -> torch.device:
 
 
 def _compute_stabilities(explainer: Explainer, x: Tensor, targets: Any) -> list[float]:
-    """Return for each sample (N,) how similar its map stays under small changes of the input, on average."""
+    """Return how similar the map of each sample (N,) stays under small changes of the input, on average."""
     try:
         # a shift of 4 pixels in 224, and weak noise
         transforms = Shift(max(1, min(x.shape[2:]) // 56)), GaussianNoise(0.01)

@@ -8,7 +8,7 @@ import numpy as np
 
 from camscope.batch.batch_worker import BatchWorker
 from camscope.batch.image_loading import load_images
-from camscope.batch.manifest import Manifest, contains_scans, pseudonymize_manifest
+from camscope.batch.image_manifest import Manifest, contains_scans, pseudonymize_manifest
 from camscope.errors import CategoryError, InputError, TargetError, UndefinedError
 from camscope.evaluation.ground_truth import UNFIT_MASK_REASON, GroundTruth, Mask
 from camscope.evaluation.selection.candidate_race import SelectionSample

@@ -11,7 +11,11 @@ import numpy as np
 
 from camscope.errors import CamscopeError, InputError
 from camscope.evaluation.map_metrics import get_default_region_size
-from camscope.evaluation.selection.candidate_explainers import evaluate_candidates, get_model_device
+from camscope.evaluation.selection.candidate_explainers import (
+    DEFAULT_CANDIDATE_METHODS,
+    evaluate_candidates,
+    get_model_device,
+)
 from camscope.evaluation.selection.candidate_race import (
     FAITHFULNESS_METRIC,
     LOCALIZATION_METRIC,
@@ -37,6 +41,7 @@ from camscope.untrusted_files import read_toml
 
 MAX_UNTRAINED_CORRELATION = 0.7  # Spearman, with the untrained model's map; above it the map shows only the image
 MIN_MEDIAN_STABILITY = 0.5
+MAX_EQUAL_COST_RATIO = 1.2  # times vary by as much between runs
 BLOCK_SIZE = 8  # images in a round
 
 
@@ -56,12 +61,19 @@ class MethodSelection:
 
     @property
     def cheapest(self) -> CandidateState:
-        """The fastest of the candidates that are still in the race."""
-        return min(self.survivors or self.candidates, key=lambda candidate: candidate.seconds_per_image)
+        """The candidate that is chosen by its cost.
+
+        Costs up to 20 % above the lowest count as equal. Of these candidates, methods whose map depends on the class come
+        first, then the order of `DEFAULT_CANDIDATE_METHODS` counts, then the rank.
+        """
+        remaining = self.survivors or self.candidates
+        limit = MAX_EQUAL_COST_RATIO * min(candidate.seconds_per_image for candidate in remaining)
+        cheap = [candidate for candidate in remaining if candidate.seconds_per_image <= limit]
+        return min(cheap, key=lambda candidate: _get_preference(candidate.explainer))
 
     @property
     def chosen(self) -> CandidateState:
-        """The candidate that is saved: the best one, or without a clear winner the fastest."""
+        """The candidate that is saved: the best one, or without a clear winner the cheapest."""
         return self.best[0] if self.best else self.cheapest
 
     @property
@@ -77,12 +89,19 @@ class MethodSelection:
             else:
                 count = plural(len(self.survivors), "candidate")
                 text = f"no clear winner after {plural(self.n_images, 'image')}: {count} do not differ significantly ({names})"
-            return f"{text}; the cheapest of them is {cheap.title}, {cheap.seconds_per_image:.3f} s an image"
+            return f"{text}; one of the cheapest of them is {cheap.title}, {cheap.seconds_per_image:.3f} s an image"
         return " or ".join(
             f"{candidate.title} (faithfulness {candidate.estimate_metric(FAITHFULNESS_METRIC)}, "
             f"{candidate.seconds_per_image:.3f} s an image)"
             for candidate in self.best
         )
+
+
+def _get_preference(explainer: Explainer) -> tuple[bool, int]:
+    """Return the sort key of a method among methods of equal cost."""
+    names = DEFAULT_CANDIDATE_METHODS
+    position = names.index(explainer.name) if explainer.name in names else len(names)
+    return not explainer.class_specific, position
 
 
 # appends the values of a block of samples to each candidate
@@ -210,7 +229,7 @@ class SavedSelection:
 
 
 def save_selection(selection: MethodSelection, path: str | Path, *, overwrite: bool = False) -> Path:
-    """Write the selected method to a TOML file. If there is no clear winner, write the fastest candidate."""
+    """Write the selected method to a TOML file. If there is no clear winner, write the cheapest candidate."""
 
     def quote_toml_string(text: str) -> str:  # a TOML string equals one of JSON up to one escape
         return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -13,19 +13,19 @@ from torch import Tensor, nn
 
 from camscope.errors import InputError, ModelError
 from camscope.explainers.adapters.adapter_explainer import AdapterExplainer, call_with_gradients, check_same_score
-from camscope.explainers.adapters.captum_module_replacements import convert_clipped_relus, replace_overlapping_pools
+from camscope.explainers.adapters.deep_lift_module_replacements import convert_clipped_relus, replace_overlapping_pools
+from camscope.explainers.adapters.deep_lift_unsupported_operations import UnsupportedOperationCounter
 from camscope.explainers.adapters.model_copy_for_hooks import (
     ModuleCallRecords,
     RecordedEvaluator,
     clone_for_hooks,
     restart_call_counts,
 )
-from camscope.explainers.adapters.unsupported_operations import UnsupportedOperationCounter
 from camscope.explainers.core.baselines import BackgroundMixin, BaselineMixin, build_baseline_tensors
 from camscope.explainers.core.evaluation_context import check_finite
 from camscope.explainers.core.explainer import register_optional
 from camscope.explainers.core.perturbed_evaluator import PerturbedEvaluator
-from camscope.explainers.path.additive_attribution import AdditiveAttribution, AdditiveExplainer
+from camscope.explainers.path.additive_explainer import AdditiveAttribution, AdditiveExplainer
 from camscope.images.files.redaction_and_pseudonyms import ignore_warnings
 from camscope.plurals import plural
 from camscope.targets import Score, full_precision

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from camscope.errors import InputError
 from camscope.explainers.adapters.adapter_explainer import AdapterExplainer
-from camscope.explainers.core.attribution_maps import AttributionMaps
 from camscope.explainers.core.baselines import BaselineMixin
 from camscope.explainers.core.explainer import register_optional
 from camscope.explainers.core.input_segments import (
@@ -22,6 +21,7 @@ from camscope.explainers.core.input_segments import (
     label_grid_cells,
     resolve_segment_labels,
 )
+from camscope.explainers.core.maps_with_flags import AttributionMaps
 from camscope.explainers.core.perturbed_evaluator import PerturbedEvaluator
 from camscope.explainers.core.pixel_explainers import format_completeness_gap
 from camscope.explainers.core.setting_checks import check_number, check_positive_integer, check_positive_number

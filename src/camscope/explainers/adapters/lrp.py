@@ -9,18 +9,18 @@ from torch import Tensor, nn
 
 from camscope.errors import ModelError
 from camscope.explainers.adapters.adapter_explainer import AdapterExplainer, call_with_gradients, check_same_score
+from camscope.explainers.adapters.lrp_rules import RelevanceRuleMode, has_zennit_rule, make_relative_stabilizer
 from camscope.explainers.adapters.model_copy_for_hooks import (
     ModuleCallRecords,
     RecordedEvaluator,
     clone_for_hooks,
     restart_call_counts,
 )
-from camscope.explainers.adapters.relevance_rules import RelevanceRuleMode, has_zennit_rule, make_relative_stabilizer
 from camscope.explainers.core.evaluation_context import check_finite
 from camscope.explainers.core.explainer import register_optional
 from camscope.explainers.core.perturbed_evaluator import PerturbedEvaluator
 from camscope.explainers.core.setting_checks import check_number, check_one_of
-from camscope.explainers.path.additive_attribution import AdditiveAttribution, AdditiveExplainer
+from camscope.explainers.path.additive_explainer import AdditiveAttribution, AdditiveExplainer
 from camscope.pytree import iter_leaves, map_leaves
 from camscope.targets import Score, full_precision
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from camscope.explainers.attention.rollout import multiply_rows
-from camscope.explainers.attention.token_attention import AttentionTrace, TokenAttentionExplainer
+from camscope.explainers.attention.token_attention_explainer import AttentionTrace, TokenAttentionExplainer
 from camscope.explainers.core.explainer import register
 
 

@@ -5,9 +5,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from camscope.explainers.attention.token_attention import AttentionTrace, TokenAttentionExplainer
+from camscope.explainers.attention.token_attention_explainer import AttentionTrace, TokenAttentionExplainer
 from camscope.explainers.core.explainer import register
-from camscope.explainers.core.setting_types import PositiveInteger
+from camscope.explainers.core.validated_setting_types import PositiveInteger
 
 
 @register

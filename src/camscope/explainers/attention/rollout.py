@@ -1,4 +1,4 @@
-"""Attention Rollout and Gradient Rollout: products of attention matrices. P: attention probabilities, g: gradient there."""
+"""Attention Rollout and Gradient Rollout: products of attention matrices. P: attention probabilities, g: their gradient."""
 
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal
@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from camscope.explainers.attention.token_attention import AttentionTrace, TokenAttentionExplainer
+from camscope.explainers.attention.token_attention_explainer import AttentionTrace, TokenAttentionExplainer
 from camscope.explainers.core.explainer import register
 
 HeadFusion = Literal["mean", "max", "min"]

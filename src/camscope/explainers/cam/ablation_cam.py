@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from camscope.explainers.cam.layer_features import ActivationVariants, LayerFeatures
-from camscope.explainers.cam.weighted_channels import SPATIAL_AXIS, BaseWeightedChannels
+from camscope.explainers.cam.weighted_channels_explainer import SPATIAL_AXIS, BaseWeightedChannels
 from camscope.explainers.core.explainer import register
 from camscope.explainers.core.memory_chunks import BatchedMixin
 
@@ -30,7 +30,7 @@ class AblationCAM(BaseWeightedChannels, BatchedMixin):
     runs_model = runs_partial_forward = True
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
-        """Return for each channel (N,K,1) how much the score drops if the channel is set to zero."""
+        """Return the drop of the score (N,K,1) if a channel is set to zero, channel by channel."""
         alive = features.activation.flatten(2).any(SPATIAL_AXIS).nonzero()
 
         def build_removals(part: slice) -> ActivationVariants:

@@ -20,7 +20,7 @@ from camscope.explainers.core.explainer import register
 from camscope.explainers.core.memory_chunks import BatchedMixin
 from camscope.explainers.core.model_input import ModelInput
 from camscope.explainers.core.nonnegative_factorization import MatrixFactors, factorize_nonnegative
-from camscope.explainers.core.setting_types import NonNegativeNumber, PositiveInteger
+from camscope.explainers.core.validated_setting_types import NonNegativeNumber, PositiveInteger
 from camscope.explanation import FloatArray
 from camscope.geometry import Placement
 from camscope.plurals import plural

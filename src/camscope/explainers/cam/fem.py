@@ -7,9 +7,9 @@ from torch import Tensor
 from camscope.explainers.cam.kpca_cam import RELATIVE_ROUNDING
 from camscope.explainers.cam.layer_explainer import LayerExplainer
 from camscope.explainers.cam.layer_features import LayerFeatures
-from camscope.explainers.cam.weighted_channels import SPATIAL_AXIS
+from camscope.explainers.cam.weighted_channels_explainer import SPATIAL_AXIS
 from camscope.explainers.core.explainer import register
-from camscope.explainers.core.setting_types import NonNegativeNumber
+from camscope.explainers.core.validated_setting_types import NonNegativeNumber
 
 
 @register

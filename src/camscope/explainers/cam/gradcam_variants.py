@@ -1,11 +1,11 @@
-"""Grad-CAM and its variants that weight channels by gradients. A: activation of a layer, g: gradient of the score there,
+"""Grad-CAM and its variants that weight channels by gradients. A: activation of a layer, g: gradient of the score at A,
 both (N,K,cells).
 """
 
 import torch
 from torch import Tensor
 
-from camscope.explainers.cam.weighted_channels import SPATIAL_AXIS, BaseCAM, BaseQuotientCAM, QuotientTerms
+from camscope.explainers.cam.weighted_channels_explainer import SPATIAL_AXIS, BaseCAM, BaseQuotientCAM, QuotientTerms
 from camscope.explainers.core.explainer import register
 
 

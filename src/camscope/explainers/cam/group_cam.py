@@ -5,11 +5,11 @@ from torch import Tensor
 
 from camscope.explainers.cam.layer_explainer import LayerExplainer
 from camscope.explainers.cam.layer_features import InputVariants, LayerFeatures
-from camscope.explainers.cam.weighted_channels import SPATIAL_AXIS
+from camscope.explainers.cam.weighted_channels_explainer import SPATIAL_AXIS
 from camscope.explainers.core.explainer import register
 from camscope.explainers.core.memory_chunks import BatchedMixin
 from camscope.explainers.core.resize_and_blur import blur_input, compute_minimum_and_range, enlarge_to_input
-from camscope.explainers.core.setting_types import PositiveInteger
+from camscope.explainers.core.validated_setting_types import PositiveInteger
 
 BLUR_SIGMA, BLUR_RADIUS = 50 / 224, 25 / 224  # of an axis: the authors' blur of 51 x 51 pixels for inputs of 224
 MASK_QUANTILE = 0.7  # of a mask's cells: the authors' threshold is the 70th percentile

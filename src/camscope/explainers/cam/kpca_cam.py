@@ -14,14 +14,14 @@ from torch import Tensor
 from camscope.errors import InputError
 from camscope.explainers.cam.layer_explainer import LayerExplainer
 from camscope.explainers.cam.layer_features import LayerFeatures
-from camscope.explainers.cam.weighted_channels import SPATIAL_AXIS
+from camscope.explainers.cam.weighted_channels_explainer import SPATIAL_AXIS
 from camscope.explainers.core.explainer import register
 from camscope.explainers.core.memory_chunks import count_copies_in_memory, map_chunks
 from camscope.explainers.core.principal_component import (
     compute_leading_axes,
     find_nearest_vector_in_span,
 )
-from camscope.explainers.core.setting_types import PositiveNumber
+from camscope.explainers.core.validated_setting_types import PositiveNumber
 from camscope.layers.spatial_layers import find_spatial_layers
 from camscope.plurals import plural
 

@@ -11,14 +11,14 @@ from camscope.errors import CamscopeError
 from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.cam.layer_selection_mixin import LayerSelectionMixin
 from camscope.explainers.cam.shared_layer_pass import SharedLayerPass
-from camscope.explainers.core.attribution_maps import (
+from camscope.explainers.core.base_method import BaseMethod
+from camscope.explainers.core.maps_with_flags import (
     AttributionMaps,
     DeferredMap,
     compute_map_or_raise,
     compute_map_or_return_error,
     is_below_precision,
 )
-from camscope.explainers.core.base_method import BaseMethod
 from camscope.explainers.core.resize_and_blur import crop_padding
 from camscope.targets import Score
 

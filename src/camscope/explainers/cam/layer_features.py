@@ -67,7 +67,7 @@ def record_input_shares(model: nn.Module) -> Iterator[list[InputShares]]:
 
 @dataclass(frozen=True)
 class LayerFeatures:
-    """The activation (N,K,*s) of a layer in one pass of an input x (N,C,*S), and the gradient of the score there.
+    """The activation (N,K,*s) of a layer in one pass of an input x (N,C,*S), and the gradient of the score at this activation.
 
     `values` (N,): the score. `recompute(x)`: the features of another input at the same layer, for the same target.
     `compute_curvature()` (N,K,*s): the score's Hessian there times the activation, for a method that is `second_order`.
@@ -225,7 +225,7 @@ class LayerFeatures:
 
     @cached_property
     def _can_replay(self) -> bool:
-        """Whether a pass with cached outputs of the layers before gives the same scores as a full pass."""
+        """Whether the scores of a pass stay the same if the outputs of earlier layers come from the cache."""
         if not self._prefix_cache.has_cached_outputs:
             return True
         try:

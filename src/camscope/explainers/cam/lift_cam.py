@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from camscope.explainers.cam.layer_features import LayerFeatures
-from camscope.explainers.cam.weighted_channels import SPATIAL_AXIS, BaseWeightedChannels
+from camscope.explainers.cam.weighted_channels_explainer import SPATIAL_AXIS, BaseWeightedChannels
 from camscope.explainers.core.explainer import register
 from camscope.hooks.layer_tap import Tap
 from camscope.hooks.rescale_rule import RescaleRule

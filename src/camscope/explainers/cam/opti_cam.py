@@ -11,7 +11,7 @@ from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.core.explainer import register
 from camscope.explainers.core.random_mixin import ADAM_EPSILON
 from camscope.explainers.core.resize_and_blur import enlarge_to_input, find_nonconstant_channels, scale_to_unit_range
-from camscope.explainers.core.setting_types import PositiveInteger, PositiveNumber
+from camscope.explainers.core.validated_setting_types import PositiveInteger, PositiveNumber
 from camscope.hooks.input_gradients import GradientScope, run_with_gradients
 
 

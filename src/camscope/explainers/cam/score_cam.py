@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from camscope.explainers.cam.layer_features import InputVariants, LayerFeatures
-from camscope.explainers.cam.weighted_channels import BaseWeightedChannels, compute_value_range
+from camscope.explainers.cam.weighted_channels_explainer import BaseWeightedChannels, compute_value_range
 from camscope.explainers.core.explainer import register
 from camscope.explainers.core.memory_chunks import BatchedMixin
 from camscope.explainers.core.random_mixin import RandomMixin
@@ -23,7 +23,7 @@ from camscope.explainers.core.resize_and_blur import (
     scale_to_unit_range,
     select_strongest_channels,
 )
-from camscope.explainers.core.setting_types import PositiveInteger, PositiveNumber
+from camscope.explainers.core.validated_setting_types import PositiveInteger, PositiveNumber
 
 
 class Masking(NamedTuple):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from camscope.explainers.cam.finer_cam import require_class_logits
 from camscope.explainers.cam.layer_features import LayerFeatures
-from camscope.explainers.cam.weighted_channels import (
+from camscope.explainers.cam.weighted_channels_explainer import (
     SPATIAL_AXIS,
     BaseWeightedChannels,
 )

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from camscope.explainers.cam.layer_features import LayerFeatures
-from camscope.explainers.cam.weighted_channels import (
+from camscope.explainers.cam.weighted_channels_explainer import (
     SPATIAL_AXIS,
     BaseWeightedChannels,
     QuotientTerms,
@@ -13,7 +13,7 @@ from camscope.explainers.cam.weighted_channels import (
 )
 from camscope.explainers.core.explainer import register
 from camscope.explainers.core.random_mixin import RandomMixin
-from camscope.explainers.core.setting_types import NonNegativeNumber, PositiveInteger
+from camscope.explainers.core.validated_setting_types import NonNegativeNumber, PositiveInteger
 
 
 @register

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from camscope.explainers.cam.layer_explainer import LayerExplainer
 from camscope.explainers.cam.layer_features import InputVariants, LayerFeatures
-from camscope.explainers.cam.weighted_channels import compute_value_range
+from camscope.explainers.cam.weighted_channels_explainer import compute_value_range
 from camscope.explainers.core.explainer import register
 from camscope.explainers.core.memory_chunks import BatchedMixin
 from camscope.explainers.core.random_mixin import RandomMixin
 from camscope.explainers.core.resize_and_blur import enlarge_to_input, resize_maps, scale_to_unit_range
-from camscope.explainers.core.setting_types import NonNegativeNumber
+from camscope.explainers.core.validated_setting_types import NonNegativeNumber
 
 
 @register
@@ -106,7 +106,10 @@ def compute_cosine_distances(masks: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def cluster_masks(distances: Tensor, max_distance: float) -> Tensor:
-    """Cluster masks by complete linkage of their distances. Return for each mask the first mask of its cluster (N,K)."""
+    """Cluster masks by complete linkage of their distances (N,K,K).
+
+    Return the index (N,K) of the first mask in each mask's cluster.
+    """
     # all pairs of mutual nearest neighbors are joined in one step, which gives the same clusters as one after the other
     indices = torch.arange(distances.shape[1], device=distances.device).expand(distances.shape[:2])
     # symmetric, also in rounding: otherwise no two clusters might be mutual neighbors

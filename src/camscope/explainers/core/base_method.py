@@ -12,7 +12,6 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from camscope.errors import CamscopeError, InputError, TargetError
-from camscope.explainers.core.attribution_maps import AttributionMaps, DeferredMap
 from camscope.explainers.core.evaluation_context import (
     Mode,
     OnNonFinite,
@@ -21,10 +20,11 @@ from camscope.explainers.core.evaluation_context import (
     get_device_and_dtype,
     inspect_model,
 )
+from camscope.explainers.core.maps_with_flags import AttributionMaps, DeferredMap
 from camscope.explainers.core.method_docstrings import complete_docstring
 from camscope.explainers.core.model_input import ExtraInputs, ModelInput, read_model_input
-from camscope.explainers.core.setting_types import check_settings
 from camscope.explainers.core.settings_as_text import describe_setting
+from camscope.explainers.core.validated_setting_types import check_settings
 from camscope.hooks.find_layers import unwrap
 from camscope.model_metadata import get_card
 from camscope.targets import ImageContext, Score, Target, TargetLike, image_embedding
@@ -215,7 +215,7 @@ class BaseMethod(ABC):
         return [explainer.compute_maps(x, scores) for explainer in explainers]
 
     def prepare_input(self, image: Any) -> ModelInput:
-        """Convert an image to the model's input, with its placement on the image.
+        """Convert an image to the model's input, and find which part of the image the input shows.
 
         Args:
             image: An image of any kind that `explain` takes.

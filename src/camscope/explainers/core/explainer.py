@@ -15,7 +15,9 @@ from torch import Tensor
 from camscope import registry
 from camscope.errors import InputError, ModelError, TargetError
 from camscope.explainers.core.base_method import BaseMethod
-from camscope.explainers.core.call_arguments import (
+from camscope.explainers.core.evaluation_context import run_uncompiled
+from camscope.explainers.core.shared_passes import build_explanations, explain_grid, run_methods
+from camscope.explainers.core.split_call_keywords import (
     apply_captum_settings,
     build_extra_inputs,
     resolve_explainers_and_extra_inputs,
@@ -23,8 +25,6 @@ from camscope.explainers.core.call_arguments import (
     split_keywords,
     translate_setting_names,
 )
-from camscope.explainers.core.evaluation_context import run_uncompiled
-from camscope.explainers.core.shared_passes import build_explanations, explain_grid, run_methods
 from camscope.explanation import Explanation
 from camscope.model_metadata import compute_model_digest
 from camscope.plurals import plural
@@ -283,11 +283,11 @@ class Explainer(BaseMethod):
             raise InputError(
                 f"explain_methods expects a list of methods; for one method use explain_methods(image, [{methods!r}])"
             )
-        siblings = [method if isinstance(method, Explainer) else self.create_sibling(method) for method in methods]
+        siblings = [method if isinstance(method, Explainer) else self.with_method(method) for method in methods]
         explainers, extra = resolve_explainers_and_extra_inputs(siblings, args, additional_forward_args, kwargs)
         return [row[0] for row in explain_grid(explainers, image, [target], extra)]
 
-    def create_sibling(self, method: "str | type[Explainer]") -> "Explainer":
+    def with_method(self, method: "str | type[Explainer]") -> "Explainer":
         """Create another method for the same model. It gets all settings of this method that differ from their
         defaults.
 
@@ -298,7 +298,7 @@ class Explainer(BaseMethod):
             An explainer of the same model.
 
         >>> from camscope import GradCAM, load_model
-        >>> GradCAM(load_model("phantom"), "layer3").create_sibling("layercam")
+        >>> GradCAM(load_model("phantom"), "layer3").with_method("layercam")
         LayerCAM(PhantomNet, layer='layer3')
 
         """

@@ -7,9 +7,9 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from camscope.explainers.core.attribution_maps import AttributionMaps, is_below_precision
 from camscope.explainers.core.evaluation_context import check_finite
 from camscope.explainers.core.explainer import Explainer
+from camscope.explainers.core.maps_with_flags import AttributionMaps, is_below_precision
 from camscope.explainers.core.memory_chunks import (
     BatchedMixin,
 )
@@ -60,7 +60,7 @@ class InputGradientExplainer(PixelExplainer):
     backward_passes: ClassVar[str] = "1"
 
     def attribution_from_gradient(self, x: Tensor, gradient: Tensor) -> Tensor:
-        """Compute the attribution (N,C,*S) from the input and the score's gradient there. By default it is the gradient."""
+        """Compute the attribution (N,C,*S) from the input and the score's gradient. By default it is this gradient."""
         return gradient
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:

@@ -10,12 +10,6 @@ import torch
 from torch import Tensor
 
 from camscope.errors import CamscopeError, InputError, ModelError, TargetError, warn_caller
-from camscope.explainers.core.attribution_maps import (
-    AttributionMaps,
-    compute_map_or_raise,
-    concatenate_sample_maps,
-    determine_statuses,
-)
 from camscope.explainers.core.base_method import BaseMethod
 from camscope.explainers.core.evaluation_context import (
     ModelInfo,
@@ -25,8 +19,14 @@ from camscope.explainers.core.evaluation_context import (
     has_interacting_samples,
     inspect_model,
 )
+from camscope.explainers.core.maps_with_flags import (
+    AttributionMaps,
+    compute_map_or_raise,
+    concatenate_sample_maps,
+    determine_statuses,
+)
 from camscope.explainers.core.model_input import NO_EXTRA_INPUTS, ExtraInputs, ModelInput
-from camscope.explainers.core.noise_checks import find_constant_rows
+from camscope.explainers.core.model_noise_probe import find_constant_rows
 from camscope.explanation import STATUS_MEANINGS, STATUS_OK, ClassScore, Explanation
 from camscope.hooks.find_layers import unwrap
 from camscope.model_metadata import compute_model_digest
@@ -305,7 +305,7 @@ def _collect_notes(
 
 
 def _collect_predictions(score: Score, n_samples: int) -> list[dict[str, Any]]:
-    """Return for each sample the fields of `Explanation` about the target and the prediction."""
+    """Return the fields of each sample's `Explanation` about the target and the prediction."""
     values = [float("nan")] * n_samples if score.values is None else score.values.tolist()
     probabilities, class_indices = score.probabilities(), [score.class_index(i) for i in range(n_samples)]
     tops = _collect_top_classes(score, n_samples, probabilities)

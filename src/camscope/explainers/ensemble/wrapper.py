@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 
 from camscope.errors import InputError
-from camscope.explainers.core.attribution_maps import AttributionMaps
 from camscope.explainers.core.explainer import Explainer
+from camscope.explainers.core.maps_with_flags import AttributionMaps
 from camscope.explainers.core.shared_passes import check_compatible_explainers
 from camscope.targets import Difference, Score, TargetLike
 
@@ -95,9 +95,9 @@ class Wrapper(Explainer):
                 )
         return first
 
-    def create_sibling(self, method: str | type[Explainer]) -> Explainer:
+    def with_method(self, method: str | type[Explainer]) -> Explainer:
         """Create the same wrapper around another method for the same model."""
-        return self._with_inner([explainer.create_sibling(method) for explainer in self.inner])
+        return self._with_inner([explainer.with_method(method) for explainer in self.inner])
 
     def _with_inner(self, inner: Sequence[Explainer]) -> Self:
         """Create the same wrapper around other explainers."""

@@ -7,8 +7,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from camscope.errors import ModelError
-from camscope.explainers.core.attribution_maps import AttributionMaps
 from camscope.explainers.core.explainer import register
+from camscope.explainers.core.maps_with_flags import AttributionMaps
 from camscope.explainers.core.pixel_explainers import (
     InputGradientExplainer,
 )

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from camscope.explainers.core.attribution_maps import AttributionMaps
 from camscope.explainers.core.explainer import register
+from camscope.explainers.core.maps_with_flags import AttributionMaps
 from camscope.explainers.core.perturbed_evaluator import PerturbedEvaluator
 from camscope.explainers.core.pixel_explainers import (
     ChannelReduction,
@@ -15,7 +15,7 @@ from camscope.explainers.core.pixel_explainers import (
     PixelExplainer,
 )
 from camscope.explainers.core.random_mixin import RandomMixin, draw_normal, draw_seeds
-from camscope.explainers.core.setting_types import NonNegativeNumber, PositiveInteger
+from camscope.explainers.core.validated_setting_types import NonNegativeNumber, PositiveInteger
 from camscope.targets import Score, full_precision
 
 

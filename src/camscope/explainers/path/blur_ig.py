@@ -8,8 +8,8 @@ from torch import Tensor
 
 from camscope.explainers.core.explainer import register
 from camscope.explainers.core.perturbed_evaluator import PerturbedEvaluator
-from camscope.explainers.core.setting_types import PositiveInteger, PositiveNumber
-from camscope.explainers.path.additive_attribution import AdditiveAttribution, AdditiveExplainer
+from camscope.explainers.core.validated_setting_types import PositiveInteger, PositiveNumber
+from camscope.explainers.path.additive_explainer import AdditiveAttribution, AdditiveExplainer
 from camscope.targets import full_precision
 
 

@@ -10,8 +10,8 @@ from camscope.explainers.core.baselines import BackgroundMixin, build_baseline_t
 from camscope.explainers.core.explainer import register
 from camscope.explainers.core.perturbed_evaluator import PerturbedEvaluator
 from camscope.explainers.core.random_mixin import draw_normal, draw_seeds
-from camscope.explainers.core.setting_types import NonNegativeNumber, PositiveInteger
-from camscope.explainers.path.additive_attribution import AdditiveAttribution, AdditiveExplainer
+from camscope.explainers.core.validated_setting_types import NonNegativeNumber, PositiveInteger
+from camscope.explainers.path.additive_explainer import AdditiveAttribution, AdditiveExplainer
 from camscope.targets import full_precision
 
 

@@ -5,8 +5,8 @@ from torch import Tensor
 
 from camscope.explainers.core.explainer import register
 from camscope.explainers.core.perturbed_evaluator import PerturbedEvaluator
-from camscope.explainers.core.setting_types import Fraction, PositiveInteger
-from camscope.explainers.path.additive_attribution import AdditiveAttribution, BaselinePathExplainer
+from camscope.explainers.core.validated_setting_types import Fraction, PositiveInteger
+from camscope.explainers.path.additive_explainer import AdditiveAttribution, BaselinePathExplainer
 from camscope.targets import full_precision
 
 INTEGER_DTYPE_BY_ITEMSIZE = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # an integer as wide as a float
@@ -58,7 +58,7 @@ class GuidedIG(BaselinePathExplainer):
         return AdditiveAttribution(total.to(place.dtype), score_change, count)
 
     def advance_point(self, point: Tensor, gradient: Tensor, start: Tensor, end: Tensor, step: int) -> Tensor:
-        """Compute the end (C,*S) of one step of the path, from the point where it starts and the gradient there."""
+        """Compute the end (C,*S) of one step of the path, from its start and the gradient at the start."""
         if step == self.n_steps:
             return full_precision(end)
         share, direction = step / self.n_steps, full_precision(end) - full_precision(start)

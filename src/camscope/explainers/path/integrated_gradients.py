@@ -4,8 +4,8 @@ from torch import Tensor
 
 from camscope.explainers.core.explainer import register
 from camscope.explainers.core.perturbed_evaluator import PerturbedEvaluator
-from camscope.explainers.core.setting_types import PositiveInteger, PositiveNumber
-from camscope.explainers.path.additive_attribution import AdditiveAttribution, BaselinePathExplainer
+from camscope.explainers.core.validated_setting_types import PositiveInteger, PositiveNumber
+from camscope.explainers.path.additive_explainer import AdditiveAttribution, BaselinePathExplainer
 from camscope.explainers.path.straight_line_integral import integrate_straight_line
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from camscope.explainers.core.perturbed_evaluator import PerturbedEvaluator
-from camscope.explainers.path.additive_attribution import AdditiveAttribution
+from camscope.explainers.path.additive_explainer import AdditiveAttribution
 from camscope.plurals import plural
 from camscope.targets import full_precision
 

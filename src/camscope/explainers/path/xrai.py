@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from camscope.errors import InputError
-from camscope.explainers.core.attribution_maps import AttributionMaps
 from camscope.explainers.core.baselines import BaselineLike, parse_baselines
 from camscope.explainers.core.explainer import register
 from camscope.explainers.core.input_segments import import_skimage
+from camscope.explainers.core.maps_with_flags import AttributionMaps
 from camscope.explainers.core.perturbed_evaluator import PerturbedEvaluator
 from camscope.explainers.core.setting_checks import check_integer, check_positive_number
-from camscope.explainers.core.setting_types import PositiveInteger
-from camscope.explainers.path.additive_attribution import AdditiveAttribution, BaselinePathExplainer
+from camscope.explainers.core.validated_setting_types import PositiveInteger
+from camscope.explainers.path.additive_explainer import AdditiveAttribution, BaselinePathExplainer
 from camscope.explainers.path.straight_line_integral import integrate_straight_line
 from camscope.optional import require
 from camscope.targets import Score

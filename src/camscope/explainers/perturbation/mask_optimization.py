@@ -11,8 +11,8 @@ from camscope.explainers.core.baselines import BaselineLike
 from camscope.explainers.core.explainer import register
 from camscope.explainers.core.random_mixin import ADAM_EPSILON
 from camscope.explainers.core.resize_and_blur import enlarge_to_input
-from camscope.explainers.core.setting_types import NonNegativeNumber, PositiveInteger, PositiveNumber
-from camscope.explainers.perturbation.masked_input import (
+from camscope.explainers.core.validated_setting_types import NonNegativeNumber, PositiveInteger, PositiveNumber
+from camscope.explainers.perturbation.perturbation_explainer import (
     MaskedInput,
     PerturbationAttribution,
     PerturbationExplainer,

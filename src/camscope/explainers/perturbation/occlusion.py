@@ -16,8 +16,8 @@ from camscope.explainers.core.input_segments import (
     resolve_segment_labels,
 )
 from camscope.explainers.core.setting_checks import check_positive_integer
-from camscope.explainers.core.setting_types import PositiveNumber
-from camscope.explainers.perturbation.masked_input import (
+from camscope.explainers.core.validated_setting_types import PositiveNumber
+from camscope.explainers.perturbation.perturbation_explainer import (
     MaskedInput,
     PerturbationAttribution,
     PerturbationExplainer,

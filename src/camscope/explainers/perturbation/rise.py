@@ -10,8 +10,8 @@ from torch import Tensor
 
 from camscope.errors import InputError
 from camscope.explainers.core.explainer import register
-from camscope.explainers.core.setting_types import PositiveInteger, PositiveNumber
-from camscope.explainers.perturbation.masked_input import (
+from camscope.explainers.core.validated_setting_types import PositiveInteger, PositiveNumber
+from camscope.explainers.perturbation.perturbation_explainer import (
     MaskChunkBuilder,
     MaskedInput,
     PerturbationAttribution,

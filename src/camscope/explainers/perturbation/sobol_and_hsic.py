@@ -12,8 +12,8 @@ from torch.quasirandom import SobolEngine
 from camscope.errors import InputError
 from camscope.explainers.core.explainer import register
 from camscope.explainers.core.input_segments import label_grid_cells
-from camscope.explainers.core.setting_types import PositiveInteger, PositiveNumber
-from camscope.explainers.perturbation.masked_input import (
+from camscope.explainers.core.validated_setting_types import PositiveInteger, PositiveNumber
+from camscope.explainers.perturbation.perturbation_explainer import (
     MaskChunkBuilder,
     MaskedInput,
     PerturbationAttribution,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from camscope.explainers.core.memory_chunks import count_copies_in_memory, process_chunks
-from camscope.explainers.perturbation.masked_input import (
+from camscope.explainers.perturbation.perturbation_explainer import (
     MaskedInput,
 )
 from camscope.hooks.function_mode import has_instance_forward

@@ -100,7 +100,10 @@ def decode_uint16_table(dataset: "Dataset", data: bytes) -> NDArray[np.uint16]:
 
 
 def has_burned_in_text(dataset: "Dataset") -> bool | None:
-    """Return whether text is burned into the pixels. Return None if text is likely but not declared."""
+    """Return whether the header declares text in the pixels.
+
+    Without a declaration, return None if text is likely, else False.
+    """
     if declared := read_code(dataset, "BurnedInAnnotation", {"YES", "NO"}):
         return declared == "YES"
     is_secondary_capture = str(dataset.get("SOPClassUID", "")).startswith(SECONDARY_CAPTURE_UID)

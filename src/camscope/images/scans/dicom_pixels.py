@@ -240,12 +240,12 @@ def get_color_converter(dataset: "Dataset", layout: PixelLayout, name: str) -> C
     if layout.bits_stored > 8:
         steps += (f"colors: {plural(layout.bits_stored, 'bit')} to 8",)
 
-    def convert_to_rgb(decoded: Array, color_space: str) -> Array:
+    def require_rgb_as_uint8(decoded: Array, color_space: str) -> Array:
         if color_space != "RGB" and not color_space.startswith(("YBR_RCT", "YBR_ICT")):
             raise ImageError(f"{name}: the decoder did not convert {layout.photometric_interpretation} to RGB")
         return decoded.astype(np.uint8) if layout.bits_stored == 8 else _rescale_to_8_bits(decoded, layout.bits_stored)
 
-    return ColorConverter(convert_to_rgb, steps + icc)
+    return ColorConverter(require_rgb_as_uint8, steps + icc)
 
 
 def _rescale_to_8_bits(values: Array, bits: int) -> Array:

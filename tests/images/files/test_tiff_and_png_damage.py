@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from camscope.errors import ImageError
-from camscope.images.files import image_damage
+from camscope.images.files import tiff_and_png_damage
 from camscope.images.photo_reader import read_photo
 from camscope.images.scans.scan_reader import read_scan
 
@@ -81,7 +81,7 @@ def test_other_text_on_the_standard_error_stream_is_printed_again(capfd):
     def action():
         os.write(2, b"one\nFax4Decode: Bad code word at line 1 of strip 0 (x 3).\ntwo\n")
 
-    assert b"Bad code word" in image_damage._capture_standard_error(action)
+    assert b"Bad code word" in tiff_and_png_damage._capture_standard_error(action)
     assert capfd.readouterr().err == "one\ntwo\n"
 
 
@@ -92,5 +92,5 @@ def test_a_process_without_a_standard_error_stream_reads_a_fax(tmp_path, monkeyp
     def fail(descriptor):
         raise OSError
 
-    monkeypatch.setattr(image_damage.os, "dup", fail)
+    monkeypatch.setattr(tiff_and_png_damage.os, "dup", fail)
     np.testing.assert_array_equal(READERS["photo"](path), PAGE)

@@ -7,8 +7,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from camscope.explainers.core.attribution_maps import AttributionMaps
 from camscope.explainers.core.baselines import BaselineMixin
+from camscope.explainers.core.maps_with_flags import AttributionMaps
 from camscope.explainers.core.perturbed_evaluator import PerturbedEvaluator
 from camscope.explainers.core.pixel_explainers import MultiPassExplainer, PixelExplainer, format_completeness_gap
 from camscope.plurals import plural

@@ -65,7 +65,7 @@ class BaseCAM(BaseWeightedChannels):
 
     @abstractmethod
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
-        """Compute weights (N,K,1) or (N,K,cells) from a layer's activation and the score's gradient there, both (N,K,cells).
+        """Compute weights (N,K,1) or (N,K,cells) from a layer's activation and its gradient, both (N,K,cells).
 
         The grid may have any number of axes. All its cells lie on the last axis, `SPATIAL_AXIS`.
         """

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from camscope.explainers.cam.layer_features import LayerFeatures
-from camscope.explainers.cam.weighted_channels import BaseWeightedChannels
-from camscope.explainers.core.attribution_maps import AttributionMaps
+from camscope.explainers.cam.weighted_channels_explainer import BaseWeightedChannels
 from camscope.explainers.core.base_method import BaseMethod
 from camscope.explainers.core.explainer import Explainer
+from camscope.explainers.core.maps_with_flags import AttributionMaps
 from camscope.explainers.core.principal_component import project_on_first_component
 from camscope.explainers.core.shared_passes import compute_group_maps
 from camscope.explainers.ensemble.wrapper import Wrapper

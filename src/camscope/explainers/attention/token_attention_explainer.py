@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import LayerError
-from camscope.explainers.core.attribution_maps import (
+from camscope.explainers.core.base_method import BaseMethod
+from camscope.explainers.core.evaluation_context import check_finite
+from camscope.explainers.core.explainer import Explainer
+from camscope.explainers.core.maps_with_flags import (
     AttributionMaps,
     DeferredMap,
     compute_map_or_raise,
     is_below_precision,
 )
-from camscope.explainers.core.base_method import BaseMethod
-from camscope.explainers.core.evaluation_context import check_finite
-from camscope.explainers.core.explainer import Explainer
 from camscope.hooks.attention_recorder import Attention, AttentionBlockFinder, AttentionRecorder, blocks_skipped
 from camscope.hooks.find_layers import unwrap
 from camscope.hooks.layer_tap import Tap
@@ -179,7 +179,7 @@ def is_layout_unverified(method_name: str, score: Score, x: Tensor, layout: Layo
 
 
 class AttentionGradients(NamedTuple):
-    """The attentions that a score depends on, the gradients there, and the gradient at the output of the last one."""
+    """The attentions that a score depends on, their gradients, and the gradient at the output of the last one."""
 
     attentions: list[Attention]
     gradients: list[Tensor]

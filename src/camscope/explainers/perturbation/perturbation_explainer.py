@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from camscope.explainers.core.attribution_maps import AttributionMaps
 from camscope.explainers.core.baselines import BaselineMixin
+from camscope.explainers.core.maps_with_flags import AttributionMaps
 from camscope.explainers.core.memory_chunks import process_chunks
 from camscope.explainers.core.perturbed_evaluator import PerturbedEvaluator
 from camscope.explainers.core.pixel_explainers import MultiPassExplainer

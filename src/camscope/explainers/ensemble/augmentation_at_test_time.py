@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from camscope.errors import CamscopeError, InputError
-from camscope.explainers.core.attribution_maps import AttributionMaps, merge_notes_and_flags
 from camscope.explainers.core.explainer import Explainer
+from camscope.explainers.core.maps_with_flags import AttributionMaps, merge_notes_and_flags
 from camscope.explainers.core.resize_and_blur import resize_input, resize_maps
 from camscope.explainers.ensemble.wrapper import Wrapper
 from camscope.hooks.find_layers import unwrap
@@ -87,7 +87,7 @@ class Augmented(Wrapper):
         return [_average_views([[row[i] for row in views] for views in views_by_scale]) for i in range(len(scores))]
 
     def _list_flip_axes(self, n_axes: int) -> list[tuple[int, ...]]:
-        """Return for each view the axes that are flipped. The first view has none."""
+        """Return the axes that are flipped in each view. The first view has none."""
         if isinstance(self.flips, bool):
             flips = [n_axes - 1] * self.flips
         else:

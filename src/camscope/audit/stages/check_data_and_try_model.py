@@ -23,7 +23,7 @@ from camscope.audit.core.subgroup_levels import AGE_COLUMNS, format_age_band, ha
 from camscope.audit.core.summary_entries import round_significant
 from camscope.audit.shortcuts.inputs_with_regions import open_region_masks
 from camscope.batch import Manifest, inspect_images
-from camscope.batch.manifest import import_arrow
+from camscope.batch.image_manifest import import_arrow
 from camscope.explainers import Explainer
 from camscope.explainers.core.model_input import accepts_scans
 from camscope.explainers.core.settings_as_text import format_without_address, redact_parameters
