@@ -47,7 +47,7 @@ def run(
         option(
             "--model -m",
             "MODEL",
-            "Model of the run, for metrics that remove what the map shows: 39 forward passes per map, and as many for each "
+            "Model of the run, for metrics that remove what the map shows: 37 forward passes per map, and as many for each "
             "of four control maps. For images: the model to explain, default phantom.",
         ),
     ] = None,

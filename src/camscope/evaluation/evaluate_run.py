@@ -38,7 +38,7 @@ DEFAULT_MODEL_METRICS = (
     "deletion", "insertion", "lerf-morf-gap", "aopc", "necessity", "sufficiency", "average-drop", "average-increase",
     "average-gain",
 )  # fmt: skip
-DEFAULT_N_STEPS = 10  # the first six metrics then take 19 forward passes for each imputation
+DEFAULT_N_STEPS = 10  # the first six metrics then take 18 forward passes per map and imputation, and one per image
 
 
 @reject_foreign_keywords
