@@ -80,7 +80,16 @@ Floats = NDArray[np.floating]
 
 
 class ScaledMap(NamedTuple):
-    """Map values scaled to the range of a colormap, and the lowest and highest raw value of its color bar."""
+    """Map values scaled to the range of a colormap, and the lowest and highest raw value of its color bar.
+
+    Args:
+        values: The scaled values (H,W).
+        value_range: The lowest and the highest raw value.
+
+    >>> ScaledMap(np.zeros((2, 2)), (0.0, 3.5)).value_range
+    (0.0, 3.5)
+
+    """
 
     values: Floats
     value_range: tuple[float, float]

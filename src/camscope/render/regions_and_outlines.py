@@ -183,7 +183,17 @@ Masks: TypeAlias = Mapping[str, ArrayLike] | ArrayLike
 
 
 class MaskOutline(NamedTuple):
-    """A named mask and the color of its outline."""
+    """A named mask and the color of its outline.
+
+    Args:
+        name: The name in the legend.
+        color: The color of the outline, RGB.
+        mask: The mask (H,W).
+
+    >>> MaskOutline("lesion", (0, 255, 255), np.ones((2, 2), bool)).name
+    'lesion'
+
+    """
 
     name: str
     color: Color

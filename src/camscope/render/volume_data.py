@@ -28,7 +28,18 @@ MIN_SIDE_PIXELS, MAX_SIDE_PIXELS = 320, 512  # default range of the longest side
 
 
 class EdgeLetters(NamedTuple):
-    """The patient directions at the four edges of a slice, such as "A" for anterior."""
+    """The patient directions at the four edges of a slice, such as "A" for anterior.
+
+    Args:
+        top: The direction at the upper edge.
+        bottom: The direction at the lower edge.
+        left: The direction at the left edge.
+        right: The direction at the right edge.
+
+    >>> EdgeLetters("A", "P", "R", "L").top
+    'A'
+
+    """
 
     top: str
     bottom: str
