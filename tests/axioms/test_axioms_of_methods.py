@@ -8,11 +8,11 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from camscope.explainers.path.additive_attribution import BaselinePathExplainer
 from torch import nn
 
 from camscope.errors import InputError, LayerError, ModelError
 from camscope.explainers import METHODS, LayerExplainer
+from camscope.explainers.path.additive_explainer import BaselinePathExplainer
 from tests.nets import CASES, Plain, linear, plain
 from tests.refusals import CALLABLE, LINEAR, PLAIN, REFUSED, answers, first_answered, residual_or_plainer
 from tests.tools import Counting, Tally, by_family_with, explainer, seen_before

@@ -252,7 +252,7 @@ def test_several_levels_are_each_against_all_others_and_corrected():
     for one in found[:4]:
         assert (one.difference.p_value < 0.05) == (one.difference.low > 0 or one.difference.high < 0)
     assert found[4].difference is found[4].conclusion is None
-    assert found[4].reason.startswith("rare: 3 groups; expected at least 10")
+    assert found[4].reason.startswith("rare: only 3 patients; expected at least 10")
     others = (site != "c") & (np.arange(400) < 399)
     assert found[2].reference_estimate.mean == pytest.approx(values[others].mean())
     assert found[2].level_estimate.mean == pytest.approx(estimate_mean(values[:-1][site[:-1] == "c"]).mean)
