@@ -139,7 +139,7 @@ class Placement:
         )
 
     def composed(self, inner: Self) -> Self:
-        """Join two placements: return that of the input of `inner` on the image of this placement.
+        """Join two placements. Return where the input of `inner` lies on the image of this placement.
 
         The image of `inner` must be the input of this placement.
 

@@ -254,7 +254,7 @@ class RunReader:
 
     @cached_property
     def _images(self) -> SupportsImageIndex | None:
-        """The images of the dataset that the caller passed or the run names, or None if the images are files."""
+        """The images of the dataset that the caller passed, or that the run names. None if the images are files."""
         dataset_name = self.run_info["run_config"]["manifest"]["dataset"]
         if self._source is not None:
             manifest = build_manifest(self._source)

@@ -245,7 +245,7 @@ class FullGrad(BaseFullGrad):
         return gradient * bias.values()
 
     def describe_decomposition(self, decomposition: ScoreDecomposition) -> tuple[tuple[str, ...], ...]:
-        """Return a note for each sample that lists the parts of its score."""
+        """Describe the parts of each sample's score in one note."""
         parts, names = decomposition.to_completeness(), list(decomposition.unmapped_layers)
         rows = torch.stack([*vars(parts).values(), parts.gap], 1)
         where = ", ".join(names[:2] + ["…"] * (len(names) > 2)) or "none"

@@ -96,7 +96,7 @@ class PrefixCache:
         return bool(self._outputs)
 
     def run_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the output of a module, from the cache if possible. It replaces the forward of the module."""
+        """Stand in for a module's forward: return its cached output if there is one, otherwise run the module."""
         key = id(module), self._call_counts[id(module)]
         self._call_counts[id(module)] += 1
         cached = self._outputs.get(key) if self._is_filled and not self._is_past_layer else None

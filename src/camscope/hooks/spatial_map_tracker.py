@@ -153,8 +153,9 @@ class SpatialMapTracker(BaseFunctionMode):
             return self._has_all_cells_in_position(tensor)
 
     def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call a function and return its result. Record whether the result is a spatial map, and the cells of its
-        values.
+        """Call a function and return its result.
+
+        Record whether the result is a spatial map, and which input cell each of its values belongs to.
         """
         if is_fake_mode_active():  # of the model: its results have no values, and neither would the cell numbers
             return func(*args, **kwargs)

@@ -21,7 +21,10 @@ def count_effective_groups(group_sizes: GroupSizes) -> float:
 
 
 def compute_jackknife_deviations(group_sums: FloatArray, group_sizes: GroupSizes) -> FloatArray:
-    """Return the scaled change of the mean if one group is left out (G,). The squares sum to the jackknife variance."""
+    """Return how much the mean changes if each group (G,) is left out.
+
+    The changes are scaled so that their squares sum to the jackknife variance.
+    """
     shares, groups = group_sizes / group_sizes.sum(), len(group_sizes)
     moves = _compute_group_residuals(group_sums, group_sizes) / (1 - shares)
     return np.asarray(moves * np.sqrt((groups - 1) / groups), np.float64)

@@ -201,7 +201,7 @@ class Partition:
 
     @property
     def is_stable(self) -> bool:
-        """Whether the clusters are more stable than those of every reference sample without clusters."""
+        """Whether the clusters are more stable than those found in random samples that have no clusters."""
         return self.stability > self.reference_stability
 
 

@@ -184,7 +184,7 @@ def _iter_faults(model: type[BaseModel], tables: Mapping[str, Any], error: Valid
 
 
 def _choose_error(group: Sequence[Any]) -> Any:
-    """Return the most useful error of a union: that of a table for a table."""
+    """Choose one of the errors of a union type. If the input is a table, choose the error of the type that is a table."""
     is_table = isinstance(group[0]["input"], Mapping) and group[0]["type"] == "string_type"
     in_table = [details for details in group[is_table:] if any("MaskSource" in str(part) for part in details["loc"])]
     useful = [details for details in in_table if details["type"] not in ("string_type", "model_type")]

@@ -124,7 +124,7 @@ class _FileLog:
 
 
 def _iter_named_files(folder: Path) -> Iterator[Path]:
-    """Yield the files and links with names that an audit uses, and everything in its folders."""
+    """Yield the files that have one of the audit's file names, and all files in the audit's subfolders."""
     yield from (
         path for name in (LOG_FILE, PROVENANCE_FILE, *EXPECTED_CONTENT) if os.path.lexists(path := folder / name)
     )

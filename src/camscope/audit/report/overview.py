@@ -231,7 +231,7 @@ def _determines_label(levels: Sequence[LevelCount], finding: str) -> bool:
 
 
 def _describe_missing_concern(summary: Summary) -> Concern:
-    """Say what it means that no result questions the model."""
+    """Describe what follows if no result questions the model."""
     decided = [item for item in summary.verdicts if item.conclusion != "not testable"]
     if not any(find_topic(item.question) == "model" for item in decided):
         sentence = Markup("No question about the model could be decided.")
@@ -276,7 +276,7 @@ def describe_effect(verdict: Verdict, *, has_patients: bool) -> Markup:
 
 
 def explain_conclusion(verdict: Verdict) -> Markup:
-    """Return why a conclusion follows from the interval and the margin, as a clause. Empty without an interval."""
+    """Explain in a clause how the interval lies to the margin. Without an interval, name the margin, if there is one."""
     margin, low, high = verdict.margin, verdict.effect.low, verdict.effect.high
     if margin is None or low is None or high is None:
         return Markup("") if margin is None else fill_sentence("the margin is {margin}", margin=margin)

@@ -214,7 +214,7 @@ def _fit_circle(points: FloatArray) -> tuple[float, float, float]:
 
 
 def _detect_saturated_markers(image: NDArray[Any]) -> Mask:
-    """Return small components of maximum brightness with a hard edge, such as letters and clips."""
+    """Return a mask of small objects of maximum brightness with a sharp edge, such as letters and metal clips."""
     values = _to_gray_values(image)
     span = values.max() - values.min()
     bright = values >= values.max() - SATURATION_TOLERANCE * span

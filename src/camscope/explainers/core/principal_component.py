@@ -19,7 +19,10 @@ def project_on_first_component(channel_maps: Tensor) -> Tensor:
 
 
 def project_with_reference_sign(channel_maps: Tensor, reference: Tensor) -> Tensor:
-    """Project maps (N,K,cells) on their first principal component. The sign is that of a reference map (N,cells)."""
+    """Project the K maps of each image (N,K,cells) on their first principal component.
+
+    Its sign is chosen to agree with a reference map (N,cells).
+    """
     finite = channel_maps.isfinite().flatten(1).all(1)[:, None]
     matrix, size = _scale_to_unit_maximum(torch.where(finite[..., None], channel_maps.double(), 0))
     towards = _scale_to_unit_maximum(torch.where(finite, reference.double(), 0)[:, None])[0][:, 0]

@@ -287,7 +287,7 @@ def _depends_on_parameters_only(args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def _is_first_layer_input(x: Tensor) -> bool:
-    """Whether x is the input of the first layer: only copies, constants and activations come before it."""
+    """Whether x goes into the first layer of the model. Copies, constants and activation functions are no layers."""
     node = x.grad_fn
     while node is not None and operation_name(node) != "AccumulateGrad":
         if getattr(node, "rule", pass_through) not in (pass_through, pass_positive_factors):
