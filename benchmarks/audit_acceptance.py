@@ -147,7 +147,7 @@ def _factory(folder: Path) -> Path:
 
 
 def timed(folder: Path) -> Told:
-    """Seconds of an audit of 500 images with every stage, as `generate_config` would set it up."""
+    """Seconds of an audit of 500 images with every stage, as `build_config` would set it up."""
     config = write_demo_study(folder, CONFOUNDED_PROBABILITY, n_images=500)
     plain = config.model_dump()
     plain["sample_sizes"] = {}

@@ -6,6 +6,7 @@ pytest.importorskip("pydantic")
 pytest.importorskip("pyarrow")
 
 
+from camscope.audit.config_generation import build_config
 from camscope.audit.core.config import Config
 
 SMALL = {"faithfulness": 8, "robustness": 8, "sanity": 5, "gallery": 4}
@@ -45,3 +46,8 @@ def flip(path):
     place = next(i for i in range(len(data) // 2, len(data)) if chr(data[i]).isalnum())
     data[place] ^= 1
     path.write_bytes(bytes(data))
+
+
+def generate_config(manifest, model, **options):
+    """The text of the config that `audit init` writes."""
+    return build_config(manifest, model, **options).text

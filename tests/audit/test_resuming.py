@@ -25,7 +25,7 @@ from camscope.audit.comparison import compare_audits
 from camscope.audit.core.config import Config, Margins
 from camscope.audit.verification import verify_audit
 from camscope.errors import InputError, OutputError, TargetError
-from tests.audit.audits import IMAGES, SLOW, changed, digests, flip, word
+from tests.audit.audits import IMAGES, SLOW, changed, digests, flip, generate_config, word
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -247,8 +247,6 @@ def test_a_folder_with_something_else_in_it_is_left_alone(cases, tmp_path):
 
 
 def test_the_config_that_init_writes_runs(cases, tmp_path):
-    from camscope.audit.config_generation import generate_config
-
     config, _ = cases["clean"]
     folder = Path(config.data.manifest).parent
     text = generate_config(

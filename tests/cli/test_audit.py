@@ -26,7 +26,7 @@ LIGHT = 'skip = ["localization", "faithfulness", "sanity", "robustness"]\n'
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory, one_thread):
-    """A folder with a study, its net, and the config that `generate_config` writes, made light."""
+    """A folder with a study, its net, and the config that `build_config` writes, made light."""
     folder = tmp_path_factory.mktemp("study")
     config = write_demo_study(folder, 0.95, n_images=48)
     weights = config.model.weights

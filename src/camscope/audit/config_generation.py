@@ -76,32 +76,6 @@ class GeneratedConfig:
         return {number: line for number, line in lines if FILL_IN in line}
 
 
-def generate_config(
-    manifest: str,
-    model: str,
-    *,
-    weights: str | None = None,
-    preprocess: str | None = None,
-    root: str | None = None,
-    anywhere: bool = False,
-    findings: Sequence[str] = (),
-    modality: str | None = None,
-    relative_to: Path | None = None,
-) -> str:
-    """Return the text of a TOML config with guessed settings, as `build_config` writes it."""
-    return build_config(
-        manifest,
-        model,
-        weights=weights,
-        preprocess=preprocess,
-        root=root,
-        anywhere=anywhere,
-        findings=findings,
-        modality=modality,
-        relative_to=relative_to,
-    ).text
-
-
 def build_config(
     manifest: str,
     model: str,

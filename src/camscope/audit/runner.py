@@ -111,6 +111,7 @@ def run_stages(
     for name in STAGES:
         stored = read_json_or_none(context.folder / STAGES_FOLDER / f"{name}.json")
         result_cls: Any = Summary.model_fields[name].annotation
+        seconds: float | None = None  # of a stage that runs now
         try:
             results[name] = result_cls.model_validate(stored)
         except ValidationError:  # it is missing or incomplete
@@ -118,14 +119,12 @@ def run_stages(
             is_corrected = remaining.finish_stage(name, seconds)
             if on_estimate is not None and is_corrected and remaining.remaining:
                 on_estimate(remaining.remaining)
-            if name == ESTIMATE_AFTER_STAGE:
-                context.planned_sizes = results.resolve.planned_sizes
-            if name == ESTIMATE_AFTER_STAGE and on_estimate is not None:
+        if name == ESTIMATE_AFTER_STAGE:
+            context.planned_sizes = results.resolve.planned_sizes
+            if on_estimate is not None and seconds is not None:
                 expected = estimate_stage_seconds(context)
                 remaining = RemainingTime({stage: expected[stage] for stage in expected if stage not in results})
                 on_estimate(remaining.remaining)
-        if name == ESTIMATE_AFTER_STAGE:
-            context.planned_sizes = results.resolve.planned_sizes
     return results
 
 

@@ -14,10 +14,10 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from camscope.audit.config_generation import _make_path_relative as near
-from camscope.audit.config_generation import generate_config
 from camscope.audit.core.cohort import interleave_rows_by_patient
 from camscope.audit.core.config import Config, resolve_manifest_source
 from camscope.errors import InputError
+from tests.audit.audits import generate_config
 
 PLAIN = {
     "data": {"manifest": "manifest.csv", "label": "label", "patient": "patient"},
