@@ -669,11 +669,13 @@ def test_the_image_in_what_the_whole_model_returns_is_where_the_input_ids_hold_i
     model = Prompted(llava, [1, 2, *PATCHES, 5, 6, 7]).eval()
     x = torch.randn(1, 3, 32, 32, dtype=torch.float64)
     layers = {one.name: str(one.layout) for one in find_spatial_layers(model, lambda: model(x), x)}
-    outputs = ("model", "model.model", "model.lm_head", "model.model.language_model.norm")
-    assert {name: layers[name] for name in outputs if name in layers} == {
-        name: "tokens 2+4x4" for name in outputs if name in layers
-    }
-    assert "model" in layers
+    certain = ("model.lm_head", "model.model.language_model.norm")
+    with_more_tensors = (
+        "model",
+        "model.model",
+    )  # newer versions of transformers also return the vision tower's output here
+    assert {name: layers.get(name) for name in certain} == dict.fromkeys(certain, "tokens 2+4x4")
+    assert {layers[name] for name in with_more_tensors if name in layers} <= {"tokens 2+4x4"}
 
 
 def test_two_pieces_of_one_length_are_not_told_apart_by_guessing():
