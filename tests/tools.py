@@ -1,5 +1,6 @@
 """An explainer of any method by name, a model that counts its passes, and the largest tensor that anything makes."""
 
+import functools
 import inspect
 from contextlib import suppress
 from types import SimpleNamespace
@@ -72,6 +73,7 @@ FEW = {
 }
 
 
+@functools.cache
 def looks_at_layers(method):
     """Whether a method looks at layers: those that do are told which."""
     return bool({"layer", "layers"} & set(inspect.signature(METHODS[method]).parameters))
