@@ -721,9 +721,9 @@ def test_times_of_pandas_go_along_in_microseconds_for_python_knows_no_finer_ones
 
 
 def test_the_seconds_of_a_row_are_those_of_its_method(folder, model, tmp_path):
-    """Two share a pass and its price, the third takes 64 passes of its own."""
+    """Two share a pass and its price, the third takes 32 passes of its own."""
     GradCAM(model).attribute(torch.zeros(1, 1, 128, 128))  # whatever is slow the first time
-    run_batch([GradCAM(model), RISE(model, n_samples=64), LayerCAM(model)], folder, tmp_path / "run")
+    run_batch([GradCAM(model), RISE(model, n_samples=32), LayerCAM(model)], folder, tmp_path / "run")
     each = {}
     for row in BatchRun(tmp_path / "run").table(["method", "seconds", "status"]).to_pylist():
         if row["status"] != "failed":

@@ -217,19 +217,24 @@ def cancels(notes: Sequence[str]) -> bool:
     return any("denominators that cancel" in note for note in notes)
 
 
-def test_a_map_that_a_little_noise_turns_over_says_so_at_a_layer_norm_and_none_does_after_a_relu(zoo: Any) -> None:
-    names = ["gradcam", "gradcam++", "xgradcam", "refinecam"]
+@pytest.mark.parametrize(
+    ("photo", "more"),  # photograph 11 has a map that turns over
+    [(11, []), pytest.param(11, ["refinecam"], marks=THOROUGH), pytest.param(12, ["refinecam"], marks=THOROUGH)],
+)
+def test_a_map_that_a_little_noise_turns_over_says_so_at_a_layer_norm_and_none_does_after_a_relu(
+    zoo: Any, photo: int, more: list[str]
+) -> None:
+    names = ["gradcam", "gradcam++", "xgradcam", *more]
     vit = GradCAM(zoo.deit_tiny(), zoo.TARGET_LAYER["deit_tiny"])
     cnn = GradCAM(zoo.resnet18(), zoo.TARGET_LAYER["resnet18"])
     draw, turned = torch.Generator().manual_seed(0), set[str]()
-    for path in photos()[11:13]:
-        x = STANDARD(opened(path))
-        assert not any(cancels(one.notes) for one in cnn.explain_methods(x, names))
-        found = vit.explain_methods(x, names)
-        noisy = vit.explain_methods(x + 1e-3 * torch.randn(x.shape, generator=draw), names, found[0].target)
-        for one, other in zip(found, noisy, strict=True):
-            if np.corrcoef(one.attribution.ravel(), other.attribution.ravel())[0, 1] < 0.9:
-                turned.add(one.method)
-                assert cancels(one.notes)
-        assert not cancels(found[0].notes)
-    assert turned == {"gradcam++", "xgradcam", "refinecam"}
+    x = STANDARD(opened(photos()[photo]))
+    assert not any(cancels(one.notes) for one in cnn.explain_methods(x, names))
+    found = vit.explain_methods(x, names)
+    noisy = vit.explain_methods(x + 1e-3 * torch.randn(x.shape, generator=draw), names, found[0].target)
+    for one, other in zip(found, noisy, strict=True):
+        if np.corrcoef(one.attribution.ravel(), other.attribution.ravel())[0, 1] < 0.9:
+            turned.add(one.method)
+            assert cancels(one.notes)
+    assert not cancels(found[0].notes)
+    assert turned == (set(names[1:]) if photo == 11 else set())

@@ -737,6 +737,7 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.one_in(2)
 def test_hugging_face_folders_of_other_than_plain_classifiers(name, tmp_path):
     transformers = pytest.importorskip("transformers")
     from tests.zoo.of_hugging_face import ROWS
