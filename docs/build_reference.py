@@ -16,7 +16,7 @@ from camscope.audit.core.summary_schema import Summary
 from camscope.batch.result_rows import column_types
 from camscope.cli import app
 from camscope.cli.json_output import describe_json_output
-from camscope.cli.methods import COST_LEGEND, describe_method
+from camscope.cli.list_methods import COST_LEGEND, describe_method
 from camscope.cli.option_parsing import list_settings
 from camscope.explainers import METHODS, BaseCAM, Explainer
 from camscope.explainers.core.method_docstrings import read_description, read_setting_descriptions

@@ -22,7 +22,7 @@ from camscope.metrics import (
     spearman,
     weight_randomization,
 )
-from camscope.metrics.explainer_probe import ExplainerProbe
+from camscope.metrics.explain_changed_inputs import ExplainerProbe
 from camscope.metrics.input_transforms import Rotation, Shift
 from camscope.metrics.robustness import compare_under_transforms, max_sensitivity
 from tests.mutants import Mutant

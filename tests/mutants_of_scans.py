@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from camscope.errors import ImageError
-from camscope.images.files import redaction_and_pseudonyms, strict_jpeg_decoding, tiff_and_png_damage
+from camscope.images.files import redacted_errors_and_file_pseudonyms, strict_jpeg_decoding, tiff_and_png_damage
 from camscope.images.files.strict_jpeg_decoding import find_jpeg_damage
 from camscope.images.scans import (
     dicom_header_values,
@@ -152,13 +152,13 @@ def a_window_of_one_half_below_its_center() -> None:
 
 
 def an_error_says_nothing_of_its_cause() -> None:
-    with pytest.raises(ImageError) as caught, redaction_and_pseudonyms.redact_errors("scan-0"):
+    with pytest.raises(ImageError) as caught, redacted_errors_and_file_pseudonyms.redact_errors("scan-0"):
         raise ValueError("Canary")
     assert "Canary" not in str(caught.value)
 
 
 def text_that_is_not_known_is_not_taken() -> None:
-    with redaction_and_pseudonyms.suppress_library_output():
+    with redacted_errors_and_file_pseudonyms.suppress_library_output():
         made = written(dicom(STORED, Modality="CANARY"))
     assert read_dicom(made).modality == ""
 
@@ -168,7 +168,7 @@ def a_name_needs_the_key() -> None:
         names = set()
         for key in ("one", "two"):
             patch.setenv("CAMSCOPE_KEY", key)
-            names.add(redaction_and_pseudonyms.pseudonymize_source("a.dcm"))
+            names.add(redacted_errors_and_file_pseudonyms.pseudonymize_source("a.dcm"))
     assert len(names) == 2
 
 
@@ -316,7 +316,7 @@ OF_SCANS = [
     ),
     Mutant(
         "the cause is told",
-        redaction_and_pseudonyms,
+        redacted_errors_and_file_pseudonyms,
         "_build_damage_error",
         "type(error).__name__",
         "error",
@@ -332,7 +332,7 @@ OF_SCANS = [
     ),
     Mutant(
         "a hash without a key",
-        redaction_and_pseudonyms,
+        redacted_errors_and_file_pseudonyms,
         "pseudonymize_source",
         "load_pseudonym_key()",
         'b"key"',

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from camscope.explainers import METHODS
 from camscope.explainers.core.evaluation_context import inspect_model
-from camscope.explainers.core.model_noise_probe import find_constant_rows, samples_interact
+from camscope.explainers.core.sample_interaction_probe import find_constant_rows, samples_interact
 from camscope.targets import Score
 
 REPRESENTATIVES = (

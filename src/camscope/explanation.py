@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope import explanation_io, render
+from camscope.atomic_writes_and_folder_locks import write_bytes
 from camscope.errors import GeometryError, InputError, OutputError
 from camscope.geometry import Placement
 from camscope.plurals import plural
+from camscope.read_untrusted_files import MAX_ARRAY_BYTES, read_errors_converted
 from camscope.registry import METHODS
-from camscope.safe_files import write_bytes
-from camscope.untrusted_files import MAX_ARRAY_BYTES, read_errors_converted
 
 FloatArray = npt.NDArray[np.floating[Any]]
 PixelArray = npt.NDArray[np.uint8]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from camscope.errors import InputError
 from camscope.geometry import Placement
-from camscope.untrusted_files import read_json, read_npz
+from camscope.read_untrusted_files import read_json, read_npz
 
 ARRAY_FIELDS = ("attribution", "standard_error", "image", "model_input_image")  # the other fields are text and numbers
 JSON_ARRAY_FIELDS = ARRAY_FIELDS[:2]  # without pixels

@@ -7,10 +7,10 @@ import pytest
 pytest.importorskip("pydantic")
 pytest.importorskip("pyarrow")
 
-from camscope.audit import time_budget
+from camscope.audit import sample_sizes_for_time_budget
 from camscope.audit.core.config import Config, SampleSizes
-from camscope.audit.stage_estimates import RemainingTime, StageEstimator
-from camscope.audit.time_budget import plan_sizes
+from camscope.audit.sample_sizes_for_time_budget import plan_sizes
+from camscope.audit.stage_duration_estimates import RemainingTime, StageEstimator
 from camscope.errors import InputError
 
 TABLES = {
@@ -38,7 +38,7 @@ class Estimator:
 
 @pytest.fixture
 def context(monkeypatch):
-    monkeypatch.setattr(time_budget.StageEstimator, "from_context", staticmethod(Estimator))
+    monkeypatch.setattr(sample_sizes_for_time_budget.StageEstimator, "from_context", staticmethod(Estimator))
     config = Config.from_source(TABLES)
     return SimpleNamespace(config=config, cohort=SimpleNamespace(rows=range(40)))
 
@@ -104,7 +104,7 @@ def test_where_looks_may_end_a_stage_the_middle_is_expected(positives, size, exp
 def test_planned_sizes_replace_those_of_the_config():
     from pathlib import Path
 
-    from camscope.audit.core.context import AuditContext
+    from camscope.audit.core.audit_context import AuditContext
     from camscope.audit.core.stage_result_schema import PlannedSize
 
     audit = AuditContext(Config.from_source(TABLES), Path("audit"))

@@ -14,13 +14,13 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from camscope.audit.config_generation import build_config, try_config
+from camscope.audit.config_validation import validate_config
+from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.config import Config
 from camscope.audit.core.config_faults import find_key_lines
-from camscope.audit.core.context import AuditContext
 from camscope.audit.core.predictions import StageResults
-from camscope.audit.manifest_columns import EvidenceColumn, assign_roles, find_evidence
-from camscope.audit.runner import _run_stage, prepare_folder
-from camscope.audit.validation import validate_config
+from camscope.audit.find_manifest_columns import EvidenceColumn, assign_roles, find_evidence
+from camscope.audit.run_stages import _run_stage, prepare_folder
 from camscope.batch import build_manifest
 from camscope.cli import app
 from camscope.errors import ConfigError, InputError, OutputError

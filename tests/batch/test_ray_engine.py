@@ -35,8 +35,8 @@ from camscope.batch import (  # noqa: E402 - it needs pyarrow
     ray_engine,
     run_batch,
 )
+from camscope.batch.batch_runner import build_run_info  # noqa: E402
 from camscope.batch.run_store import RunStore  # noqa: E402
-from camscope.batch.runner import build_run_info  # noqa: E402
 
 WORKERS = {"local": None, "ray": 1}  # one where one will do: it takes three seconds to start
 SRC = Path(__file__).resolve().parents[2] / "src"

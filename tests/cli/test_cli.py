@@ -20,13 +20,13 @@ from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
 
+from camscope.atomic_writes_and_folder_locks import slug
 from camscope.cli import app, base, demo
 from camscope.cli.input_images_and_output_paths import build_file_stem, list_images
 from camscope.cli.option_parsing import list_settings, parse_settings
 from camscope.explainers import METHODS, GradCAM
 from camscope.explanation import Explanation
 from camscope.phantom import draw_radiograph
-from camscope.safe_files import slug
 from tests.refusals import ATTENTION
 
 SRC = Path(__file__).resolve().parents[2] / "src"

@@ -159,7 +159,7 @@ def test_an_expected_class_that_is_unknown_is_an_error(here):
 def test_maps_of_different_layers_have_no_difference():
     from dataclasses import replace
 
-    from camscope.cli.explain import build_class_differences
+    from camscope.cli.explain_images import build_class_differences
 
     one = GradCAM(load_model("phantom"), "layer4").explain(np.zeros((64, 64, 3), np.uint8), 1)
     with pytest.raises(CamscopeError, match="layer4 and layer3") as error:
@@ -217,7 +217,7 @@ def test_look_ups(here):
 
 def test_audits(here, one_thread):
     pytest.importorskip("pydantic")
-    from camscope.audit.demo import write_demo_study
+    from camscope.audit.demo_dataset_and_model import write_demo_study
 
     config = write_demo_study(here / "study", 0.95, n_images=48)
     words = ("--model", config.model.source, "--weights", config.model.weights, "--modality", "xray")
@@ -311,7 +311,7 @@ def test_errors_of_any_kind(here, monkeypatch, raised, kind, code):
     def fail(*args, **kwargs):
         raise raised
 
-    monkeypatch.setattr("camscope.cli.info.collect_environment", fail)
+    monkeypatch.setattr("camscope.cli.version_and_device_info.collect_environment", fail)
     error = ask("info", code=code)["error"]
     assert (error["kind"], error["exit_code"]) == (kind, code)
 

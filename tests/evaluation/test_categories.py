@@ -262,8 +262,8 @@ def test_the_parts_of_a_hippocampus_are_not_mixed():
 
 @on_real_data
 def test_an_audit_refuses_a_coco_file_without_a_choice(tmp_path):
-    from camscope.audit.core.context import AuditContext
-    from camscope.audit.runner import validate_config
+    from camscope.audit.core.audit_context import AuditContext
+    from camscope.audit.run_stages import validate_config
     from camscope.audit.stages.check_data_and_try_model import _list_annotation_sources
 
     images = json.loads(CELLS.read_bytes())["images"][:24]

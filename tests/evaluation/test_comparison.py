@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from camscope import GradCAM, HiResCAM, LayerCAM, Saliency, load_model, registry
 from camscope.cli import app, base
-from camscope.cli import evaluate as cli_lines
+from camscope.cli import evaluate_maps as cli_lines
 from camscope.errors import InputError, OutputError, RunError
 from camscope.phantom import draw_radiograph
 

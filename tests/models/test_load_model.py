@@ -15,7 +15,7 @@ from camscope.errors import CamscopeError, MissingExtraError, ModelError, Prepro
 from camscope.explainers import METHODS
 from camscope.images.photo_reader import read_photo
 from camscope.images.preprocess import Preprocess
-from camscope.model_metadata import get_card
+from camscope.model_card import get_card
 from camscope.models import load_model
 from camscope.models.checkpoint import build_for_checkpoint, load_state_dict_strictly, read_state_dict
 from camscope.models.torchvision_timm import _get_builder_options

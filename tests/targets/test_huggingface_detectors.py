@@ -9,7 +9,7 @@ from torch import nn
 from camscope import LayerCAM, Layout
 from camscope.errors import LayerError, TargetError
 from camscope.targets import Box, Score
-from camscope.targets.box import find_detection_heads, infer_activation, parse_detections
+from camscope.targets.detection_box import find_detection_heads, infer_activation, parse_detections
 
 transformers = pytest.importorskip("transformers")
 

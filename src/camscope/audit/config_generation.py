@@ -8,6 +8,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
+from camscope.atomic_writes_and_folder_locks import describe_file_problem
+from camscope.audit.config_validation import validate_config
+from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.config import (
     Config,
     ExplainConfig,
@@ -18,14 +21,13 @@ from camscope.audit.core.config import (
     StageName,
 )
 from camscope.audit.core.config_faults import describe_nearest
-from camscope.audit.core.context import AuditContext
 from camscope.audit.core.subgroup_levels import (
     AGE_BANDS,
     MAX_LEVELS_PER_SUBGROUP,
     MIN_PATIENTS_FOR_VERDICT,
     normalize_label,
 )
-from camscope.audit.manifest_columns import (
+from camscope.audit.find_manifest_columns import (
     LABEL_COLUMN_NAMES,
     EvidenceColumn,
     EvidenceRoles,
@@ -33,19 +35,17 @@ from camscope.audit.manifest_columns import (
     find_column,
     list_paths,
 )
-from camscope.audit.report.verdict_display import MARGIN_DESCRIPTIONS
-from camscope.audit.shortcuts.reliance_rule import compute_min_patients_to_detect
-from camscope.audit.validation import validate_config
+from camscope.audit.report.verdict_labels_and_groups import MARGIN_DESCRIPTIONS
+from camscope.audit.shortcuts.intervention_effects_and_reliance import compute_min_patients_to_detect
 from camscope.batch import Manifest, batch_worker, build_manifest
+from camscope.batch.build_manifest_from_source import DATASET_PREFIXES, TABLE_SUFFIXES
 from camscope.batch.image_manifest import import_arrow
-from camscope.batch.image_sources import DATASET_PREFIXES, TABLE_SUFFIXES
 from camscope.batch.path_resolver import find_common_folder
 from camscope.errors import InputError
-from camscope.model_metadata import get_card
+from camscope.model_card import get_card
 from camscope.models import load_model
-from camscope.optional import require
+from camscope.optional_packages import require
 from camscope.plurals import inflect, plural
-from camscope.safe_files import describe_file_problem
 
 if TYPE_CHECKING:
     import jinja2

@@ -4,11 +4,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from camscope.atomic_writes_and_folder_locks import check_not_existing, write_bytes
 from camscope.batch.contact_sheet import build_contact_sheet
-from camscope.batch.export import Exporter, ExportResult
+from camscope.batch.exporter import Exporter, ExportResult
 from camscope.batch.run_reader import RunReader
 from camscope.batch.sql_query import Query
-from camscope.safe_files import check_not_existing, write_bytes
 
 
 class BatchRun(RunReader):

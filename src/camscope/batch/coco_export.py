@@ -12,9 +12,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from camscope import render
+from camscope.atomic_writes_and_folder_locks import open_atomic
 from camscope.errors import GeometryError
 from camscope.explanation import Explanation
-from camscope.safe_files import open_atomic
 
 ResultRow = Mapping[str, Any]
 SCORE_DESCRIPTION = (

@@ -15,12 +15,12 @@ import numpy.typing as npt
 
 from camscope.batch.path_resolver import PathResolver
 from camscope.errors import InputError
-from camscope.images.files.image_file_access import PHOTO_SUFFIXES, SCAN_SUFFIXES, split_selector
-from camscope.images.files.redaction_and_pseudonyms import pseudonymize_source
+from camscope.images.files.find_and_open_image_files import PHOTO_SUFFIXES, SCAN_SUFFIXES, split_selector
+from camscope.images.files.redacted_errors_and_file_pseudonyms import pseudonymize_source
 from camscope.images.scans.scan_reader import is_scan
-from camscope.optional import require
+from camscope.optional_packages import require
 from camscope.plurals import plural
-from camscope.untrusted_files import read_errors_converted
+from camscope.read_untrusted_files import read_errors_converted
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from camscope.atomic_writes_and_folder_locks import check_regular_file, open_regular_file
 from camscope.errors import ImageError, InputError
-from camscope.images.files.image_file_access import MAX_FILE_BYTES, PHOTO_SUFFIXES, is_scan_name, split_selector
-from camscope.optional import require
+from camscope.images.files.find_and_open_image_files import MAX_FILE_BYTES, PHOTO_SUFFIXES, is_scan_name, split_selector
+from camscope.optional_packages import require
 from camscope.plurals import plural
-from camscope.safe_files import check_regular_file, open_regular_file
 
 READ_BYTES = 2**24  # of a remote file at a time
 # URL schemes that never read a file of this machine. hdfs and sftp can be configured to do so, and fsspec treats an unknown

@@ -21,10 +21,10 @@ from camscope.batch.run_store import RunStore
 from camscope.errors import InputError, RunError
 from camscope.explainers.core.evaluation_context import get_device_and_dtype
 from camscope.hooks.find_layers import unwrap
-from camscope.model_metadata import attach_card, get_card
-from camscope.optional import require
+from camscope.model_card import attach_card, get_card
+from camscope.optional_packages import require
 from camscope.plurals import plural
-from camscope.user_code import find_plugins, load_plugin
+from camscope.user_code_and_plugins import find_plugins, load_plugin
 
 if TYPE_CHECKING:
     import pyarrow as pa

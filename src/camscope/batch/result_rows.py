@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from camscope.atomic_writes_and_folder_locks import slug
 from camscope.batch.image_manifest import COLUMN_TYPES, Manifest, import_arrow
 from camscope.explanation import Explanation
-from camscope.safe_files import slug
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from camscope import render
+from camscope.batch.build_manifest_from_source import DATASET_PREFIXES, build_manifest
 from camscope.batch.image_loading import hash_source
 from camscope.batch.image_manifest import (
     PSEUDONYMIZED_DATASET,
@@ -21,7 +22,6 @@ from camscope.batch.image_manifest import (
     import_arrow,
     pseudonymize_manifest,
 )
-from camscope.batch.image_sources import DATASET_PREFIXES, build_manifest
 from camscope.batch.path_resolver import PathResolver
 from camscope.batch.result_rows import EXPLANATION_COLUMNS, FAILED
 from camscope.batch.run_store import RUN_FILE, RunStore
@@ -33,7 +33,7 @@ from camscope.images.photo_reader import read_photo
 from camscope.images.scans.scan import convert_scan_to_display_pixels
 from camscope.images.scans.scan_reader import is_scan, read_scan
 from camscope.plurals import plural
-from camscope.untrusted_files import read_errors_converted
+from camscope.read_untrusted_files import read_errors_converted
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,13 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from camscope.batch.image_manifest import import_arrow
-from camscope.batch.result_rows import FAILED
-from camscope.batch.sql_query import open_map_parts, open_parts, read_rows
-from camscope.errors import OutputError, Remedy, RunError
-from camscope.explanation import STATUS_OK
-from camscope.plurals import plural
-from camscope.safe_files import (
+from camscope.atomic_writes_and_folder_locks import (
     FOLDER_BUSY_MESSAGE,
     FolderLock,
     build_output_path,
@@ -29,7 +23,13 @@ from camscope.safe_files import (
     read_bytes,
     write_bytes,
 )
-from camscope.untrusted_files import MAX_ERROR_CHARACTERS, MAX_JSON_BYTES, read_errors_converted
+from camscope.batch.image_manifest import import_arrow
+from camscope.batch.result_rows import FAILED
+from camscope.batch.sql_query import open_map_parts, open_parts, read_rows
+from camscope.errors import OutputError, Remedy, RunError
+from camscope.explanation import STATUS_OK
+from camscope.plurals import plural
+from camscope.read_untrusted_files import MAX_ERROR_CHARACTERS, MAX_JSON_BYTES, read_errors_converted
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from camscope.batch.image_manifest import import_arrow
 from camscope.batch.result_rows import OPTIONAL_COLUMNS, REQUIRED_COLUMNS, column_types
 from camscope.errors import InputError
-from camscope.optional import require
+from camscope.optional_packages import require
 from camscope.plurals import plural
-from camscope.untrusted_files import MAX_EXCESS_VALUES, MAX_VALUES_PER_BYTE, check_parquet, read_errors_converted
+from camscope.read_untrusted_files import MAX_EXCESS_VALUES, MAX_VALUES_PER_BYTE, check_parquet, read_errors_converted
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import base, json_output, progress, run_or_images, shared_options
+from camscope.atomic_writes_and_folder_locks import read_bytes, write_bytes
+from camscope.cli import base, json_output, open_or_compute_run, progress_bars, shared_options
 from camscope.cli.shared_options import argument, option
 from camscope.errors import InputError
 from camscope.plurals import plural
 from camscope.registry import METHODS
-from camscope.safe_files import read_bytes, write_bytes
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -121,7 +121,7 @@ def run(
     from camscope.audit import run_audit
 
     with (
-        run_or_images.add_resume_hint_on_interrupt(output),
+        open_or_compute_run.add_resume_hint_on_interrupt(output),
         base.collect_warnings(),
         show_stage_progress() as on_progress,
     ):
@@ -154,7 +154,7 @@ def compare(
     as_json: shared_options.JsonOption = False,
 ) -> None:
     """Compare two audits of the same images. Print paired tests of predictions, maps and reliance, and the changed verdicts."""
-    from camscope.audit.comparison import compare_audits
+    from camscope.audit.audit_comparison import compare_audits
 
     comparison = compare_audits(first_run, second_run)
     if output is not None:
@@ -195,7 +195,7 @@ def verify(
 ) -> None:
     """Compare every file of an audit with its stored hash, and recompute some rows. The exit code is 1 for any difference."""
     from camscope.audit.core.config import Config
-    from camscope.audit.verification import verify_audit
+    from camscope.audit.verify_finished_audit import verify_audit
 
     parsed_config = None if config is None else Config.from_source(config)
     try:
@@ -239,8 +239,9 @@ def export(
     In an existing model card, only the metrics and the text of an earlier audit are replaced.
     """
     from camscope.audit import AuditRun
-    from camscope.audit.report.model_card import update_model_card, write_markdown_summary
-    from camscope.audit.report.page import render_summary_page
+    from camscope.audit.report.huggingface_model_card import update_model_card
+    from camscope.audit.report.markdown_summary import write_markdown_summary
+    from camscope.audit.report.render_html_page import render_summary_page
 
     if output is None and model_card is None:
         raise InputError("no file to write: expected -o summary.md, -o summary.html or --model-card README.md")
@@ -262,7 +263,7 @@ def export(
 def show_stage_progress() -> Iterator[Callable[[str, int, int], None]]:
     """Show the progress of each audit stage: by a bar in a terminal, otherwise by one line. Yield the progress callback."""
     console = base.stderr_console()
-    with progress.build_progress(console) as bars:
+    with progress_bars.build_progress(console) as bars:
         tasks: dict[str, TaskID] = {}
 
         def on_progress(stage: str, done: int, total: int) -> None:
@@ -332,7 +333,7 @@ def print_audit_result(audit: "AuditRun") -> None:
 
 def build_verdict_table(audit: "AuditRun") -> "Table":
     """Build a table with one row for each verdict of an audit."""
-    from camscope.audit.verdicts.rules import find_topic
+    from camscope.audit.verdicts.verdict_rules import find_topic
 
     table = base.new_table("claim", "verdict", "effect [95 %]>", "n>", "reason")
     for verdict in audit.verdicts:

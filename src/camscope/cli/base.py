@@ -36,7 +36,7 @@ from camscope.errors import (
     is_out_of_memory,
 )
 from camscope.registry import METHODS
-from camscope.user_code import load_plugin_file
+from camscope.user_code_and_plugins import load_plugin_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -410,7 +410,7 @@ def load_model_on_device(
     if context is not None and not is_option_set(context, "model") and not is_option_set(context, "weights"):
         print_note("model: phantom, the bundled model of synthetic radiographs; choose another with --model")
     with spinner(f"loading {model_spec}"):
-        from camscope.model_metadata import attach_card, get_card
+        from camscope.model_card import attach_card, get_card
         from camscope.models import LOADER_BY_LIBRARY, load_model
 
         library, colon, _ = model_spec.partition(":")

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from camscope.cli import base, json_output, option_parsing, progress, run_or_images, shared_options
+from camscope.cli import base, json_output, open_or_compute_run, option_parsing, progress_bars, shared_options
 from camscope.cli.shared_options import option
 from camscope.plurals import plural
 
@@ -93,7 +93,7 @@ def run(
     parsed_names = option_parsing.parse_class_names(class_names)
     net = base.load_model_on_device(model, weights, device, context, parsed_names)
     explainers = chosen.build(net, preprocess, show_method_bars=False)
-    with run_or_images.add_resume_hint_on_interrupt(output), progress.show_batch_progress() as on_progress:
+    with open_or_compute_run.add_resume_hint_on_interrupt(output), progress_bars.show_batch_progress() as on_progress:
         outcome = run_batch(
             explainers,
             manifest,

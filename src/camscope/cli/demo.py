@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from camscope.cli import base, json_output, progress, run_or_images, shared_options
+from camscope.atomic_writes_and_folder_locks import build_output_path, write_bytes
+from camscope.cli import base, json_output, open_or_compute_run, progress_bars, shared_options
 from camscope.cli.input_images_and_output_paths import check_can_be_folder, check_overwrite_allowed
 from camscope.cli.shared_options import option
 from camscope.errors import UndefinedError
-from camscope.safe_files import build_output_path, write_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,7 +68,7 @@ def run(
     for path in (figure, *images):
         check_overwrite_allowed(path, overwrite)
     net = base.load_model_on_device("phantom")
-    explainers = [method(net, **progress.build_method_bar_settings(method)) for method in methods.values()]
+    explainers = [method(net, **progress_bars.build_method_bar_settings(method)) for method in methods.values()]
     cases = list(zip(phantoms, _explain_phantoms(explainers, phantoms, method_names == "all"), strict=True))
     for phantom, path in zip(phantoms, images, strict=True):
         write_bytes(path, encode_image(_gray_to_rgb(phantom.image), ".png"), overwrite=overwrite)
@@ -108,11 +108,11 @@ def _explain_phantoms(
 
     With `skip_unsupported`, methods that fail on the first image are dropped.
     """
-    from camscope.explainers.comparison.explain_supported import explain_supported
-    from camscope.explainers.core.shared_passes import explain_grid
+    from camscope.explainers.comparison.explain_by_supported_methods import explain_supported
+    from camscope.explainers.core.run_methods_in_shared_passes import explain_grid
 
     rows: list[list[Explanation]] = []
-    with progress.progress_bar("explaining", len(phantoms), base.stdout_console()) as bar, base.collect_warnings():
+    with progress_bars.progress_bar("explaining", len(phantoms), base.stdout_console()) as bar, base.collect_warnings():
         for phantom in phantoms:
             if skip_unsupported and not rows:
                 explainers, grid = explain_supported(explainers, phantom.image, [None], on_pass=bar.pause_for_methods)
@@ -204,11 +204,11 @@ def _build_demo_table(names: Sequence[str], cases: "DemoCases") -> "Table":
 def run_demo_audits(output: Path, seed: int, *, overwrite: bool) -> None:
     """Train and audit an unbiased and a confounded model. Print the verdicts that differ, and open the reports."""
     from camscope.audit import run_audit
-    from camscope.audit.demo import CONFOUNDED_PROBABILITY, UNBIASED_PROBABILITY, write_demo_study
+    from camscope.audit.demo_dataset_and_model import CONFOUNDED_PROBABILITY, UNBIASED_PROBABILITY, write_demo_study
     from camscope.cli.audit import print_time_estimate, show_stage_progress
 
     audits = []
-    with run_or_images.add_resume_hint_on_interrupt(output), base.collect_warnings():
+    with open_or_compute_run.add_resume_hint_on_interrupt(output), base.collect_warnings():
         for name, p in (("clean", UNBIASED_PROBABILITY), ("confounded", CONFOUNDED_PROBABILITY)):
             with base.spinner(f"drawing radiographs and training the {name} model"):
                 config = write_demo_study(output / name, p, seed=seed, overwrite=overwrite)
@@ -225,7 +225,7 @@ def run_demo_audits(output: Path, seed: int, *, overwrite: bool) -> None:
 
 def _print_differing_verdicts(clean: "AuditRun", confounded: "AuditRun") -> None:
     """Print the AUROC of both models, and a table of the verdicts that differ between the models."""
-    from camscope.audit.comparison import find_verdict_changes
+    from camscope.audit.audit_comparison import find_verdict_changes
 
     table = base.new_table("claim", "clean", "confounded")
     areas = [run.summary.predict.performance[0].auroc.value or 0.0 for run in (clean, confounded)]

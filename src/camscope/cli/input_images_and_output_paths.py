@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from camscope.atomic_writes_and_folder_locks import build_output_path, slug
 from camscope.cli import base
 from camscope.errors import ImageError, OutputError
-from camscope.images.files import image_file_access
-from camscope.images.files.image_file_access import split_selector
-from camscope.safe_files import build_output_path, slug
+from camscope.images.files import find_and_open_image_files
+from camscope.images.files.find_and_open_image_files import split_selector
 
 RASTER_FORMATS, MAP_FILE_FORMATS = ("png", "jpg", "jpeg", "webp"), ("npz", "json", "gif")
 OUTPUT_FORMATS = (*RASTER_FORMATS, *MAP_FILE_FORMATS)
@@ -29,7 +29,7 @@ def list_images(sources: Sequence[str], *, folders_are_series: bool = False) -> 
         if folders_are_series and Path(source).is_dir():
             paths[Path(source)] = None
             continue
-        matches = sorted(map(Path, image_file_access.list_image_paths(source, recursive=False)))
+        matches = sorted(map(Path, find_and_open_image_files.list_image_paths(source, recursive=False)))
         if not matches:
             raise base.option_error("IMAGE", _describe_no_image(source))
         paths.update(dict.fromkeys(matches))
@@ -41,7 +41,7 @@ def _describe_no_image(source: str) -> str:
 
     A folder of scans is named by its pseudonym, because the folder name may identify a patient.
     """
-    from camscope.images.files.redaction_and_pseudonyms import pseudonymize_source
+    from camscope.images.files.redacted_errors_and_file_pseudonyms import pseudonymize_source
     from camscope.images.scans.scan_reader import is_scan
 
     if Path(source).is_dir() and is_scan(source):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import base, progress, shared_options
+from camscope.cli import base, progress_bars, shared_options
 from camscope.cli.input_images_and_output_paths import check_overwrite_allowed
 from camscope.cli.shared_options import option
 from camscope.plurals import plural
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from camscope.batch import DatasetInspection, DatasetIssue
-    from camscope.batch.inspection.encoded_columns import TargetPrevalence
+    from camscope.batch.inspection.value_counts_and_prevalence import TargetPrevalence
 
 EXAMPLE = "camscope inspect-images camscope-demo/images --output check.json"
 SEVERITY_STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
@@ -64,7 +64,7 @@ def run(
     from camscope.batch import build_manifest, inspect_images
 
     manifest = build_manifest(source, root, anywhere=allow_outside_root, strict=False)
-    with progress.progress_bar("reading", 1, base.stderr_console()) as bar:
+    with progress_bars.progress_bar("reading", 1, base.stderr_console()) as bar:
         inspection = inspect_images(
             manifest,
             patient_column=patient_column,

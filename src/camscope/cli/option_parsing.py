@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get
 
 import typer
 
-from camscope.cli import base, progress
-from camscope.safe_files import read_bytes
+from camscope.atomic_writes_and_folder_locks import read_bytes
+from camscope.cli import base, progress_bars
 
 if TYPE_CHECKING:
     from torch import nn
@@ -123,13 +123,13 @@ class ExplainerOptions:
         """
         from camscope.explainers.comparison.comparison_rows_and_columns import create_at_layers
         from camscope.hooks.find_layers import unwrap
-        from camscope.model_metadata import compute_model_digest
+        from camscope.model_card import compute_model_digest
 
         if self.model_digest is not None and self.model_digest != compute_model_digest(unwrap(model)):
             base.print_note("the choice was made for another model or other weights")
         explainers: list[Explainer] = []
         for name, explainer_cls in self.methods.items():
-            bar_setting = progress.build_method_bar_settings(explainer_cls, show=show_method_bars)
+            bar_setting = progress_bars.build_method_bar_settings(explainer_cls, show=show_method_bars)
             settings = {"preprocess": preprocess, **bar_setting, **self.settings_by_method[name]}
             explainers += create_at_layers(explainer_cls, model, self.layers, settings)
         return explainers

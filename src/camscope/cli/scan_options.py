@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from camscope.cli import base
 from camscope.errors import CategoryError, ImageError
-from camscope.images.files.image_file_access import is_scan_name
+from camscope.images.files.find_and_open_image_files import is_scan_name
 
 if TYPE_CHECKING:
-    from camscope.batch.runner import PrivacyProfile
+    from camscope.batch.batch_runner import PrivacyProfile
     from camscope.explainers import Explainer
     from camscope.explanation import Explanation
 
@@ -78,7 +78,7 @@ class ScanOptions:
 
     def pseudonym(self, path: Path) -> str | None:
         """Return the pseudonym that replaces a private path, such as `scan-1f0a92bc`, or None for other paths."""
-        from camscope.images.files.redaction_and_pseudonyms import pseudonymize_source
+        from camscope.images.files.redacted_errors_and_file_pseudonyms import pseudonymize_source
 
         return pseudonymize_source(path) if self.is_private(path) else None
 
@@ -101,7 +101,7 @@ class ScanOptions:
 
     def redact_explanation(self, explanation: "Explanation", path: Path) -> "Explanation":
         """Return a copy of the explanation in which a pseudonym replaces the names of private files."""
-        from camscope.explainers.core.settings_as_text import redact_parameters
+        from camscope.explainers.core.redacted_settings_text import redact_parameters
 
         if (pseudonym := self.pseudonym(path)) is None:
             return explanation
@@ -112,7 +112,7 @@ class ScanOptions:
         pseudonym = self.pseudonym(path)
         if pseudonym is None:
             return base.format_error(error)
-        from camscope.images.files.redaction_and_pseudonyms import redact_error_message
+        from camscope.images.files.redacted_errors_and_file_pseudonyms import redact_error_message
 
         if isinstance(error, OSError) and error.strerror:
             return f"{type(error).__name__}: {error.strerror}"
@@ -145,7 +145,7 @@ def read_named_masks(mask_options: Sequence[str], shape: tuple[int, ...]) -> "di
 
     Each mask must have `shape`, the size of the image.
     """
-    from camscope.images.files.redaction_and_pseudonyms import redact_error_message
+    from camscope.images.files.redacted_errors_and_file_pseudonyms import redact_error_message
     from camscope.images.mask_file_reader import read_label_image
     from camscope.mask_labels import LabelChoice, format_name_list
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from camscope import render
+from camscope.atomic_writes_and_folder_locks import write_bytes
 from camscope.batch import BatchRun
 from camscope.batch.image_manifest import import_arrow
 from camscope.batch.run_reader import read_original, render_thumbnail
@@ -37,7 +38,6 @@ from camscope.evaluation.method_summaries import MethodSummary
 from camscope.explanation import PixelArray
 from camscope.metrics.metric_registry import FloatArray
 from camscope.plurals import plural
-from camscope.safe_files import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,7 +14,6 @@ from camscope.batch.run_store import RunStore
 from camscope.batch.sql_query import Query, RowReader, read_rows
 from camscope.errors import InputError
 from camscope.evaluation.ground_truth import AnnotationColumn, GroundTruth, load_ground_truth
-from camscope.evaluation.map_metrics import MapMetricEvaluator, Row, build_value_schema
 from camscope.evaluation.metric_value_files import (
     MapSelection,
     RowsByImage,
@@ -22,6 +21,7 @@ from camscope.evaluation.metric_value_files import (
     write_missing_value_files,
 )
 from camscope.evaluation.model_based_metrics import ModelMetricEvaluator
+from camscope.evaluation.model_free_metrics import MapMetricEvaluator, Row, build_value_schema
 from camscope.evaluation.run_replay import RunReplay
 from camscope.explainers import Explainer
 from camscope.explainers.core.setting_checks import check_positive_integer

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from camscope.batch.image_loading import map_in_order
 from camscope.errors import GeometryError, NonFiniteError, UndefinedError
-from camscope.evaluation.map_metrics import (
+from camscope.evaluation.model_free_metrics import (
     CONTROL_NAMES,
     Row,
     build_control_row,
@@ -26,7 +26,7 @@ from camscope.explainers.core.evaluation_context import Mode, get_device_and_dty
 from camscope.geometry import Placement
 from camscope.hooks.find_layers import unwrap
 from camscope.metrics import Metric
-from camscope.metrics.explainer_probe import ExplainerProbe, reuse_passes
+from camscope.metrics.explain_changed_inputs import ExplainerProbe, reuse_passes
 from camscope.metrics.model_scorer import ModelScorer, scoring_scope
 from camscope.metrics.perturbation_test import PerturbationTest
 from camscope.targets import TargetLike

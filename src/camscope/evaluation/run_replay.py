@@ -16,9 +16,9 @@ from camscope.batch.run_reader import require_unchanged
 from camscope.errors import ImageError, InputError, PreprocessError, Remedy, UndefinedError
 from camscope.explainers import METHODS, Explainer, GradCAM
 from camscope.explainers.core.evaluation_context import Mode
-from camscope.explainers.core.settings_as_text import format_without_address
+from camscope.explainers.core.redacted_settings_text import format_without_address
 from camscope.hooks.find_layers import unwrap
-from camscope.model_metadata import compute_model_digest, get_card
+from camscope.model_card import compute_model_digest, get_card
 from camscope.targets import TargetLike
 
 Row = Mapping[str, Any]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from camscope.errors import LayerError
-from camscope.hooks.function_mode import BaseFunctionMode
+from camscope.hooks.intercept_torch_functions import BaseFunctionMode
 from camscope.hooks.spatial_map_tracker import SpatialMapTracker
 from camscope.hooks.thread_local_hooks import register_gradient_hook
 from camscope.layers.infer_layout import infer_image_token_layout, infer_layout

@@ -20,7 +20,7 @@ from camscope.explainers.core.evaluation_context import (
 from camscope.explainers.core.explainer import Explainer, register
 from camscope.explainers.core.maps_with_flags import AttributionMaps, is_below_precision
 from camscope.explainers.core.resize_and_blur import resize_maps
-from camscope.explainers.core.shared_passes import select_sample_target
+from camscope.explainers.core.run_methods_in_shared_passes import select_sample_target
 from camscope.hooks.find_layers import unwrap
 from camscope.hooks.input_gradients import GradientScope, run_with_gradients
 from camscope.hooks.spatial_map_tracker import SpatialMapTracker

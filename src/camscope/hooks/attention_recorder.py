@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from camscope.errors import LayerError
 from camscope.hooks.find_layers import unwrap
-from camscope.hooks.function_mode import (
+from camscope.hooks.intercept_torch_functions import (
     BaseFunctionMode,
     bypass_torch_function,
     function_name,

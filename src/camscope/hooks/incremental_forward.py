@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from camscope.hooks.function_mode import split_names
+from camscope.hooks.intercept_torch_functions import split_names
 from camscope.pytree import map_leaves
 
 MAX_WINDOW_SHARE = 0.7  # of a map's cells: with a larger window the full map costs no more

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope.hooks.find_layers import find_layer, unwrap
-from camscope.hooks.function_mode import has_instance_forward, override_forward
+from camscope.hooks.intercept_torch_functions import has_instance_forward, override_forward
 from camscope.hooks.thread_local_hooks import Hooks, has_global_hooks, reentrant_checkpoints_disabled, thread_local_hook
 from camscope.pytree import find_main_tensor, iter_leaves, replace_leaf
 from camscope.unusual_tensors import describe_unusual_tensor

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
-from camscope.hooks.function_mode import ACTIVATIONS
+from camscope.hooks.intercept_torch_functions import ACTIVATIONS
 
 OPAQUE_NODES = {
     "DifferentiableGraph": "a scripted part",

@@ -12,7 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload, OpOverloadPacket
 
-from camscope.hooks.function_mode import (
+from camscope.hooks.input_extent_of_map import (
+    AxisExtent,
+    Extent,
+    compute_output_extent,
+    covers_input_evenly,
+    find_channel_extents,
+    join_extents,
+)
+from camscope.hooks.intercept_torch_functions import (
     ACTIVATIONS,
     DROPOUTS,
     SCALAR_ARITHMETIC,
@@ -21,14 +29,6 @@ from camscope.hooks.function_mode import (
     BaseFunctionMode,
     function_name,
     split_names,
-)
-from camscope.hooks.map_extent import (
-    AxisExtent,
-    Extent,
-    compute_output_extent,
-    covers_input_evenly,
-    find_channel_extents,
-    join_extents,
 )
 from camscope.pytree import iter_leaves, map_leaves
 from camscope.unusual_tensors import is_fake_mode_active
@@ -109,7 +109,7 @@ class SpatialMapTracker(BaseFunctionMode):
     same in all cells.
 
     Padding and crops shift a map as a whole. Each map therefore has an extent, the part of the input that it covers:
-    see `map_extent`. Each pair of grid and extent has its own cell numbers. The tracker acts only in its thread.
+    see `input_extent_of_map`. Each pair of grid and extent has its own cell numbers. The tracker acts only in its thread.
     """
 
     def __init__(self, model: nn.Module, x: Tensor, other_inputs: Sequence[Tensor] = ()) -> None:

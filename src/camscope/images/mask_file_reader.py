@@ -3,14 +3,14 @@
 from io import BytesIO
 from pathlib import Path
 
+from camscope.atomic_writes_and_folder_locks import open_regular_file
 from camscope.errors import ImageError
-from camscope.images.files.redaction_and_pseudonyms import suppress_library_output
+from camscope.images.files.redacted_errors_and_file_pseudonyms import suppress_library_output
 from camscope.images.photo_reader import read_photo
 from camscope.images.scans.png_tiff_reader import read_raster
 from camscope.images.scans.scan import Scan
 from camscope.images.scans.scan_reader import is_scan, read_scan
 from camscope.mask_labels import LabelImage
-from camscope.safe_files import open_regular_file
 
 SEGMENTATION = "SEG"  # DICOM modality
 EXIF_ORIENTATION_TAG = 0x0112  # EXIF tag

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from camscope.errors import PreprocessError
 from camscope.geometry import Placement
-from camscope.images.callable_preprocess import CallablePreprocess
+from camscope.images.measure_callable_preprocess import CallablePreprocess
 from camscope.images.preprocess_conversion import (
     convert_huggingface_processor,
     convert_timm_config,
@@ -23,7 +23,7 @@ from camscope.images.preprocess_conversion import (
 from camscope.images.scans.monai_preprocess import MonaiPreprocess, is_monai_object
 from camscope.images.scans.scan_preprocess import ScanPreprocess
 from camscope.plurals import plural
-from camscope.untrusted_files import read_errors_converted
+from camscope.read_untrusted_files import read_errors_converted
 
 if TYPE_CHECKING:
     from PIL.Image import Image

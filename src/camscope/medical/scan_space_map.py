@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope.errors import GeometryError
-from camscope.explainers.core.settings_as_text import is_simple_setting
+from camscope.explainers.core.redacted_settings_text import is_simple_setting
 from camscope.explanation import STATUS_OK, Explanation
 from camscope.images.scans.scan import Affine, Scan
 from camscope.plurals import plural

@@ -1,6 +1,6 @@
 """Metrics of attribution maps as pure functions, and statistics of their values over images."""
 
-from camscope.metrics.confidence_drop import adcc, arcc, average_drop, average_gain, average_increase
+from camscope.metrics.average_drop_and_gain import adcc, arcc, average_drop, average_gain, average_increase
 from camscope.metrics.deletion_insertion import (
     aopc,
     deletion,

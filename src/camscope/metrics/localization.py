@@ -12,7 +12,7 @@ import numpy.typing as npt
 from camscope.errors import InputError, UndefinedError
 from camscope.explainers.core.setting_checks import check_number
 from camscope.metrics.metric_registry import FloatArray, Mask, check_mask, positive_part, register_metric
-from camscope.optional import require
+from camscope.optional_packages import require
 from camscope.plurals import plural
 
 MASK_AREA_LEVEL = "the mask's share of the image area"

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from camscope.errors import GeometryError, InputError, UndefinedError
 from camscope.metrics.metric_registry import FloatArray, register_metric, to_finite_array
-from camscope.optional import require
+from camscope.optional_packages import require
 from camscope.plurals import plural
 
 SSIM_DATA_RANGE = 1.0  # the range of a map on the scale 0..1

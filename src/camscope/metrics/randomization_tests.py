@@ -13,7 +13,7 @@ from camscope.explainers.core.explainer import Explainer
 from camscope.explainers.core.random_mixin import draw_seeds
 from camscope.explainers.core.setting_checks import check_integer, check_one_of, check_positive_integer
 from camscope.geometry import Placement
-from camscope.metrics.explainer_probe import ExplainerProbe, check_single_sample
+from camscope.metrics.explain_changed_inputs import ExplainerProbe, check_single_sample
 from camscope.metrics.map_similarity import (
     HOG_BLOCK_SIZE,
     HOG_CELL_SIZE,

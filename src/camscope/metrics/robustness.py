@@ -17,7 +17,7 @@ from camscope.explainers.core.random_mixin import draw_seeds
 from camscope.explainers.core.setting_checks import check_positive_integer, check_positive_number
 from camscope.geometry import Placement
 from camscope.hooks.find_layers import unwrap
-from camscope.metrics.explainer_probe import ExplainerProbe, check_single_sample, compute_once
+from camscope.metrics.explain_changed_inputs import ExplainerProbe, check_single_sample, compute_once
 from camscope.metrics.input_transforms import ACQUISITION_TRANSFORMS, GaussianNoise, InputTransform, Rotation, Shift
 from camscope.metrics.map_similarity import SIMILARITIES
 from camscope.metrics.metric_registry import FloatArray, Mask, register_metric, to_finite_array

@@ -8,9 +8,9 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from camscope.atomic_writes_and_folder_locks import check_regular_file, read_bytes
 from camscope.errors import ModelError, WeightsError
-from camscope.safe_files import check_regular_file, read_bytes
-from camscope.untrusted_files import read_errors_converted
+from camscope.read_untrusted_files import read_errors_converted
 
 WEIGHTS_FILE, WEIGHTS_INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER_FILES = (

@@ -14,7 +14,7 @@ from torch import nn
 
 from camscope.errors import ModelError, PreprocessError, WeightsError
 from camscope.images.preprocess import Preprocess, as_preprocess
-from camscope.model_metadata import ModelCard
+from camscope.model_card import ModelCard
 from camscope.models.checkpoint import (
     RANDOM_WEIGHTS,
     BuiltModel,
@@ -26,7 +26,7 @@ from camscope.models.checkpoint import (
     read_state_dict,
     strip_wrapper_prefix,
 )
-from camscope.optional import require
+from camscope.optional_packages import require
 
 MAX_TOKENS = 2**16  # of a vision transformer, whose position embedding is built for them
 

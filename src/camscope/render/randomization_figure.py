@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from camscope.optional import require
+from camscope.optional_packages import require
 from camscope.render.colors import DIVERGING, colorize, to_display_range
 from camscope.render.image_encoding import RGBImage
 

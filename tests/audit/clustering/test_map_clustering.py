@@ -7,7 +7,6 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
 from sklearn.metrics import adjusted_rand_score
 
-from camscope.audit.clustering.cluster_analysis import compute_level_enrichment
 from camscope.audit.clustering.map_clustering import (
     assign_labels_qr,
     cluster_maps,
@@ -15,6 +14,7 @@ from camscope.audit.clustering.map_clustering import (
     pool_maps,
     smooth_and_normalize,
 )
+from camscope.audit.clustering.regions_and_subgroups_of_clusters import compute_level_enrichment
 from camscope.errors import InputError, UndefinedError
 
 QUICK = {"n_resamples": 10, "n_references": 5}

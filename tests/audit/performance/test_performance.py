@@ -17,7 +17,7 @@ from camscope.audit.performance.auc import (
     rank_scores,
 )
 from camscope.audit.performance.calibration import compute_wilson_interval
-from camscope.audit.performance.subgroups import compare_level_aurocs, compare_level_means
+from camscope.audit.performance.subgroup_differences import compare_level_aurocs, compare_level_means
 from camscope.errors import InputError, UndefinedError
 from camscope.metrics import estimate_mean
 from camscope.metrics.intervals_and_p_values import iter_bootstrap_indices

@@ -29,12 +29,12 @@ from camscope.audit.report.overview import (
     iter_unproven_conclusions,
     write_plain_text,
 )
-from camscope.audit.report.page import render_page, render_summary_page
+from camscope.audit.report.render_html_page import render_page, render_summary_page
 from camscope.audit.report.sentences import describe_sanity_images, join_texts
-from camscope.audit.report.verdict_display import describe_sample
+from camscope.audit.report.verdict_labels_and_groups import describe_sample
 from camscope.audit.verdicts import NO_PERFORMANCE_REASON, derive_verdicts
-from camscope.audit.verdicts.rules import QUESTIONS, build_verdict
-from camscope.audit.verdicts.sample_size import estimate_patients_needed
+from camscope.audit.verdicts.patients_needed import estimate_patients_needed
+from camscope.audit.verdicts.verdict_rules import QUESTIONS, build_verdict
 from tests.audit_summary import full, nothing, num
 from tests.report_consistency import find_unsupported_claims
 

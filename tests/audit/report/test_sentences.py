@@ -18,8 +18,8 @@ from camscope.audit.core.summary_entries import summarize_estimate
 from camscope.audit.core.summary_schema import ClusterAnalysis, ColumnLeakage, InterventionEffect, Summary
 from camscope.audit.performance.auc import auroc, average_precision
 from camscope.audit.performance.feature_probes import probe_leakage
-from camscope.audit.performance.subgroups import compare_level_aurocs, compare_level_means
-from camscope.audit.report.page import render_page
+from camscope.audit.performance.subgroup_differences import compare_level_aurocs, compare_level_means
+from camscope.audit.report.render_html_page import render_page
 from camscope.audit.report.sentences import (
     describe_clusters,
     describe_config_declarations,
@@ -32,11 +32,11 @@ from camscope.audit.report.sentences import (
     iter_estimates,
     list_interval_methods,
 )
-from camscope.audit.report.verdict_display import TOPIC_DESCRIPTIONS, find_topic
-from camscope.audit.shortcuts.reliance_rule import estimate_insertion_effect
+from camscope.audit.report.verdict_labels_and_groups import TOPIC_DESCRIPTIONS, find_topic
+from camscope.audit.shortcuts.intervention_effects_and_reliance import estimate_insertion_effect
 from camscope.audit.verdicts import derive_verdicts
 from camscope.audit.verdicts.limitations_and_warnings import list_warnings
-from camscope.audit.verdicts.rules import QUESTIONS
+from camscope.audit.verdicts.verdict_rules import QUESTIONS
 from camscope.metrics.mean_estimates import estimate_difference, estimate_mean
 from camscope.metrics.multiway_clustered_mean import estimate_clustered_mean
 from tests.audit_summary import FINDINGS, full, nothing, num, verdict
@@ -50,7 +50,9 @@ REGION, FINDING = "token", "nodule"
 @pytest.fixture(autouse=True)
 def without_figures(monkeypatch):
     """Figures take seconds, and say nothing here."""
-    module = importlib.import_module("camscope.audit.report.page")  # the package's own `page` is the function
+    module = importlib.import_module(
+        "camscope.audit.report.render_html_page"
+    )  # the package's own `page` is the function
     names = (
         "performance",
         "localization",

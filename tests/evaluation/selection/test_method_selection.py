@@ -27,21 +27,11 @@ pytest.importorskip("scipy")
 from scipy import stats
 
 from camscope.batch import build_manifest
-from camscope.cli.benchmark import write_phantom_dataset
-from camscope.evaluation.map_metrics import get_default_region_size
+from camscope.cli.rank_methods_by_ground_truth import write_phantom_dataset
+from camscope.evaluation.model_free_metrics import get_default_region_size
 from camscope.evaluation.selection import candidate_explainers as candidate_scores
 from camscope.evaluation.selection import method_selection as file
 from camscope.evaluation.selection.candidate_explainers import build_candidates, find_stage_layers
-from camscope.evaluation.selection.candidate_race import (
-    FAITHFULNESS_METRIC,
-    LOCALIZATION_METRIC,
-    CandidateState,
-    SelectionSample,
-    collect_reference_values,
-    compute_quality,
-    drop_worse_candidates,
-    rank_candidates,
-)
 from camscope.evaluation.selection.load_samples import format_exclusions, load_samples
 from camscope.evaluation.selection.method_selection import (
     MethodSelection,
@@ -50,6 +40,16 @@ from camscope.evaluation.selection.method_selection import (
     _shuffle_by_group,
     have_same_maps,
     select_method,
+)
+from camscope.evaluation.selection.rank_and_drop_candidates import (
+    FAITHFULNESS_METRIC,
+    LOCALIZATION_METRIC,
+    CandidateState,
+    SelectionSample,
+    collect_reference_values,
+    compute_quality,
+    drop_worse_candidates,
+    rank_candidates,
 )
 from camscope.metrics.intervals_and_p_values import adjust_holm
 from camscope.metrics.perturbation_test import PerturbationTest

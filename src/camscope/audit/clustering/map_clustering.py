@@ -10,7 +10,7 @@ import numpy.typing as npt
 from camscope.errors import UndefinedError
 from camscope.metrics.intervals_and_p_values import index_groups
 from camscope.metrics.metric_registry import FloatArray
-from camscope.optional import require
+from camscope.optional_packages import require
 from camscope.plurals import plural
 
 IntArray = npt.NDArray[np.int64]

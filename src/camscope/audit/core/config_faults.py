@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from camscope.errors import CamscopeError, ConfigError, MissingExtraError
 from camscope.plurals import plural
-from camscope.untrusted_files import MAX_ERROR_CHARACTERS
+from camscope.read_untrusted_files import MAX_ERROR_CHARACTERS
 
 KeyPath = tuple[str, ...]
 ConfigModel = TypeVar("ConfigModel", bound=BaseModel)

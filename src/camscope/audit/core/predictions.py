@@ -9,11 +9,11 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from camscope.atomic_writes_and_folder_locks import open_atomic
 from camscope.audit.core.stage_result_schema import ResolveResult, StageResult
 from camscope.batch.image_manifest import import_arrow
 from camscope.metrics.metric_registry import FloatArray
-from camscope.safe_files import open_atomic
-from camscope.untrusted_files import read_parquet
+from camscope.read_untrusted_files import read_parquet
 
 PREDICTIONS_FILE = "predictions.parquet"
 LOG_ODDS_PREFIX = "log odds "

@@ -23,7 +23,7 @@ from camscope.errors import InputError, UndefinedError
 from camscope.metrics.intervals_and_p_values import index_groups
 from camscope.metrics.mean_estimates import N_RESAMPLES, Estimate
 from camscope.metrics.metric_registry import FloatArray, Mask
-from camscope.optional import require
+from camscope.optional_packages import require
 from camscope.plurals import plural
 
 N_FOLDS = 5

@@ -9,8 +9,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+from camscope.atomic_writes_and_folder_locks import open_regular_file
+from camscope.audit.core.audit_context import NUM_READ_THREADS, AuditContext
 from camscope.audit.core.config import MaskSource
-from camscope.audit.core.context import NUM_READ_THREADS, AuditContext
 from camscope.batch.image_loading import hash_source
 from camscope.batch.image_manifest import import_arrow
 from camscope.batch.path_resolver import PathResolver
@@ -24,8 +25,7 @@ from camscope.evaluation.ground_truth import (
     open_mask_source,
 )
 from camscope.models import LOADER_BY_LIBRARY
-from camscope.safe_files import open_regular_file
-from camscope.untrusted_files import read_parquet
+from camscope.read_untrusted_files import read_parquet
 
 T = TypeVar("T")
 U = TypeVar("U")

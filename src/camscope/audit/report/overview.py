@@ -13,10 +13,15 @@ from camscope.audit.core.summary_schema import Summary, Verdict
 from camscope.audit.report.number_format import format_estimate, format_number
 from camscope.audit.report.open_questions import MAX_ITEMS_NAMED, OpenQuestion, iter_open_questions, name_subject
 from camscope.audit.report.sentences import fill_sentence, join_texts
-from camscope.audit.report.verdict_display import VerdictKind, classify_verdict, describe_sample, sanitize_text
+from camscope.audit.report.verdict_labels_and_groups import (
+    VerdictKind,
+    classify_verdict,
+    describe_sample,
+    sanitize_text,
+)
 from camscope.audit.verdicts import NO_PERFORMANCE_REASON
-from camscope.audit.verdicts.rules import QUESTIONS, find_topic
-from camscope.audit.verdicts.sample_size import TWO_SIDED_QUESTIONS
+from camscope.audit.verdicts.patients_needed import TWO_SIDED_QUESTIONS
+from camscope.audit.verdicts.verdict_rules import QUESTIONS, find_topic
 from camscope.plurals import inflect
 
 MAX_CLASSES_NAMED = 6

@@ -16,7 +16,7 @@ from camscope.audit.core.stage_result_schema import (
 )
 from camscope.audit.core.summary_schema import ClusterAnalysis, InterventionEffect, Summary, Verdict
 from camscope.audit.report.number_format import format_estimate, format_item_count, format_number
-from camscope.audit.report.verdict_display import DECIDED_CONCLUSIONS, sanitize_text
+from camscope.audit.report.verdict_labels_and_groups import DECIDED_CONCLUSIONS, sanitize_text
 from camscope.plurals import inflect
 
 INTERVAL_METHODS: Mapping[str, tuple[str, str]] = {

@@ -7,19 +7,24 @@ from typing import Any
 
 import numpy as np
 
+from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.cohort import Finding
-from camscope.audit.core.context import AuditContext
 from camscope.audit.core.stage_result_schema import EstimateSummary
 from camscope.audit.core.summary_entries import round_significant, summarize_estimate
 from camscope.audit.core.summary_schema import AttributionMass, RegionOverlap, Summary
-from camscope.audit.shortcuts.inputs_with_regions import FINDING_REGION, ORGAN_REGION, RegionSample, RegionSamples
-from camscope.audit.shortcuts.region_detectors import select_largest_component
+from camscope.audit.shortcuts.border_and_marker_detectors import select_largest_component
+from camscope.audit.shortcuts.load_images_and_region_masks import (
+    FINDING_REGION,
+    ORGAN_REGION,
+    RegionSample,
+    RegionSamples,
+)
 from camscope.batch.image_manifest import import_arrow
 from camscope.batch.sql_query import table_to_dicts
 from camscope.geometry import Placement
 from camscope.metrics.mean_estimates import estimate_mean
 from camscope.metrics.metric_registry import FloatArray, Mask
-from camscope.optional import require
+from camscope.optional_packages import require
 
 MIN_OVERLAP_SHARE = 0.5  # of a region's pixels: editing the other region edits most of it, too
 MAX_OTHER_MAPS = 8  # maps of other patients in the baseline

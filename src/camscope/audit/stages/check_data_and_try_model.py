@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.config import MaskSource
-from camscope.audit.core.context import AuditContext
 from camscope.audit.core.predictions import StageResults
 from camscope.audit.core.stage_result_schema import (
     AnnotationSource,
@@ -21,13 +21,13 @@ from camscope.audit.core.stage_result_schema import (
 )
 from camscope.audit.core.subgroup_levels import AGE_COLUMNS, format_age_band, has_ages_in_years, is_missing, sort_levels
 from camscope.audit.core.summary_entries import round_significant
-from camscope.audit.shortcuts.inputs_with_regions import open_region_masks
+from camscope.audit.shortcuts.load_images_and_region_masks import open_region_masks
 from camscope.batch import Manifest, inspect_images
 from camscope.batch.image_manifest import import_arrow
 from camscope.explainers import Explainer
 from camscope.explainers.core.model_input import accepts_scans
-from camscope.explainers.core.settings_as_text import format_without_address, redact_parameters
-from camscope.model_metadata import compute_model_digest, get_card
+from camscope.explainers.core.redacted_settings_text import format_without_address, redact_parameters
+from camscope.model_card import compute_model_digest, get_card
 from camscope.models import redact_file_names
 from camscope.plurals import inflect
 

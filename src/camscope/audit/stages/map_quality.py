@@ -12,10 +12,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from camscope.atomic_writes_and_folder_locks import build_output_path
+from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.cohort import Finding
-from camscope.audit.core.context import AuditContext
-from camscope.audit.core.path_steps import reduce_path_steps
 from camscope.audit.core.predictions import StageResults
+from camscope.audit.core.reduce_integration_steps import reduce_path_steps
 from camscope.audit.core.stage_result_schema import (
     EstimateSummary,
     MetricsResult,
@@ -36,18 +37,17 @@ from camscope.audit.core.summary_entries import (
     summarize_estimate,
     summarize_finding_metrics,
 )
-from camscope.audit.performance.subgroups import compare_subgroups
-from camscope.audit.stages.sampled_metrics import SampledMetrics, SampledStage
-from camscope.audit.verdicts.interim import judge_faithfulness_at_look, judge_robustness_at_look
+from camscope.audit.performance.subgroup_differences import compare_subgroups
+from camscope.audit.stages.metrics_on_growing_sample import SampledMetrics, SampledStage
+from camscope.audit.verdicts.early_stopping import judge_faithfulness_at_look, judge_robustness_at_look
 from camscope.errors import GeometryError, NonFiniteError, UndefinedError
 from camscope.evaluation import EvaluationResult, evaluate
 from camscope.explainers import METHODS, Explainer
 from camscope.metrics import RandomizationResult, run_randomization_test
-from camscope.metrics.explainer_probe import ExplainerProbe
+from camscope.metrics.explain_changed_inputs import ExplainerProbe
 from camscope.metrics.input_transforms import ACQUISITION_TRANSFORMS, InputTransform
 from camscope.metrics.mean_estimates import estimate_mean
 from camscope.metrics.robustness import DEFAULT_TRANSFORMS, compute_stable_prediction_share
-from camscope.safe_files import build_output_path
 
 FAITHFULNESS_METRICS = (
     "lerf-morf-gap", "deletion", "insertion", "aopc", "necessity", "sufficiency", "average-drop", "average-gain", "road",

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from camscope.atomic_writes_and_folder_locks import build_output_path
+from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.cohort import Cohort, Finding
-from camscope.audit.core.context import AuditContext
 from camscope.audit.core.predictions import Predictions, StageResults
 from camscope.audit.core.stage_result_schema import (
     EstimateSummary,
@@ -25,12 +26,12 @@ from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT, split_
 from camscope.audit.core.summary_entries import round_significant, summarize_or_reason
 from camscope.audit.performance.auc import auroc, average_precision
 from camscope.audit.performance.calibration import compute_calibration
-from camscope.audit.performance.model_predictions import (
+from camscope.audit.performance.compute_log_odds_and_features import (
     are_probability_outputs,
     compute_log_odds,
     compute_logits_and_features,
 )
-from camscope.audit.performance.subgroups import compare_subgroups
+from camscope.audit.performance.subgroup_differences import compare_subgroups
 from camscope.batch import BatchOptions, BatchRun, run_batch
 from camscope.batch.image_loading import LoadedImage
 from camscope.errors import (
@@ -47,7 +48,6 @@ from camscope.errors import (
 )
 from camscope.metrics.metric_registry import FloatArray, Mask
 from camscope.plurals import inflect, plural
-from camscope.safe_files import build_output_path
 
 IMAGES_PER_CHUNK = 64  # images whose maps an interruption loses
 

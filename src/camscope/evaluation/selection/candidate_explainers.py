@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import CamscopeError, InputError, UndefinedError
-from camscope.evaluation.selection.candidate_race import (
+from camscope.evaluation.selection.rank_and_drop_candidates import (
     FAITHFULNESS_METRIC,
     LOCALIZATION_METRIC,
     ROBUSTNESS_METRIC,
@@ -26,13 +26,13 @@ from camscope.explainers.comparison.comparison_rows_and_columns import (
     create_at_layers,
 )
 from camscope.explainers.core.evaluation_context import get_device_and_dtype, inference_scope, inspect_model
-from camscope.explainers.core.shared_passes import run_methods
+from camscope.explainers.core.run_methods_in_shared_passes import run_methods
 from camscope.geometry import Placement
 from camscope.hooks.find_layers import unwrap
 from camscope.layers.choose_layer import choose_layer
 from camscope.layers.spatial_layers import find_spatial_layers
 from camscope.metrics import METRICS
-from camscope.metrics.explainer_probe import ExplainerProbe
+from camscope.metrics.explain_changed_inputs import ExplainerProbe
 from camscope.metrics.imputation import DEFAULT_IMPUTATIONS
 from camscope.metrics.input_transforms import GaussianNoise, Shift
 from camscope.metrics.model_scorer import scoring_scope

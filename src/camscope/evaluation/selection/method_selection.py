@@ -9,14 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
+from camscope.atomic_writes_and_folder_locks import write_bytes
 from camscope.errors import CamscopeError, InputError
-from camscope.evaluation.map_metrics import get_default_region_size
+from camscope.evaluation.model_free_metrics import get_default_region_size
 from camscope.evaluation.selection.candidate_explainers import (
     DEFAULT_CANDIDATE_METHODS,
     evaluate_candidates,
     get_model_device,
 )
-from camscope.evaluation.selection.candidate_race import (
+from camscope.evaluation.selection.rank_and_drop_candidates import (
     FAITHFULNESS_METRIC,
     LOCALIZATION_METRIC,
     MIN_GROUPS_TO_COMPARE,
@@ -30,14 +31,13 @@ from camscope.evaluation.selection.candidate_race import (
     rank_candidates,
 )
 from camscope.explainers import METHODS, Explainer
-from camscope.explainers.core.shared_passes import run_methods
+from camscope.explainers.core.run_methods_in_shared_passes import run_methods
 from camscope.hooks.find_layers import unwrap
 from camscope.metrics.map_similarity import spearman
 from camscope.metrics.weight_randomization import randomize_weights
-from camscope.model_metadata import compute_model_digest
+from camscope.model_card import compute_model_digest
 from camscope.plurals import plural
-from camscope.safe_files import write_bytes
-from camscope.untrusted_files import read_toml
+from camscope.read_untrusted_files import read_toml
 
 MAX_UNTRAINED_CORRELATION = 0.7  # Spearman, with the untrained model's map; above it the map shows only the image
 MIN_MEDIAN_STABILITY = 0.5

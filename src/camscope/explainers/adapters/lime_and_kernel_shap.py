@@ -25,7 +25,7 @@ from camscope.explainers.core.maps_with_flags import AttributionMaps
 from camscope.explainers.core.perturbed_evaluator import PerturbedEvaluator
 from camscope.explainers.core.pixel_explainers import format_completeness_gap
 from camscope.explainers.core.setting_checks import check_number, check_positive_integer, check_positive_number
-from camscope.hooks.function_mode import BaseFunctionMode
+from camscope.hooks.intercept_torch_functions import BaseFunctionMode
 from camscope.plurals import plural
 from camscope.targets import Score
 

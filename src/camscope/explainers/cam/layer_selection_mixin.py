@@ -11,7 +11,7 @@ from camscope.explainers.core.setting_checks import check_integer
 from camscope.hooks.find_layers import find_layer, unwrap
 from camscope.layers.choose_layer import choose_layer
 from camscope.layers.layout import Layout
-from camscope.model_metadata import get_card
+from camscope.model_card import get_card
 from camscope.targets import Score, Target
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from torch import nn
 
 from camscope import render
+from camscope.atomic_writes_and_folder_locks import write_bytes
 from camscope.errors import InputError, LayerError, OutputError, TargetError
 from camscope.explainers.comparison.comparison_rows_and_columns import (
     GridEntry,
@@ -20,14 +21,13 @@ from camscope.explainers.comparison.comparison_rows_and_columns import (
     select_common_explanation,
 )
 from camscope.explainers.comparison.equal_maps import correlate_maps, describe_equal_maps, find_equal_maps
-from camscope.explainers.comparison.explain_supported import MethodTimer, explain_supported
+from camscope.explainers.comparison.explain_by_supported_methods import MethodTimer, explain_supported
 from camscope.explainers.core.evaluation_context import Precision
 from camscope.explainers.core.explainer import METHODS, Explainer, get_explainer_class
 from camscope.explainers.core.model_input import NO_EXTRA_INPUTS, ExtraInputs
-from camscope.explainers.core.shared_passes import OnPass, explain_grid
+from camscope.explainers.core.run_methods_in_shared_passes import OnPass, explain_grid
 from camscope.explainers.core.split_call_keywords import reject_foreign_keywords
 from camscope.explanation import AUTO, Explanation, FloatArray, PixelArray, ScaleOption, shared_scales
-from camscope.safe_files import write_bytes
 from camscope.targets import TargetLike
 
 MethodLike = str | type[Explainer] | Explainer

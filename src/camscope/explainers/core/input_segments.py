@@ -9,7 +9,7 @@ from torch import Tensor
 
 from camscope.errors import InputError
 from camscope.explainers.core.setting_checks import check_positive_integer
-from camscope.optional import require
+from camscope.optional_packages import require
 from camscope.unusual_tensors import check_ordinary_tensor
 
 SegmentsLike = int | Tensor | np.ndarray[Any, Any] | Callable[[Tensor], Any]

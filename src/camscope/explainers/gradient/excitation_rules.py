@@ -16,7 +16,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.autograd.graph import Node
 
 from camscope.errors import ModelError
-from camscope.hooks.function_mode import (
+from camscope.hooks.intercept_torch_functions import (
     ACTIVATIONS,
     AVERAGING_FUNCTIONS,
     DROPOUTS,

@@ -11,8 +11,8 @@ from camscope.explainers.core.memory_chunks import count_copies_in_memory, proce
 from camscope.explainers.perturbation.perturbation_explainer import (
     MaskedInput,
 )
-from camscope.hooks.function_mode import has_instance_forward
 from camscope.hooks.incremental_forward import CostTracker, WindowTensor, cut_windows
+from camscope.hooks.intercept_torch_functions import has_instance_forward
 from camscope.hooks.thread_local_hooks import has_global_hooks
 
 aten = torch.ops.aten

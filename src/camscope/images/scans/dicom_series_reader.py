@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from camscope.atomic_writes_and_folder_locks import open_regular_file
 from camscope.errors import CamscopeError, ImageError, is_transient
-from camscope.images.files.image_file_access import selected_source
-from camscope.images.files.redaction_and_pseudonyms import redact_errors
+from camscope.images.files.find_and_open_image_files import selected_source
+from camscope.images.files.redacted_errors_and_file_pseudonyms import redact_errors
 from camscope.images.scans.dicom_file_reader import has_dicom_signature, load_dicom_dataset, read_dicom, require_pydicom
 from camscope.images.scans.dicom_header_values import MODALITIES, has_burned_in_text, read_code, read_functional_groups
 from camscope.images.scans.dicom_modality_lut import DecodedFrames, decode_dicom_pixels, join_decoded_frames
@@ -23,7 +24,6 @@ from camscope.images.scans.dicom_pixels import PixelLayout, read_pixel_layout
 from camscope.images.scans.dicom_slice_positions import SlicePlane, read_plane_and_flags, stack_planes
 from camscope.images.scans.scan import BURNED_IN_FLAGS, Scan, check_voxel_count
 from camscope.plurals import plural
-from camscope.safe_files import open_regular_file
 
 MAX_SERIES_FILES = 20_000
 

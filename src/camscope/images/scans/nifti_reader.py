@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope.errors import ImageError
-from camscope.images.files.image_file_access import (
+from camscope.images.files.find_and_open_image_files import (
     GZIP_MAGIC,
     decompressed_stream,
     discard_bytes,
@@ -23,9 +23,9 @@ from camscope.images.files.image_file_access import (
     selected_source,
     skip_bytes,
 )
-from camscope.images.files.redaction_and_pseudonyms import pseudonymize_source, redact_errors
+from camscope.images.files.redacted_errors_and_file_pseudonyms import pseudonymize_source, redact_errors
 from camscope.images.scans.scan import Scan, check_volume_index, check_voxel_count, flag_non_finite
-from camscope.optional import require
+from camscope.optional_packages import require
 from camscope.plurals import plural
 
 Array = NDArray[Any]

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from camscope.errors import ImageError, describe_out_of_memory, is_out_of_memory
-from camscope.images.files.image_file_access import open_source, selected_source
+from camscope.images.files.find_and_open_image_files import open_source, selected_source
 from camscope.images.scans.scan import MAX_VOXELS, Scan, check_volume_index, check_voxel_count, flag_non_finite
-from camscope.optional import require
+from camscope.optional_packages import require
 from camscope.plurals import plural
 
 ITK_SUFFIXES = (".nrrd", ".mha", ".mhd")

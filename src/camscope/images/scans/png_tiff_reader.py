@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope.errors import ImageError
-from camscope.images.files.image_file_access import list_source_paths, open_source, selected_source
+from camscope.images.files.find_and_open_image_files import list_source_paths, open_source, selected_source
 from camscope.images.files.tiff_and_png_damage import load_pixels
 from camscope.images.scans.scan import MAX_VOXELS, Scan, check_index, check_voxel_count, flag_non_finite
 from camscope.plurals import plural

@@ -6,9 +6,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from camscope.atomic_writes_and_folder_locks import open_regular_file
 from camscope.errors import CamscopeError, ImageError
-from camscope.images.files.image_file_access import PHOTO_SUFFIXES, SCAN_SUFFIXES, split_selector
-from camscope.images.files.redaction_and_pseudonyms import pseudonymize_source, redact_errors
+from camscope.images.files.find_and_open_image_files import PHOTO_SUFFIXES, SCAN_SUFFIXES, split_selector
+from camscope.images.files.redacted_errors_and_file_pseudonyms import pseudonymize_source, redact_errors
 from camscope.images.scans.dicom_file_reader import has_dicom_signature, load_dicom_dataset, read_dicom, require_pydicom
 from camscope.images.scans.dicom_header_values import has_burned_in_text
 from camscope.images.scans.dicom_series_reader import read_series
@@ -16,7 +17,6 @@ from camscope.images.scans.nifti_reader import is_nifti, read_nifti
 from camscope.images.scans.nrrd_metaimage_reader import ITK_SUFFIXES, read_itk
 from camscope.images.scans.png_tiff_reader import read_raster
 from camscope.images.scans.scan import Scan
-from camscope.safe_files import open_regular_file
 
 DICOM_SUFFIXES, NIFTI_SUFFIXES, RASTER_SUFFIXES = (".dcm", ".dicom"), (".nii", ".nii.gz"), (".png", ".tif", ".tiff")
 MAX_PROBED_FILES = 64  # files of a folder whose first bytes are read

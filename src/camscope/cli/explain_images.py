@@ -1,0 +1,472 @@
+"""`camscope explain`: show where a model looked in an image."""
+
+import traceback
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from camscope import errors
+from camscope.atomic_writes_and_folder_locks import write_bytes
+from camscope.cli import base, json_output, option_parsing, progress_bars, shared_options
+from camscope.cli.input_images_and_output_paths import (
+    MAP_FILE_FORMATS,
+    OUTPUT_FORMATS,
+    Destination,
+    OutputExistsError,
+    check_image_exists,
+    list_images,
+)
+from camscope.cli.scan_options import EXPORT_SUFFIXES, ScanOptions, read_named_masks
+from camscope.cli.shared_options import option
+from camscope.plurals import plural
+
+if TYPE_CHECKING:
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    from camscope.explainers import Explainer
+    from camscope.explainers.core.run_methods_in_shared_passes import OnPass
+    from camscope.explanation import ClassScore, Explanation, ScaleOption
+    from camscope.render import RGBImage
+
+EXAMPLE = "camscope explain camscope-demo/images --methods gradcam,layercam"
+TARGET_AND_MODEL_ERRORS = (
+    errors.TargetError, errors.LayerError, errors.ModelError, errors.PreprocessError, errors.WeightsError,
+    errors.MissingExtraError,
+)  # fmt: skip
+MIN_FIGURE_HEIGHT, MAX_FIGURE_HEIGHT = 384, 768  # pixel rows of an image in a figure
+
+
+def run(
+    context: typer.Context,
+    images: Annotated[list[str], shared_options.argument("IMAGE", "Image files, folders, or patterns in quotes.")],
+    model: shared_options.ModelOption = "phantom",
+    weights: shared_options.WeightsOption = None,
+    class_names: shared_options.ClassNamesOption = None,
+    layer_names: shared_options.LayersOption = None,
+    method_names: shared_options.MethodsOption = "gradcam",
+    plugins: shared_options.PluginOption = None,
+    choice: shared_options.ChoiceOption = None,
+    target: shared_options.TargetOption = None,
+    targets: shared_options.TargetsOption = None,
+    expected: Annotated[
+        str | None,
+        option(
+            "--expected",
+            "CLASS",
+            "Compare the predicted class with this one: both maps on one scale, and their difference.",
+        ),
+    ] = None,
+    preprocess: shared_options.PreprocessOption = None,
+    output: Annotated[
+        str, option("--output -o", "PATH", "Folder, or one file: .png, .jpg, .npz, .json ...")
+    ] = "camscope-explain",
+    formats: Annotated[
+        str | None,
+        option(
+            "--format",
+            "A,B",
+            "png (default), jpg, webp (figures), gif (through a volume), npz, json (maps; json too with --expected).",
+        ),
+    ] = None,
+    overwrite: shared_options.OverwriteOption = False,
+    colormap: shared_options.ColormapOption = "auto",
+    alpha: shared_options.AlphaOption = 0.85,
+    shared_scale: shared_options.SharedScaleOption = False,
+    contour: Annotated[
+        str | None, option("--contour", "A,B", "Draw outlines at these levels (0 to 1) instead of colors.")
+    ] = None,
+    boxes: Annotated[
+        float | None,
+        option("--boxes", None, "Draw boxes around values that reach this level instead of colors.", min=0, max=1),
+    ] = None,
+    series: Annotated[bool, option("--series", None, "Read a folder as one DICOM series: a volume.")] = False,
+    window: shared_options.WindowOption = None,
+    slice_axis: Annotated[
+        int | None,
+        option("--slices", "AXIS", "Explain a volume slice by slice along this axis, by a 2-D model.", min=0, max=2),
+    ] = None,
+    masks: Annotated[
+        list[str] | None,
+        option(
+            "--mask",
+            "NAME=FILE[:LABEL]",
+            "Draw the outline of a mask over the map; repeat for several. LABEL: one label, such as 2; or all.",
+        ),
+    ] = None,
+    export_formats: Annotated[
+        str | None,
+        option("--export", "A,B", "For viewers of scans: nifti, pmap (DICOM parametric map), sc (secondary capture)."),
+    ] = None,
+    profile: shared_options.ProfileOption = None,
+    allow_burned_in_text: shared_options.AllowBurnedInTextOption = False,
+    device: shared_options.DeviceOption = "cpu",
+    setting_pairs: shared_options.SetOption = None,
+    n_top_classes: Annotated[int, option("--limit-top", None, "Number of top classes to list.", min=1, max=5)] = 5,
+    as_json: shared_options.JsonOption = False,
+) -> None:
+    """Explain images. Write a figure of each image, and print its scores.
+
+    With --expected, the figure shows the map of the predicted class, that of the expected class, and their difference:
+    camscope explain photo.jpg --expected nodule --json
+    """
+    parsed_targets = option_parsing.parse_targets(target, targets)
+    if expected is not None:
+        if target is not None or targets is not None:
+            raise base.option_error(
+                "--expected", "it is compared with the predicted class; omit --target and --targets"
+            )
+        parsed_targets = [None, *option_parsing.parse_targets(expected, None)]
+        formats = formats or (None if Path(output).suffix.lower()[1:] in OUTPUT_FORMATS else "png,json")
+    chosen = option_parsing.ExplainerOptions.parse(context, method_names, layer_names, setting_pairs, choice)
+    chosen.check_methods_accept_layers()
+    overlay_options = option_parsing.parse_overlay_options(colormap, alpha, contour, boxes)
+    scan_settings = ScanOptions(
+        series, window, allow_burned_in_text, base.split_list(export_formats or ""), profile or "research", slice_axis
+    )
+    destination = Destination.from_options(output, formats, overwrite)
+    paths = list_images(images, folders_are_series=series)
+    _check_single_output_file(destination, len(paths), len(chosen.methods) * len(parsed_targets))
+    scan_settings.require_export_packages()
+    all_private = profile == "research" or series or any(map(scan_settings.is_read_as_scan, paths))
+    scan_settings = replace(scan_settings, all_private=all_private)
+    failures: dict[Path, str | OutputExistsError] = {}
+    results: list[dict[str, Any]] = []
+    debug = bool(context.find_root().params.get("debug"))
+    for path in paths:
+        try:
+            check_image_exists(path, scan_settings.display_name(path))
+        except errors.ImageError as error:
+            failures[path] = _describe_failure(error, path, scan_settings, debug=debug)
+    if len(failures) < len(paths):
+        parsed_names = option_parsing.parse_class_names(class_names)
+        net = base.load_model_on_device(model, weights, device, context, parsed_names)
+        explainers = chosen.build(net, preprocess)
+        scan_settings = scan_settings.for_explainers(explainers)
+        writer = ImageExplanationWriter(
+            explainers,
+            parsed_targets,
+            destination,
+            overlay_options,
+            n_top_classes,
+            shared_scale=shared_scale or expected is not None,
+            compare_classes=expected is not None,
+            skip_unsupported=method_names == "all",
+            scan_settings=scan_settings,
+            mask_options=masks or (),
+        )
+        results = _explain_images(writer, paths, failures, debug=debug)
+    from camscope.explainers.core.run_methods_in_shared_passes import get_library_versions
+
+    failed = [{"image": scan_settings.display_name(path), "message": str(error)} for path, error in failures.items()]
+    json_output.print_result(
+        "explain", {"images": results, "failures": failed, "versions": dict(get_library_versions())}
+    )
+    _print_summary(failures, len(paths))
+
+
+def _check_single_output_file(destination: Destination, n_images: int, n_maps: int) -> None:
+    file, file_format = destination.file, destination.formats[0]
+    if file is not None and n_images > 1:
+        raise base.option_error("--output", f"{file} is one file for {plural(n_images, 'image')}; name a folder")
+    if file is not None and file_format in MAP_FILE_FORMATS and n_maps > 1:
+        fix = f"name a folder, and --format {file_format}"
+        raise base.option_error("--output", f"{file} holds one map, but {n_maps} are requested; {fix}")
+
+
+def _describe_failure(
+    error: Exception, path: Path, scan_settings: ScanOptions, *, debug: bool
+) -> str | OutputExistsError:
+    """Describe the error of an image in one line. Return an OutputExistsError unchanged.
+
+    With `debug`, also print the traceback.
+    """
+    if isinstance(error, OutputExistsError):
+        return error
+    if debug:
+        traceback.print_exc()
+    reason, name = scan_settings.format_redacted_error(error, path), scan_settings.display_name(path)
+    return reason if reason.startswith(name) else f"{name}: {reason}"
+
+
+def _explain_images(
+    writer: "ImageExplanationWriter",
+    paths: Sequence[Path],
+    failures: dict[Path, str | OutputExistsError],
+    *,
+    debug: bool,
+) -> list[dict[str, Any]]:
+    """Explain every image that is not in `failures`, and print its scores. Add images that fail to `failures`.
+
+    Return the facts of the explained images, for JSON. Before the first explained image, raise errors of the target or
+    the model.
+    """
+    from rich.text import Text
+
+    console, settings = base.stdout_console(), writer.scan_settings
+    results: list[dict[str, Any]] = []
+    with progress_bars.progress_bar("explaining", len(paths) - len(failures), console) as bar:
+        for image_number, path in enumerate(paths, start=1):
+            if path in failures:
+                continue
+            try:
+                lines, facts = writer.explain_and_write(image_number, path, bar)
+                for line in lines:
+                    console.print(line, soft_wrap=isinstance(line, Text))  # paths are never wrapped
+                results.append(facts)
+            except Exception as error:  # decoder, model and disk may raise anything; other images continue
+                if isinstance(error, TARGET_AND_MODEL_ERRORS) and not results:
+                    if settings.is_private(path):
+                        error.args = (settings.format_redacted_error(error, path),)
+                    raise
+                failures[path] = _describe_failure(error, path, settings, debug=debug)
+            bar.advance()
+    return results
+
+
+def _print_summary(failures: dict[Path, str | OutputExistsError], n_images: int) -> None:
+    """Print errors and counts on stderr. Exit with code 1 if any image was not explained."""
+    existing_files = [failure for failure in failures.values() if isinstance(failure, OutputExistsError)]
+    for failure in failures.values():
+        if isinstance(failure, str):
+            base.print_error(failure)
+    if len(existing_files) > 1:
+        count = plural(len(existing_files), "image has", "images have")
+        base.print_error(f"{count} output already, such as {existing_files[0].path}; pass --overwrite, or another -o")
+    elif existing_files:
+        base.print_error(str(existing_files[0]))
+    if n_images > 1 and failures:
+        n_failed = len(failures) - len(existing_files)
+        failed = [f"{n_failed} of {plural(n_images, 'image')} failed"] if n_failed else []
+        skipped = [f"{len(existing_files)} are unchanged"] if existing_files else []
+        base.stderr_console().print(", ".join([*failed, *skipped, f"{n_images - len(failures)} are explained"]))
+    if failures:
+        raise typer.Exit(base.EXIT_FAILED)
+
+
+@dataclass(frozen=True)
+class ImageExplanationWriter:
+    """Explain images with the same methods and classes, and save the results."""
+
+    explainers: "Sequence[Explainer]"
+    targets: Sequence[int | str | None]
+    destination: Destination
+    overlay_options: dict[str, Any]  # of `Explanation.overlay`
+    n_top_classes: int
+    shared_scale: bool = False
+    skip_unsupported: bool = False
+    scan_settings: ScanOptions = field(default_factory=ScanOptions)
+    mask_options: Sequence[str] = ()
+    compare_classes: bool = False  # the targets are the predicted and the expected class
+
+    def explain_and_write(
+        self, image_number: int, path: Path, progress_bar: progress_bars.ProgressBar
+    ) -> "tuple[list[Text | Padding], dict[str, Any]]":
+        """Explain one image, and write its files. Return the lines to print, and the facts for JSON."""
+        settings, destination, n_targets = self.scan_settings, self.destination, len(self.targets)
+        pseudonym = settings.pseudonym(path)
+        export_suffixes = [EXPORT_SUFFIXES[kind] for kind in settings.export_formats]
+        figures, map_files, exports = destination.list_output_files(
+            image_number, path, self._build_map_names(), pseudonym, export_suffixes
+        )
+        with base.collect_warnings(quote_messages=pseudonym is None) as warnings:
+            methods, by_method = self._explain(settings.read_scan_or_return_path(path), progress_bar.pause_for_methods)
+        explanations = [settings.redact_explanation(each, path) for each in chain.from_iterable(by_method)]
+        map_indices = [self.explainers.index(method) * n_targets + q for method in methods for q in range(n_targets)]
+        map_files, exports = ([files[n] for n in map_indices] for files in (map_files, exports))
+        self._save_files(explanations, figures, map_files, progress_bar)
+        written = list(figures)
+        for explanation, export_paths in zip(explanations, exports, strict=True):
+            written += settings.export_map(explanation, export_paths, path, overwrite=destination.overwrite)
+        written += chain.from_iterable(map_files)
+        notes = dict.fromkeys([*warnings, *(text for explanation in explanations for text in explanation.notes)])
+        facts: dict[str, Any] = {
+            "image": pseudonym or path,
+            "top_classes": explanations[0].top_classes[: self.n_top_classes],
+            "explanations": list(map(json_output.describe_explanation, explanations)),
+            "scan_steps": explanations[0].scan_steps,
+        }
+        if self.compare_classes:
+            facts["expected"] = _describe_expected_class(explanations)
+            if facts["expected"]["is_predicted"]:
+                notes["the model predicts the expected class: both maps are the same"] = None
+        facts |= {"notes": list(notes), "files": written}
+        return self._format_lines(pseudonym or base.display_text(path), explanations, written, notes), facts
+
+    def _explain(self, source: Any, on_pass: "OnPass") -> "tuple[Sequence[Explainer], list[list[Explanation]]]":
+        """Return the explainers that support the image, and their explanations, indexed by [explainer][class]."""
+        from camscope.explainers.comparison.explain_by_supported_methods import explain_supported
+        from camscope.explainers.core.run_methods_in_shared_passes import explain_grid
+
+        if (axis := self.scan_settings.slice_axis) is not None:
+            from camscope.medical import explain_slices
+
+            show = base.stderr_console().is_terminal
+            return self.explainers, [
+                [explain_slices(explainer, source, target, axis=axis, progress=show).volume for target in self.targets]
+                for explainer in self.explainers
+            ]
+        if self.skip_unsupported:
+            return explain_supported(self.explainers, source, self.targets, on_pass=on_pass)
+        return self.explainers, explain_grid(self.explainers, source, self.targets, on_pass=on_pass)
+
+    def _build_map_names(self) -> list[str]:
+        """Return a name for each pair of method and class, such as `gradcam-q1`. File names contain it."""
+        methods = [explainer.name for explainer in self.explainers]
+        numbers = [f"q{n + 1}" for n in range(len(self.targets))]
+        return ["-".join([m] * (len(methods) > 1) + [q] * (len(numbers) > 1)) for m in methods for q in numbers]
+
+    def _save_files(
+        self,
+        explanations: "Sequence[Explanation]",
+        figures: Sequence[Path],
+        map_files: Sequence[Sequence[Path]],
+        progress_bar: progress_bars.ProgressBar,
+    ) -> None:
+        from camscope.render import encode_image
+
+        overwrite, placement, masks = self.destination.overwrite, explanations[0].placement, None
+        if self.mask_options and placement is not None:
+            masks = read_named_masks(self.mask_options, placement.image_size)
+        if figures:
+            figure = self._build_figure(explanations, masks)
+            for path in figures:
+                write_bytes(path, encode_image(figure, path.suffix), overwrite=overwrite)
+        for explanation, paths in zip(explanations, map_files, strict=True):
+            for path in paths:
+                if path.suffix.lower() == ".gif" and explanation.attribution.ndim == 3:
+                    with progress_bar.nested_bar("drawing slices") as on_progress:
+                        explanation.animate(path, mask=masks, on_progress=on_progress, overwrite=overwrite)
+                else:
+                    explanation.save(path, overwrite=overwrite)
+
+    def _build_figure(self, explanations: "Sequence[Explanation]", masks: dict[str, Any] | None) -> "RGBImage":
+        """Draw the image and its maps. Several methods and several classes give one row per class."""
+        from camscope.explanation import measure_color_bar, shared_scales
+        from camscope.render import DIVERGING, draw_image_grid
+
+        is_volume, image, height = explanations[0].attribution.ndim == 3, explanations[0].image, MIN_FIGURE_HEIGHT
+        if is_volume:  # its maps show the volume, in three planes of one image
+            image, height = None, MAX_FIGURE_HEIGHT
+        elif image is not None:
+            height = min(MAX_FIGURE_HEIGHT, max(MIN_FIGURE_HEIGHT, image.shape[0]))
+        rows, columns = len(self.targets), None
+        first = [] if image is None else [(image, base.display_text(explanations[0].name), None, 0)]
+        has_bar = self.overlay_options["colorbar"]
+        scales: Sequence[ScaleOption] = ["auto"] * len(explanations)
+        if self.shared_scale:
+            scales = shared_scales(explanations, self.overlay_options["colormap"])
+        cells = []
+        for each, scale in zip(explanations, scales, strict=True):
+            overlay = each.overlay(scale=scale, mask=masks, height=height, **self.overlay_options)
+            bar_width = measure_color_bar(each, overlay, height) if has_bar else 0
+            cells.append((overlay, each.caption, each.warning_text, bar_width))
+        if self.compare_classes:  # one row per method: the image, both maps, and the difference
+            columns = len(first) + 3
+            options, differences = {**self.overlay_options, "colormap": DIVERGING}, []
+            for each, scale in zip(build_class_differences(explanations), scales[::2], strict=True):
+                limits: ScaleOption = (
+                    (-scale[1], scale[1]) if isinstance(scale, tuple) else "symmetric"
+                )  # the scale of both maps
+                overlay = each.overlay(scale=limits, mask=masks, height=height, **options)
+                bar_width = measure_color_bar(each, overlay, height) if has_bar else 0
+                differences.append((overlay, each.caption, None, bar_width))
+            pairs = zip(cells[::2], cells[1::2], differences, strict=True)
+            cells = [cell for row in pairs for cell in [*first, *row]]
+        elif rows > 1 and len(explanations) > rows:
+            columns = len(first) + len(explanations) // rows
+            cells = [cell for row in range(rows) for cell in [*first, *cells[row::rows]]]
+        else:
+            cells = first + cells
+        images, captions, flags, bar_widths = zip(*cells, strict=True)
+        return draw_image_grid(images, captions, flags=flags, height=height, columns=columns, bar_widths=bar_widths)
+
+    def _format_lines(
+        self, display_name: str, explanations: "Sequence[Explanation]", files: Sequence[Path], notes: Iterable[str]
+    ) -> "list[Text | Padding]":
+        from rich.padding import Padding
+
+        def format_line(label: str, text: object, style: str = "") -> "Text":
+            return base.styled_text((f"  {label}", "dim"), (base.display_text(text), style))
+
+        steps = "; ".join(explanations[0].scan_steps)
+        return [
+            base.styled_text((display_name, "bold cyan")),
+            format_line(
+                "top  ", " · ".join(map(_format_class_score, explanations[0].top_classes[: self.n_top_classes]))
+            ),
+            Padding(_build_explanation_table(explanations), (0, 0, 0, 2), expand=False),
+            *([format_line("read ", steps, "dim")] if steps else []),
+            *(format_line("note: ", text, "dim") for text in notes),
+            *(format_line("to   ", path) for path in files),
+            base.styled_text(("", "")),
+        ]
+
+
+def build_class_differences(explanations: "Sequence[Explanation]") -> "list[Explanation]":
+    """Return a difference map for each method: that of the predicted class minus that of the expected class.
+
+    Its values are in units of the score.
+    """
+    differences = []
+    for predicted, expected in zip(explanations[::2], explanations[1::2], strict=True):
+        if predicted.layer != expected.layer:
+            raise errors.LayerError(
+                f"the maps of {predicted.label} and {expected.label} are of different layers, {predicted.layer} and "
+                f"{expected.layer}, and have no difference",
+                fix="pass layer=",
+                remedy=errors.Remedy.SET_LAYER,
+            )
+        difference = predicted.attribution - expected.attribution
+        label = f"{predicted.label} − {expected.label}"
+        subtracted = replace(predicted, attribution=difference, standard_error=None, target=None, probability=None)
+        differences.append(replace(subtracted, label=label, score=predicted.score - expected.score))
+    return differences
+
+
+def _describe_expected_class(explanations: "Sequence[Explanation]") -> dict[str, Any]:
+    """Compare the maps of the predicted and the expected class of each method."""
+    from camscope.metrics import spearman
+
+    predicted, expected = explanations[:2]
+    differences = []
+    for first, second, difference in zip(
+        explanations[::2], explanations[1::2], build_class_differences(explanations), strict=True
+    ):
+        try:
+            correlation = spearman(first.attribution, second.attribution)
+        except errors.UndefinedError:
+            correlation = None
+        values = [difference.attribution.min(), difference.attribution.max()]
+        differences.append({"method": first.method, "value_range": values, "correlation": correlation})
+    return {
+        "label": expected.label,
+        "predicted_label": predicted.label,
+        "is_predicted": predicted.target == expected.target,
+        "differences": differences,
+    }
+
+
+def _format_class_score(class_score: "ClassScore") -> str:
+    value = f"score {class_score.score:.3g}" if class_score.probability is None else f"{class_score.probability:.3f}"
+    return f"{base.format_class(class_score.index, class_score.label)} {value}"
+
+
+def _build_explanation_table(explanations: "Sequence[Explanation]") -> "Table":
+    table = base.new_table("method", "class", "score>", "probability>", "layer", "grid>", "status")
+    for explanation in explanations:
+        table.add_row(
+            explanation.method_title,
+            base.format_class(explanation.target, explanation.label),
+            f"{explanation.score:.4g}",
+            "–" if explanation.probability is None else f"{explanation.probability:.3f}",
+            base.display_text(explanation.layer or "–"),
+            "×".join(map(str, explanation.grid)),
+            base.format_status(explanation.status),
+        )
+    return table
