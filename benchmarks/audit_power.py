@@ -30,7 +30,11 @@ from camscope.audit.shortcuts.intervention_effects_and_reliance import (
     estimate_removal_effect,
     judge_reliance,
 )
-from camscope.audit.shortcuts.region_removal_and_insertion import insert_region, match_insertion_triples, remove_region
+from camscope.audit.shortcuts.region_removal_and_insertion import (
+    insert_region,
+    match_receivers_donors_and_controls,
+    remove_region,
+)
 from camscope.geometry import Placement
 from camscope.metrics.imputation import DEFAULT_IMPUTATIONS
 from camscope.metrics.localization import enrichment
@@ -71,7 +75,7 @@ def judged(net: nn.Module, study: ShortcutStudy, seed: int = 0) -> Judged:
     remove = tuple(
         _removed(net, x[there], masks[there], clean[there], unit, fill, study, there) for fill in DEFAULT_IMPUTATIONS
     )
-    pairs = match_insertion_triples(study.labels == 1, study.has_marker, study.patients, seed)
+    pairs = match_receivers_donors_and_controls(study.labels == 1, study.has_marker, study.patients, seed)
     given, sham = (
         score(net, insert_region(x[pairs.receivers], masks[pairs.donors], x[others]))
         for others in (pairs.donors, pairs.controls)

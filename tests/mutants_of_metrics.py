@@ -206,7 +206,7 @@ OF_METRICS = [
     Mutant(
         "both signs",
         localization,
-        "_prepare_map_and_mask",
+        "_clip_negatives_and_check_mask",
         "positive_part(attribution)",
         "abs(np.asarray(attribution))",
         what_is_negative_is_not_counted,

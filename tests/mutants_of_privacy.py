@@ -31,8 +31,8 @@ def no_error_quotes_another() -> None:
     for said in ("it is damaged: DOE^JANE", "DOE^JANE, it says"):
         error = ImageError(said)
         error.__cause__ = KeyError("DOE^JANE") if "'" in said else ValueError("DOE^JANE")
-        assert "DOE" not in redacted_errors_and_file_pseudonyms.redact_error_message(error)
-        assert "it" in redacted_errors_and_file_pseudonyms.redact_error_message(error)
+        assert "DOE" not in redacted_errors_and_file_pseudonyms.format_error_without_causes(error)
+        assert "it" in redacted_errors_and_file_pseudonyms.format_error_without_causes(error)
 
 
 def a_folder_of_slices_is_a_scan() -> None:
@@ -102,7 +102,12 @@ def a_path_is_no_plain_setting() -> None:
 QUOTED = '.replace(f": {cause}", "").replace(str(cause), "…")'
 OF_PRIVACY = [
     Mutant(
-        "all is told", redacted_errors_and_file_pseudonyms, "redact_error_message", QUOTED, "", no_error_quotes_another
+        "all is told",
+        redacted_errors_and_file_pseudonyms,
+        "format_error_without_causes",
+        QUOTED,
+        "",
+        no_error_quotes_another,
     ),
     Mutant(
         "only by names", runs, "contains_scans", "any(_is_scan", "any(False and _is_scan", a_folder_of_slices_is_a_scan
@@ -142,8 +147,8 @@ OF_PRIVACY = [
     Mutant(
         "lists of paths",
         redacted_settings_text,
-        "is_simple_setting",
-        "all(map(is_simple_setting, value))",
+        "is_number_or_word",
+        "all(map(is_number_or_word, value))",
         "True",
         a_path_is_no_plain_setting,
     ),

@@ -317,9 +317,9 @@ def _make_source_relative(source: str, folder: Path) -> str:
 
 
 def _format_mask_source(column: EvidenceColumn) -> str:
-    """Return a column of masks as a TOML value. Masks with several labels need a choice of labels: all of them."""
+    """Return a column of masks as a TOML value. For masks with several labels, the value selects all labels."""
     name = _quote_toml_string(column.name)
-    return f'{{ column = {name}, category = "all" }}' if column.needs_category else name
+    return f'{{ column = {name}, category = "all" }}' if column.masks_have_several_labels else name
 
 
 def _quote_toml_string(value: str) -> str:

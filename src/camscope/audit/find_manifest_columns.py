@@ -70,7 +70,7 @@ class EvidenceColumn:
     labels: tuple[str, ...] = ()
 
     @property
-    def needs_category(self) -> bool:
+    def masks_have_several_labels(self) -> bool:
         """Whether the masks have several labels, so that a config must choose some of them."""
         return len(self.labels) > 1
 

@@ -31,7 +31,7 @@ from camscope.audit.provenance.files_written_by_audit import (
 )
 from camscope.audit.sample_sizes_for_time_budget import plan_sizes
 from camscope.audit.stage_duration_estimates import RemainingTime, estimate_stage_seconds
-from camscope.audit.stages.check_data_and_try_model import check_data, resolve_model
+from camscope.audit.stages.check_data_and_try_model import check_data, try_model_on_one_image
 from camscope.audit.stages.map_quality import (
     evaluate_faithfulness,
     evaluate_localization,
@@ -58,7 +58,7 @@ ImageDigests = Mapping[str, str | None]  # image id -> sha256, None where the im
 
 STAGES: dict[str, Callable[[AuditContext, StageResults], StageResult]] = {
     "check": check_data,
-    "resolve": resolve_model,
+    "resolve": try_model_on_one_image,
     "predict": predict_images,
     "explain": explain_images,
     "localization": evaluate_localization,

@@ -72,13 +72,15 @@ def _describe_sizes(context: AuditContext, sizes: SampleSizes, before: SampleSiz
                     "stage": name,
                     "n_images": n_images,
                     "configured_n_images": configured,
-                    "min_effect": _compute_min_effect(context, n_images) if name in OPTIONAL_STAGES[:2] else None,
+                    "min_effect": _compute_interval_half_width(context, n_images)
+                    if name in OPTIONAL_STAGES[:2]
+                    else None,
                 }
             )
 
 
-def _compute_min_effect(context: AuditContext, n_patients: int) -> float | None:
-    """Return the half-width of the last interval, in standard deviations of a patient's value."""
+def _compute_interval_half_width(context: AuditContext, n_patients: int) -> float | None:
+    """Return the half-width of the interval at the last look. Its unit is the standard deviation of the patients' values."""
     if n_patients < MIN_PATIENTS_FOR_VERDICT:
         return None
     last = plan_looks(n_patients)[-1] if context.config.sequential else None

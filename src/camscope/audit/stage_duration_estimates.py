@@ -13,7 +13,7 @@ from torch import Tensor
 
 from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.config import SampleSizes
-from camscope.audit.core.reduce_integration_steps import reduce_path_steps
+from camscope.audit.core.reduce_integration_steps import reduce_integration_steps
 from camscope.audit.performance.compute_log_odds_and_features import compute_logits_and_features
 from camscope.audit.shortcuts.load_images_and_region_masks import load_region_samples
 from camscope.audit.stages.map_quality import (
@@ -75,9 +75,9 @@ class StageEstimator:
         count = partial(self.count_sampled_images, is_upper_bound=is_upper_bound)
         n_rows = len(context.cohort.rows)
         compute: dict[str, Callable[[], float]] = {
-            "check": lambda: len(context.cohort.full_manifest) * self.read_seconds,
-            "predict": lambda: n_rows * (self.read_seconds + self.pass_seconds),
-            "explain": lambda: n_rows * (self.read_seconds + sum(self.map_seconds.values())),
+            "check": lambda: len(context.cohort.full_manifest) * self.seconds_per_image_read,
+            "predict": lambda: n_rows * (self.seconds_per_image_read + self.seconds_per_forward_pass),
+            "explain": lambda: n_rows * (self.seconds_per_image_read + sum(self.seconds_per_map.values())),
             "localization": lambda: n_rows * self.localization_seconds,
             "faithfulness": lambda: count(sizes.faithfulness, LOOK_SIZES[1]) * self.faithfulness_seconds,
             "sanity": lambda: self.estimate_sanity(sizes.sanity),
@@ -87,26 +87,26 @@ class StageEstimator:
         return {name: seconds() for name, seconds in compute.items() if name not in context.config.skip}
 
     @cached_property
-    def read_seconds(self) -> float:
-        """The seconds to read an image as the model's input."""
+    def seconds_per_image_read(self) -> float:
+        """How many seconds it takes to read one image as the model's input."""
         return time_call(lambda: list(self.context.load_images(self.rows))) / len(self.rows)
 
     @cached_property
-    def pass_seconds(self) -> float:
-        """The seconds of an image in a forward pass of many, without gradients."""
+    def seconds_per_forward_pass(self) -> float:
+        """How many seconds a forward pass of many images without gradients takes for each image."""
         x = self.x[:1].expand(N_EDITED, *self.x.shape[1:]).contiguous()
         return time_call(lambda: compute_logits_and_features(self.context, x)) / N_EDITED
 
     @cached_property
-    def map_seconds(self) -> dict[str, float]:
-        """The seconds of a map of each method, as the user configured it."""
+    def seconds_per_map(self) -> dict[str, float]:
+        """Method -> how many seconds one map takes, with the settings of the user."""
         return {explainer.composed_name: self._time_map(explainer) for explainer in self.context.explainers}
 
     @cached_property
-    def rank_map_seconds(self) -> dict[str, float]:
-        """The seconds of a map of each method in the stages that compare ranks, which compute several maps together."""
-        explainers, _ = reduce_path_steps(self.context)
-        configured = zip(explainers, self.map_seconds.items(), strict=True)
+    def seconds_per_rank_map(self) -> dict[str, float]:
+        """Method -> how many seconds one map takes in the stages that compare ranks. These compute several maps together."""
+        explainers, _ = reduce_integration_steps(self.context)
+        configured = zip(explainers, self.seconds_per_map.items(), strict=True)
         return {
             name: self._time_map(explainer, N_TIMED_VARIANTS)
             if seconds < SHORT_SECONDS or explainer not in self.context.explainers
@@ -115,7 +115,7 @@ class StageEstimator:
         }
 
     def _time_map(self, explainer: Explainer, n_variants: int = 1) -> float:
-        """Return the seconds of a map, if those of some variants of an image are computed together."""
+        """Return how many seconds one map takes if the maps of `n_variants` variants of an image are computed together."""
         target = [self.context.findings[0].class_index]
         probe = ExplainerProbe.from_explainer(explainer, self.x[:1], target)
         x = self.x[:1].expand(n_variants, *self.x.shape[1:]).contiguous()
@@ -153,7 +153,7 @@ class StageEstimator:
         (row,) = manifest.rows(position, position + 1)
         item = next(iter(self.context.load_images(self.rows[:1]))).item
         if item is None or item.placement is None:
-            return self.read_seconds
+            return self.seconds_per_image_read
         placement = item.placement
         size = placement.image_size
         mask = np.zeros(size, np.bool_)
@@ -174,13 +174,13 @@ class StageEstimator:
 
         time_call(evaluate)  # the first call imports modules
         seconds_per_map = time_call(evaluate) / len(maps)
-        return self.read_seconds + time_call(load_mask) + (len(maps) + len(CONTROL_NAMES)) * seconds_per_map
+        return self.seconds_per_image_read + time_call(load_mask) + (len(maps) + len(CONTROL_NAMES)) * seconds_per_map
 
     @cached_property
     def faithfulness_seconds(self) -> float:
         """The seconds of an image in the faithfulness stage."""
         n_methods = len(self.context.explainers)
-        per_image = self.read_seconds
+        per_image = self.seconds_per_image_read
         return per_image + (n_methods + len(CONTROL_NAMES)) * self._time_perturbation_metrics()
 
     def _time_perturbation_metrics(self) -> float:
@@ -214,9 +214,11 @@ class StageEstimator:
 
     def _estimate_robustness_metrics(self, names: Sequence[str], n_maps: int) -> float:
         """Return the seconds of some robustness metrics of an image, for all methods."""
-        per_image = self.read_seconds + 10 * self.pass_seconds  # of the changed inputs
+        per_image = self.seconds_per_image_read + 10 * self.seconds_per_forward_pass  # of the changed inputs
         n_explainers = len(self.context.explainers) + N_CONTROL_EXPLAINERS
-        return per_image + n_maps * sum(self.rank_map_seconds.values()) + n_explainers * self._time_comparisons(names)
+        return (
+            per_image + n_maps * sum(self.seconds_per_rank_map.values()) + n_explainers * self._time_comparisons(names)
+        )
 
     def _time_comparisons(self, names: Sequence[str]) -> float:
         """Return the seconds of some robustness metrics of an image and a method, without its maps."""
@@ -234,17 +236,17 @@ class StageEstimator:
 
     def estimate_sanity(self, n_samples: int) -> float:
         """Return the seconds of the sanity stage."""
-        explainers, _ = reduce_path_steps(self.context)
+        explainers, _ = reduce_integration_steps(self.context)
         n_images = self.count_positives(n_samples)
-        n_steps, features = self._n_randomization_steps, self._map_comparison_seconds
-        per_image = sum(n_steps * (self.rank_map_seconds[each.composed_name] + features) for each in explainers)
+        n_steps, features = self._n_models_per_randomization_test, self._map_comparison_seconds
+        per_image = sum(n_steps * (self.seconds_per_rank_map[each.composed_name] + features) for each in explainers)
         per_image += n_steps * features  # the edge detector
         copies = len(RANDOMIZATION_SEEDS) * (len(explainers) + 1) * self._copy_seconds
-        return sum(n_images) * (per_image + self.read_seconds) + len(n_images) * copies
+        return sum(n_images) * (per_image + self.seconds_per_image_read) + len(n_images) * copies
 
     @cached_property
-    def _n_randomization_steps(self) -> int:
-        """The number of models of a randomization test, with the trained one."""
+    def _n_models_per_randomization_test(self) -> int:
+        """How many models a randomization test runs, with the trained model."""
         n_parts = len(split_model(self.context.model, self.x[:1]))
         return 1 + len(RANDOMIZATION_SEEDS) * min(N_RANDOMIZATION_DEPTHS, n_parts)
 
@@ -285,7 +287,7 @@ class StageEstimator:
         n_maps = min(n_rows, sizes.regions) * len(context.explainers) * len(context.findings)
         return (
             min(n_rows, sizes.regions) * seconds_per_image
-            + n_passes * self.pass_seconds
+            + n_passes * self.seconds_per_forward_pass
             + n_maps * SECONDS_PER_CLUSTERED_MAP
         )
 

@@ -114,13 +114,13 @@ def _parse_record(content: bytes) -> tuple[dict[str, Any], bool]:
     return (record if isinstance(record, dict) else {}), is_sealed
 
 
-def _get_table(record: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _get_table_or_empty(record: Mapping[str, Any], name: str) -> dict[str, Any]:
     part = record.get(name)
     return part if isinstance(part, dict) else {}
 
 
 def _check_outputs(folder: Path, record: dict[str, Any]) -> Iterator[CheckResult]:
-    current, recorded = provenance_file.digest_files(folder), _get_table(record, "bytes")
+    current, recorded = provenance_file.digest_files(folder), _get_table_or_empty(record, "bytes")
     problems = {
         name: "is missing" if name not in current else "was changed"
         for name in recorded
@@ -134,7 +134,7 @@ def _check_outputs(folder: Path, record: dict[str, Any]) -> Iterator[CheckResult
 
 
 def _check_inputs(context: AuditContext, record: dict[str, Any]) -> Iterator[CheckResult]:
-    config, data, model = context.config, _get_table(record, "data"), _get_table(record, "model")
+    config, data, model = context.config, _get_table_or_empty(record, "data"), _get_table_or_empty(record, "model")
     for name, path, digest in (
         ("weights file", config.model.weights, model.get("weights")),
         ("manifest file", config.data.manifest, data.get("manifest")),
@@ -170,7 +170,7 @@ def _check_images(
     context: AuditContext, record: dict[str, Any], on_progress: ProgressCallback | None
 ) -> Iterator[CheckResult]:
     images = digest_images(context, on_progress)
-    changed = find_changed_images(images, _get_table(record, "rows"))
+    changed = find_changed_images(images, _get_table_or_empty(record, "rows"))
     names = ", ".join(changed[:MAX_NAMES_SHOWN]) + (", …" if len(changed) > MAX_NAMES_SHOWN else "")
     message = f"changed, {len(changed)} of {len(images)}: {names}" if changed else f"{len(images)}: unchanged"
     yield CheckResult("images", not changed, message)

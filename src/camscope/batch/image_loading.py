@@ -39,7 +39,7 @@ from camscope.explainers.core.model_input import (
 from camscope.explanation import PixelArray
 from camscope.hooks.find_layers import unwrap
 from camscope.images.files.find_and_open_image_files import split_selector
-from camscope.images.files.redacted_errors_and_file_pseudonyms import redact_error_message
+from camscope.images.files.redacted_errors_and_file_pseudonyms import format_error_without_causes
 from camscope.images.photo_reader import find_file_warnings, read_photo, read_pixel_count, read_reduced_photo
 from camscope.images.preprocess import Preprocess
 from camscope.images.scans.monai_preprocess import MonaiPreprocess
@@ -200,7 +200,7 @@ def _decode_image(
             images_dropped=not keeps_images,
         )
     except (InputError, GeometryError) as error:  # not an image, or not one that the preprocessing accepts
-        reason = (redact_error_message(error) if hides_names else str(error)).removeprefix("the file: ")
+        reason = (format_error_without_causes(error) if hides_names else str(error)).removeprefix("the file: ")
         return LoadedImage(row, digest, error=reason, is_transient=is_transient(error))
     except CamscopeError:
         raise

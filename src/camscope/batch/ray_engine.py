@@ -79,7 +79,7 @@ def _iter_steps(
     open_tasks, n_open = iter(tasks), len(tasks)
     # an actor gets its first chunk when it is ready, since it may wait for free CPUs
     running: dict[Any, tuple[Any, pa.Table | None]] = {
-        actor.wait_until_ready.remote(): (actor, None) for actor in actors
+        actor.wait_until_process_started.remote(): (actor, None) for actor in actors
     }
     while n_open:
         (finished,), _ = ray.wait(list(running), num_returns=1)
@@ -140,8 +140,8 @@ class Actor:
         self._num_cpus = num_cpus
         self._payload: ActorPayload | None = None
 
-    def wait_until_ready(self) -> bytes:
-        """Return when the worker process has started. The returned bytes have no meaning."""
+    def wait_until_process_started(self) -> bytes:
+        """Return a pickled None as soon as the worker process has started."""
         return cloudpickle_dumps(None)
 
     def compute(self, payload_refs: Sequence[Any], task: ChunkTask, table: "pa.Table") -> bytes:

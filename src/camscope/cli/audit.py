@@ -165,7 +165,12 @@ def compare(
     for row in comparison.differences:
         names = base.display_text(row.name), base.display_text(row.finding)
         p = "" if row.difference.p_value is None else f"{row.difference.p_value:.2g}"
-        values = _format_value(row.first), _format_value(row.second), format_interval(row.difference), p
+        values = (
+            _format_value_without_interval(row.first),
+            _format_value_without_interval(row.second),
+            format_interval(row.difference),
+            p,
+        )
         table.add_row(*names, *values, style="bold" if row.is_significant else None)
     console.print(table)
     for agreement in comparison.cross_model_agreements:
@@ -349,12 +354,12 @@ def build_verdict_table(audit: "AuditRun") -> "Table":
     return table
 
 
-def _format_value(estimate: "EstimateSummary") -> str:
+def _format_value_without_interval(estimate: "EstimateSummary") -> str:
     return "–" if estimate.value is None else f"{estimate.value:.3f}"
 
 
 def format_interval(estimate: "EstimateSummary") -> str:
     """Format an estimate, with its 95 % confidence interval if there is one."""
     if estimate.value is None or estimate.low is None or estimate.high is None:
-        return _format_value(estimate)
+        return _format_value_without_interval(estimate)
     return f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"

@@ -147,7 +147,7 @@ def run(
         parsed_names = option_parsing.parse_class_names(class_names)
         net = base.load_model_on_device(model, weights, device, context, parsed_names)
         explainers = chosen.build(net, preprocess)
-        scan_settings = scan_settings.for_explainers(explainers)
+        scan_settings = scan_settings.with_privacy_for(explainers)
         writer = ImageExplanationWriter(
             explainers,
             parsed_targets,

@@ -86,11 +86,8 @@ class ScanOptions:
         """Return the text to print for a path: the pseudonym of a private path, otherwise the path."""
         return self.pseudonym(path) or base.display_text(path)
 
-    def for_explainers(self, explainers: "Sequence[Explainer]") -> "ScanOptions":
-        """Return these options for the given explainers.
-
-        If the preprocessing of an explainer reads scans, all images count as private.
-        """
+    def with_privacy_for(self, explainers: "Sequence[Explainer]") -> "ScanOptions":
+        """Return a copy of these options that treats all images as private if an explainer's preprocessing reads scans."""
         from camscope.explainers.core.model_input import accepts_scans
         from camscope.images.scans.monai_preprocess import MonaiPreprocess
 
@@ -112,11 +109,11 @@ class ScanOptions:
         pseudonym = self.pseudonym(path)
         if pseudonym is None:
             return base.format_error(error)
-        from camscope.images.files.redacted_errors_and_file_pseudonyms import redact_error_message
+        from camscope.images.files.redacted_errors_and_file_pseudonyms import format_error_without_causes
 
         if isinstance(error, OSError) and error.strerror:
             return f"{type(error).__name__}: {error.strerror}"
-        message = redact_error_message(error).replace(str(path), pseudonym)
+        message = format_error_without_causes(error).replace(str(path), pseudonym)
         message = re.sub(rf"(?<!\w){re.escape(path.name)}(?!\w)", pseudonym, message)
         return base.format_error(error, message)
 
@@ -145,7 +142,7 @@ def read_named_masks(mask_options: Sequence[str], shape: tuple[int, ...]) -> "di
 
     Each mask must have `shape`, the size of the image.
     """
-    from camscope.images.files.redacted_errors_and_file_pseudonyms import redact_error_message
+    from camscope.images.files.redacted_errors_and_file_pseudonyms import format_error_without_causes
     from camscope.images.mask_file_reader import read_label_image
     from camscope.mask_labels import LabelChoice, format_name_list
 
@@ -160,7 +157,7 @@ def read_named_masks(mask_options: Sequence[str], shape: tuple[int, ...]) -> "di
         try:
             labels = read_label_image(path, is_volume=len(shape) == 3)
         except ImageError as error:
-            reason = redact_error_message(error).removeprefix(f"{path}: ")
+            reason = format_error_without_causes(error).removeprefix(f"{path}: ")
             raise ImageError(f"the {mask_title}: {reason}") from None
         if not categories and len(names := labels.label_names()) > 1:
             raise CategoryError(

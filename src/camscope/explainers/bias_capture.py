@@ -129,7 +129,7 @@ def _infer_output_layout(shape: tuple[int, ...], x: Tensor, layout_hints: Layout
 def _verify_output_layout(
     score: Score, x: Tensor, shape: tuple[int, ...], sample_axis: int, layout: Layout
 ) -> LayoutVerdict:
-    """Test by noise the layout of the first output with this shape. See `probe_layout`."""
+    """Test by noise whether the first output of this shape has the layout `layout`. See `probe_layout`."""
     functions: Collection[object] = CHANNELS_LAST_FUNCTIONS
     if layout.kind == CHANNELS_FIRST:
         functions = BIAS_FUNCTIONS.difference(CHANNELS_LAST_FUNCTIONS)

@@ -98,8 +98,9 @@ class AxisEnd(NamedTuple):
 
 
 def _move_end_inward(cut: float, pad: float, distance: float, cell_size: float) -> AxisEnd:
-    """Move one end of a map inward by a distance. A crop first removes padding, and a negative distance adds
-    padding.
+    """Move one end of a map inward by a distance. First its padding is removed, then cells are cropped.
+
+    A negative distance adds padding.
     """
     cropped = distance - pad
     if cropped <= 0:

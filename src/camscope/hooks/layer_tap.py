@@ -87,7 +87,7 @@ class Tap(Hooks):
         gradients were off.
         """
         result = forward()
-        self._check_calls()
+        self._check_each_layer_ran()
         if not self._gradients:
             return result
         if not torch.is_grad_enabled():
@@ -95,13 +95,13 @@ class Tap(Hooks):
                 calls.clear()
             torch.set_grad_enabled(True)
             result = forward()
-            self._check_calls()
+            self._check_each_layer_ran()
         torch.set_grad_enabled(True)  # for the score, even where the model switches them off and never back on
         return result
 
     def backward(self, score: Tensor, *, retain_graph: bool = False) -> None:
         """Compute the gradient of a scalar score at every recorded call. The `.grad` of tensors stays unchanged."""
-        self._check_calls()
+        self._check_each_layer_ran()
         unrelated = f"the score does not depend on {self._format_layer_names()}"
         if not score.requires_grad:
             raise LayerError(f"{unrelated}: the model detaches the output, or turns gradients off after the layer")
@@ -165,7 +165,7 @@ class Tap(Hooks):
         torch.set_grad_enabled(True)
         return replace_leaf(output, path, snapshot.clone())
 
-    def _check_calls(self) -> None:
+    def _check_each_layer_ran(self) -> None:
         for name, calls in self.calls.items():
             if not calls:
                 raise LayerError(

@@ -163,7 +163,7 @@ class SpatialMapTracker(BaseFunctionMode):
         with torch._C.DisableTorchFunction():  # before the call, which may change its input in place
             extent = self._find_source_extent(name, args, kwargs)
             size = _get_source(args, kwargs).shape[2:] if extent and _is_window(name) else ()
-            moved = None if extent else self._move_cell_numbers(func, name, args, kwargs)
+            moved = None if extent else self._compute_moved_cell_numbers(func, name, args, kwargs)
             sources = [leaf for _, leaf in iter_leaves([list(args), kwargs])]
             records = {id(source): self._find_record(source) for source in sources}
         result = func(*args, **kwargs)
@@ -191,11 +191,12 @@ class SpatialMapTracker(BaseFunctionMode):
             storage = tensor.untyped_storage()
             self._exported[storage._cdata] = storage
 
-    def _move_cell_numbers(
+    def _compute_moved_cell_numbers(
         self, func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
-        """Apply a function that moves values to the cell numbers of its arguments. Return None if the numbers are
-        unknown.
+    ) -> Tensor | Sequence[Tensor] | None:
+        """Return the cell numbers after a function that moves values. Return None if they are unknown.
+
+        The function is applied to the cell numbers of its arguments.
         """
         if (name not in MOVEMENT_FUNCTIONS and name != "setitem") or not args:
             return None
@@ -216,10 +217,15 @@ class SpatialMapTracker(BaseFunctionMode):
             return None
 
     def _record_result(
-        self, name: str, args: Sequence[Any], sources: Sequence[Tensor], result: Any, moved: Any
+        self,
+        name: str,
+        args: Sequence[Any],
+        sources: Sequence[Tensor],
+        result: Any,
+        moved: Tensor | Sequence[Tensor] | None,
     ) -> None:
         """Record the cell numbers of the tensors in a function's result. `moved` is the result of
-        `_move_cell_numbers`.
+        `_compute_moved_cell_numbers`.
         """
         outputs = [leaf for _, leaf in iter_leaves(result)]
         moved_cells = [leaf for _, leaf in iter_leaves(moved)]
@@ -260,9 +266,7 @@ class SpatialMapTracker(BaseFunctionMode):
         )
 
     def _is_recorded_as_misplaced(self, tensor: Tensor) -> bool:
-        """Whether the record of a tensor says that its cells are misplaced, or its extent does not cover the input
-        evenly.
-        """
+        """Whether a tensor's record marks its cells as misplaced, or its recorded extent covers the input unevenly."""
         record = self._find_record(tensor)
         if record is None or record.extent is None:
             return record is not None and record.is_misplaced

@@ -49,7 +49,7 @@ class Hooks(ExitStack):
         """Set the hooks when the `with` begins."""
 
     def _enter_gradient_scope(self) -> None:
-        """Turn gradients off inside the `with`, so that a hook can turn them on at its layer."""
+        """Turn gradients off inside the `with`. A hook can then turn them on from its layer onward."""
         self.enter_context(torch.inference_mode(False))
         self.enter_context(torch.no_grad())
         self.enter_context(autocast_uncached())

@@ -213,7 +213,10 @@ def _compute_placement(probe_outputs: list[Floats], image_size: tuple[int, int])
 def _fit_placement(
     points: Floats, ramp_values: Floats, image_size: tuple[int, int], input_size: tuple[int, ...]
 ) -> Placement | None:
-    """Fit an affine map from points (M,2) of the input to the image. The ramp values (M,2) tell the image positions."""
+    """Fit an affine map from points (M,2) of the input to points of the image.
+
+    The image points are computed from the ramp values (M,2).
+    """
     design = np.column_stack([points, np.ones(len(points))])
     solution, _, rank, _ = np.linalg.lstsq(design, ramp_values, rcond=None)
     residual = 255 * np.sqrt(((design @ solution - ramp_values) ** 2).mean(0))

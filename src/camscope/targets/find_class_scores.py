@@ -144,7 +144,7 @@ def check_target_scores(scores: object, target: object) -> Tensor:
     return scores.reshape(-1)
 
 
-def check_one_per_sample(scores: Tensor, n_samples: int) -> Tensor:
+def check_one_row_per_sample(scores: Tensor, n_samples: int) -> Tensor:
     """Return scores (N,...) unchanged. Raise TargetError unless there is one row per sample."""
     if len(scores) != n_samples:
         raise TargetError(

@@ -17,7 +17,7 @@ from camscope.targets.class_targets import Difference, TargetLike, normalize_tar
 from camscope.targets.find_class_scores import (
     ScoreRange,
     are_probabilities,
-    check_one_per_sample,
+    check_one_row_per_sample,
     check_target_scores,
     class_scores,
     full_precision,
@@ -239,8 +239,8 @@ class Score:
         if callable(self.target) and sample_index is not None:
             return self._score_variants_by_callable(self.target, output, sample_index)
         if callable(self.target):
-            return check_one_per_sample(check_target_scores(self.target(output), self.target), n_rows)
-        logits = check_one_per_sample(class_scores(output, self._get_first_label()), n_rows)
+            return check_one_row_per_sample(check_target_scores(self.target(output), self.target), n_rows)
+        logits = check_one_row_per_sample(class_scores(output, self._get_first_label()), n_rows)
         if self.class_pairs is None:
             self.class_pairs = self._resolve_class_pairs(logits.detach())
             self.classes = None if bool((self.class_pairs[:, 1] >= 0).any()) else self.class_pairs[:, 0]
@@ -287,7 +287,7 @@ class Score:
         round_scores: list[Tensor] = []
         for rows, row_per_sample in rounds:
             scores = check_target_scores(target(select_rows(output, row_per_sample, len(sample_index))), target)
-            round_scores.append(check_one_per_sample(scores, n_samples)[sample_index[rows]])
+            round_scores.append(check_one_row_per_sample(scores, n_samples)[sample_index[rows]])
         return torch.cat(round_scores)[torch.cat([rows for rows, _ in rounds]).argsort()]
 
     def to_cpu(self) -> "Score":
@@ -420,7 +420,7 @@ class AllClassScores(Score):
             logits = class_scores(output)
         except TargetError:
             logits = torch.zeros(n_rows, 0, dtype=torch.float32, device="cpu")
-        logits = check_one_per_sample(logits, n_rows)
+        logits = check_one_row_per_sample(logits, n_rows)
         if self.values is None:
             self.values = self.logits = logits.detach()
         return logits

@@ -9,7 +9,7 @@ from torch import nn
 pytest.importorskip("pydantic")
 
 from camscope import GradCAM, IntegratedGradients
-from camscope.audit.core.reduce_integration_steps import MIN_RANK_CORRELATION, reduce_path_steps
+from camscope.audit.core.reduce_integration_steps import MIN_RANK_CORRELATION, reduce_integration_steps
 
 
 class Waves(nn.Module):
@@ -39,24 +39,24 @@ def context(explainers, n_images=3):
 
 def test_as_few_steps_as_keep_the_ranks():
     audit = context([IntegratedGradients(Waves(1.0), n_steps=40)])
-    (tool,), (record,) = reduce_path_steps(audit)
+    (tool,), (record,) = reduce_integration_steps(audit)
     assert (tool.n_steps, record.n_steps, record.configured_n_steps, record.n_images) == (8, 8, 40, 2)
     assert record.rank_correlation >= MIN_RANK_CORRELATION
-    assert reduce_path_steps(audit) is reduce_path_steps(audit)  # chosen once
+    assert reduce_integration_steps(audit) is reduce_integration_steps(audit)  # chosen once
 
 
 def test_where_ranks_change_the_steps_stay():
-    (tool,), records = reduce_path_steps(context([IntegratedGradients(Waves(300.0), n_steps=40)]))
+    (tool,), records = reduce_integration_steps(context([IntegratedGradients(Waves(300.0), n_steps=40)]))
     assert (tool.n_steps, records) == (40, ())
 
 
 @pytest.mark.parametrize("options", [{"n_steps": 8}, {"n_steps": 15}, {"n_steps": 40, "tolerance": 0.01}])
 def test_few_steps_and_a_tolerance_stay(options):
     tools = [IntegratedGradients(Waves(1.0), **options)]
-    assert reduce_path_steps(context(tools)) == (tools, ())
+    assert reduce_integration_steps(context(tools)) == (tools, ())
 
 
 def test_methods_without_a_path_stay():
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(200, 2))
     tools = [GradCAM(net, "0")]
-    assert reduce_path_steps(context(tools)) == (tools, ())
+    assert reduce_integration_steps(context(tools)) == (tools, ())

@@ -27,7 +27,7 @@ from camscope.audit.report.sentences import (
     describe_localization_images,
     describe_patient_grouping,
     describe_stable_predictions,
-    describe_target,
+    describe_explained_output,
     explain_missing_contradictions,
     iter_estimates,
     list_interval_methods,
@@ -553,8 +553,8 @@ def test_what_images_were_used_is_told_finding_by_finding():
 def test_log_odds_made_from_probabilities_do_end():
     plain_ones = full()
     ended = full(predict=plain_ones.predict.model_copy(update={"outputs_are_probabilities": True}))
-    assert "before a softmax or sigmoid" in describe_target(plain_ones)
-    assert "limited where these round to 0 or 1" in describe_target(ended)
+    assert "before a softmax or sigmoid" in describe_explained_output(plain_ones)
+    assert "limited where these round to 0 or 1" in describe_explained_output(ended)
 
 
 def test_the_share_of_missed_images_is_no_share_of_a_map():

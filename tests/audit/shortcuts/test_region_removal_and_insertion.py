@@ -20,7 +20,7 @@ from camscope.audit.shortcuts.intervention_effects_and_reliance import judge_rel
 from camscope.audit.shortcuts.region_removal_and_insertion import (
     insert_region,
     keep_region,
-    match_insertion_triples,
+    match_receivers_donors_and_controls,
     remove_region,
 )
 from camscope.errors import InputError, UndefinedError
@@ -104,7 +104,7 @@ def test_the_exchange_takes_negatives_without_the_region_and_positives_with_it()
     random = np.random.default_rng(0)
     truth, carried = random.random(80) < 0.5, random.random(80) < 0.5
     people = (np.arange(80) // 2).tolist()
-    rows, donors, others = match_insertion_triples(truth, carried, people, seed=3)
+    rows, donors, others = match_receivers_donors_and_controls(truth, carried, people, seed=3)
     assert (~truth[rows] & ~carried[rows]).all()
     assert (truth[donors] & carried[donors]).all()
     assert (~truth[others] & ~carried[others]).all()
@@ -114,17 +114,21 @@ def test_the_exchange_takes_negatives_without_the_region_and_positives_with_it()
     assert counts.max() <= counts.min() + 2
     assert all(
         (a == b).all()
-        for a, b in zip(match_insertion_triples(truth, carried, people, seed=3), (rows, donors, others), strict=True)
+        for a, b in zip(
+            match_receivers_donors_and_controls(truth, carried, people, seed=3), (rows, donors, others), strict=True
+        )
     )
-    assert (match_insertion_triples(truth, carried, people, seed=4).donors != donors).any()
+    assert (match_receivers_donors_and_controls(truth, carried, people, seed=4).donors != donors).any()
 
 
 def test_the_exchange_makes_do_with_what_there_is_or_says_why_not():
     truth = np.arange(20) % 2 == 0
-    everywhere = match_insertion_triples(truth, np.ones(20, bool))  # a border: of positives, into negatives
+    everywhere = match_receivers_donors_and_controls(truth, np.ones(20, bool))  # a border: of positives, into negatives
     assert not truth[everywhere.receivers].any()
     assert truth[everywhere.donors].all()
-    negative_only = match_insertion_triples(truth, ~truth)  # its donors are negatives, and only positives lack it
+    negative_only = match_receivers_donors_and_controls(
+        truth, ~truth
+    )  # its donors are negatives, and only positives lack it
     assert truth[negative_only.receivers].all()
     assert not truth[negative_only.donors].any()
     for carried, positive, reason in (
@@ -132,9 +136,9 @@ def test_the_exchange_makes_do_with_what_there_is_or_says_why_not():
         (np.ones(20, bool), np.ones(20, bool), "no image can receive the region"),
     ):
         with pytest.raises(UndefinedError, match=reason):
-            match_insertion_triples(positive, carried)
+            match_receivers_donors_and_controls(positive, carried)
     with pytest.raises(UndefinedError, match="three patients"):
-        match_insertion_triples(truth, ~truth, ["one"] * 20)
+        match_receivers_donors_and_controls(truth, ~truth, ["one"] * 20)
 
 
 # Effects
@@ -288,7 +292,7 @@ def test_where_patients_are_lacking_for_an_insertion_it_says_of_which_kind(recei
 
 def test_where_few_patients_lack_a_region_each_is_the_third_before_any_is_so_again():
     for seed in range(100):
-        rows, _, others = match_insertion_triples(np.arange(27) < 16, np.ones(27, bool), seed=seed)
+        rows, _, others = match_receivers_donors_and_controls(np.arange(27) < 16, np.ones(27, bool), seed=seed)
         assert len(rows) == 11
         assert len(set(others.tolist())) >= 10
         assert (rows != others).all()
@@ -297,7 +301,7 @@ def test_where_few_patients_lack_a_region_each_is_the_third_before_any_is_so_aga
 @pytest.mark.parametrize(("donors", "word"), [(2, "not testable"), (9, "not testable"), (10, "supported")])
 def test_a_region_of_few_donors_says_nothing_of_the_region_however_many_are_given_it(donors, word):
     truth, carried = np.arange(70) < 30, np.arange(70) < donors
-    rows, givers, _ = match_insertion_triples(truth, carried)
+    rows, givers, _ = match_receivers_donors_and_controls(truth, carried)
     gain = np.full(len(rows), 3.0) + np.arange(len(rows)) / 100
     made = inserted("marker", np.zeros(len(rows)), gain, 1.0, rows.tolist(), donors=givers.tolist())
     assert (made.effect.n_values, made.effect.n_groups) == (len(rows), donors)
@@ -308,7 +312,7 @@ def test_a_region_of_few_donors_says_nothing_of_the_region_however_many_are_give
 def test_the_interval_of_an_insertion_is_of_other_donors_too():
     def held(draw: int) -> tuple[bool, bool]:
         random = np.random.default_rng(draw)
-        rows, givers, others = match_insertion_triples(np.arange(110) < 10, np.arange(110) < 10, seed=draw)
+        rows, givers, others = match_receivers_donors_and_controls(np.arange(110) < 10, np.arange(110) < 10, seed=draw)
         patients = random.normal(0, 0.2, 110) + np.where(np.arange(110) < 10, random.normal(0, 0.4, 110), 0)
         gain = patients[givers] + patients[rows] - patients[others]
         plain = inserted("marker", np.zeros(len(rows)), gain, 1.0, rows.tolist())

@@ -43,7 +43,7 @@ class AuditContext:
     folder: Path
     on_progress: ProgressCallback = field(default=lambda done, total: None)
     faults: FaultCollector = field(default_factory=FaultCollector)  # of the config
-    rank_explainers: "tuple[list[Explainer], tuple[PathSteps, ...]] | None" = None  # see `reduce_path_steps`
+    rank_explainers: "tuple[list[Explainer], tuple[PathSteps, ...]] | None" = None  # see `reduce_integration_steps`
     planned_sizes: "tuple[PlannedSize, ...]" = ()  # fewer images than configured, which fit a budget of time
 
     @property
@@ -106,7 +106,9 @@ class AuditContext:
             try:
                 explainers.append(method(self.model, preprocess=self.config.model.preprocess or None, **settings))
             except TypeError as error:
-                raise InputError(f"explain.settings.{name}: {error}") from error
+                raise InputError(
+                    f"the settings of {name} in explain.settings.{name} are not accepted: {error}"
+                ) from error
         return explainers
 
     @cached_property

@@ -228,7 +228,7 @@ class Cohort:
         path = Path(self.config.data.masks_root or "", name)
         return path if path.exists() else Path(name)
 
-    def sample_rows(
+    def sample_balanced_rows(
         self, candidate_rows: Iterable[int], n_rows: int, salt: int, finding: Finding, *, only_positives: bool = False
     ) -> list[int]:
         """Draw up to `n_rows` rows, half of them with the finding. Or draw only rows with the finding.
@@ -241,7 +241,7 @@ class Cohort:
     def draw_rows(
         self, candidate_rows: Iterable[int], n_rows: int, salt: int, finding: Finding, *, only_positives: bool = False
     ) -> list[int]:
-        """Return the rows of `sample_rows` in the order in which they were drawn."""
+        """Return the rows of `sample_balanced_rows` in the order in which they were drawn."""
         truths, candidates = self.get_truth(finding), list(candidate_rows)
         rng = np.random.default_rng((self.config.seed, salt, finding.class_index))
         selected_classes = (True,) if only_positives else (True, False)
@@ -258,7 +258,9 @@ class Cohort:
         """Draw rows for several findings. Each finding gets an equal share, and enough rows for a verdict."""
         candidates = list(candidate_rows)
         n_each = max(n_rows // len(findings), min(n_rows, 3 * MIN_PATIENTS_FOR_VERDICT))
-        return sorted({row for finding in findings for row in self.sample_rows(candidates, n_each, salt, finding)})
+        return sorted(
+            {row for finding in findings for row in self.sample_balanced_rows(candidates, n_each, salt, finding)}
+        )
 
 
 def interleave_rows_by_patient(rows: Sequence[int], patients: dict[int, Any]) -> list[int]:

@@ -19,18 +19,18 @@ MIN_STEP_RATIO = 2  # fewer steps are used only if they save at least half
 N_COMPARED_IMAGES = 2
 
 
-def reduce_path_steps(context: AuditContext) -> tuple[list[Explainer], tuple[PathSteps, ...]]:
+def reduce_integration_steps(context: AuditContext) -> tuple[list[Explainer], tuple[PathSteps, ...]]:
     """Return the explainers for stages that compare ranks, and the steps of those that take fewer than configured.
 
     The steps are the fewest candidates whose maps have the ranks of the configured ones: Spearman's correlation of at least
     `MIN_RANK_CORRELATION` in the mean over a few images. They are chosen once for each context.
     """
     if context.rank_explainers is None:
-        context.rank_explainers = _reduce_path_steps(context)
+        context.rank_explainers = _reduce_integration_steps(context)
     return context.rank_explainers
 
 
-def _reduce_path_steps(context: AuditContext) -> tuple[list[Explainer], tuple[PathSteps, ...]]:
+def _reduce_integration_steps(context: AuditContext) -> tuple[list[Explainer], tuple[PathSteps, ...]]:
     """Choose the steps of each method."""
     x = None
     reduced, records = [], []

@@ -221,8 +221,8 @@ def describe_clusters(analysis: ClusterAnalysis) -> Markup:
     return fill_sentence(sentence, **{name: getattr(analysis, name) for name in names})
 
 
-def describe_target(summary: Summary) -> str:
-    """Describe which model output the maps explain, and the unit of effects."""
+def describe_explained_output(summary: Summary) -> str:
+    """Describe the model output that the maps explain, and the unit of effects, log odds."""
     outputs = "one class against all others" if summary.resolve.outputs == "softmax" else "the finding's own output"
     limit = (
         "computed from probabilities and limited where these round to 0 or 1"

@@ -47,7 +47,7 @@ MIN_PREFERRED_IMAGES: Final = 5  # with fewer images of the preferred kind, all 
 INTERVENTIONS_FILE = "interventions.parquet"
 
 
-class InsertionTriples(NamedTuple):
+class ReceiversDonorsControls(NamedTuple):
     """Row numbers (M,) of matched images: receivers of a region, donors of the region, and controls without it.
 
     The effect of pasting alone is excluded by a comparison with the receiver that has the control's pixels in the same place.
@@ -77,9 +77,9 @@ def insert_region(x: Tensor, masks: Tensor, donors: Tensor) -> Tensor:
     return torch.where(masks[:, None], donors, x)
 
 
-def match_insertion_triples(
+def match_receivers_donors_and_controls(
     truth: ArrayLike, has_region: ArrayLike, groups: Sequence[Hashable] | None = None, seed: int = 0
-) -> InsertionTriples:
+) -> ReceiversDonorsControls:
     """Choose for each receiver image a donor with the region and a control without it, of other patients.
 
     `truth`, `has_region` and `groups` (N,) describe the images. The groups are the patients. Receivers are the negatives
@@ -101,17 +101,17 @@ def match_insertion_triples(
     patients: Sequence[Hashable] = range(len(positive)) if groups is None else groups
     random = np.random.default_rng(seed)
     rows = receivers.tolist(), random.permutation(donors).tolist(), random.permutation(receivers).tolist()
-    triples = list(_iter_triples(*rows, patients))
+    triples = list(_iter_receivers_donors_and_controls(*rows, patients))
     if len({patients[control] for *_, control in triples}) < MIN_PATIENTS_FOR_VERDICT:
-        triples = list(_iter_triples(*rows, patients, prefer_unused_controls=True))
+        triples = list(_iter_receivers_donors_and_controls(*rows, patients, prefer_unused_controls=True))
     if not triples:
         raise UndefinedError(
             "an insertion needs three patients: a receiver, a donor with the region and a control without it"
         )
-    return InsertionTriples(*np.array(triples, np.int64).T)
+    return ReceiversDonorsControls(*np.array(triples, np.int64).T)
 
 
-def _iter_triples(
+def _iter_receivers_donors_and_controls(
     receivers: list[int],
     donors: list[int],
     controls: list[int],
@@ -119,7 +119,7 @@ def _iter_triples(
     *,
     prefer_unused_controls: bool = False,
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield receiver, donor and control rows of three different patients."""
+    """Yield (receiver, donor, control): the rows of images of three different patients."""
     used: set[Hashable] = set()
     for n, row in enumerate(receivers):
         donor = _find_next_row(donors, n, patients, {patients[row]})
@@ -278,7 +278,9 @@ class InterventionRunner:
         labeled = [sample for sample in self.samples.samples if self.truth_by_row[sample.row] is not None]
         has_region = np.array([region_name in sample.regions for sample in labeled], np.bool_)
         truth = np.array([bool(self.truth_by_row[sample.row]) for sample in labeled], np.bool_)
-        triples = match_insertion_triples(truth, has_region, self._get_patients(labeled), self.context.config.seed)
+        triples = match_receivers_donors_and_controls(
+            truth, has_region, self._get_patients(labeled), self.context.config.seed
+        )
         return [[labeled[i] for i in indices.tolist()] for indices in triples]
 
     def _record_interventions(

@@ -133,7 +133,7 @@ def _count_levels(context: AuditContext) -> Iterator[LevelCount]:
             )
 
 
-def resolve_model(context: AuditContext, results: StageResults) -> ResolveResult:
+def try_model_on_one_image(context: AuditContext, results: StageResults) -> ResolveResult:
     """Load the model and run its methods on one image. Errors appear here before all images are processed."""
     rows = context.first_maps
     model, card = context.model, get_card(context.model)

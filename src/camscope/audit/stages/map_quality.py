@@ -16,7 +16,7 @@ from camscope.atomic_writes_and_folder_locks import build_output_path
 from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.cohort import Finding
 from camscope.audit.core.predictions import StageResults
-from camscope.audit.core.reduce_integration_steps import reduce_path_steps
+from camscope.audit.core.reduce_integration_steps import reduce_integration_steps
 from camscope.audit.core.stage_result_schema import (
     EstimateSummary,
     MetricsResult,
@@ -79,7 +79,7 @@ def evaluate_faithfulness(context: AuditContext, results: StageResults) -> Metri
 
 def evaluate_robustness(context: AuditContext, results: StageResults) -> MetricsResult:
     """Test on sampled images whether the maps stay stable under small image changes."""
-    explainers, path_steps = reduce_path_steps(context)
+    explainers, path_steps = reduce_integration_steps(context)
     judge = partial(judge_robustness_at_look, context.config.margins.robustness_correlation)
     descriptive_metrics = tuple(name for name in ROBUSTNESS_METRICS if name not in TRANSFORMS_BY_METRIC)
     stage = SampledStage(context, "robustness", ROBUSTNESS_METRICS, explainers, judge, descriptive_metrics)
@@ -154,14 +154,14 @@ def _evaluate_samples(
 
 def evaluate_sanity(context: AuditContext, results: StageResults) -> SanityResult:
     """Test whether the maps change when the model's weights are randomized layer by layer."""
-    methods, path_steps = reduce_path_steps(context)
+    methods, path_steps = reduce_integration_steps(context)
     explainers: list[Explainer] = [*methods, METHODS["edges"](context.model)]  # edges: the control
     tests: list[RandomizationTest] = []
     counts: list[SanityImages] = []
     images, n_done = set[int](), 0
     for finding in context.findings:
         n_samples = context.sample_sizes.sanity
-        rows = context.cohort.sample_rows(
+        rows = context.cohort.sample_balanced_rows(
             results.predictions.rows, n_samples, SANITY_SALT, finding, only_positives=True
         )
         x, rows, n_other_sizes = _load_most_common_size(context, rows)

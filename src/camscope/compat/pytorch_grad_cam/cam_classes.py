@@ -17,7 +17,7 @@ from camscope.compat.pytorch_grad_cam.ablation_layer import AblationLayer
 from camscope.compat.pytorch_grad_cam.base_cam import Array, BaseCAM, OutputTarget, warn_once
 from camscope.compat.pytorch_grad_cam.fullgrad_of_scaled_channels import (
     compute_bias,
-    compute_full_gradient,
+    compute_fullgrad_of_scaled_channels,
     find_bias_layers,
 )
 from camscope.compat.pytorch_grad_cam.utils.image import scale_cam_image
@@ -341,7 +341,7 @@ class FullGrad(_LayerCAM):
 
     def compute_cam_per_layer(self, input_tensor: Tensor, targets: Any, eigen_smooth: bool) -> Any:
         """Return the sum (N,1,H,W) of all scaled channels, or their first principal component."""
-        return compute_full_gradient(self, input_tensor, eigen_smooth)
+        return compute_fullgrad_of_scaled_channels(self, input_tensor, eigen_smooth)
 
     def aggregate_multi_layers(self, cam_per_target_layer: Any) -> Array:
         """Return the sum (N,H,W) of the maps, scaled to 0..1."""

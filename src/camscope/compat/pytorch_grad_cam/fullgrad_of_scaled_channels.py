@@ -33,7 +33,7 @@ def compute_bias(layer: nn.Module) -> Tensor:
     return detached
 
 
-def compute_full_gradient(cam: "BaseCAM", x: Tensor, eigen_smooth: bool) -> Array:
+def compute_fullgrad_of_scaled_channels(cam: "BaseCAM", x: Tensor, eigen_smooth: bool) -> Array:
     """Return the FullGrad map (N,1,H,W): the sum of |x ∘ g_x|, and of |b ∘ g| for each layer with a bias b."""
     parts: list[Tensor] = []
 

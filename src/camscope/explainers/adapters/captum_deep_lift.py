@@ -47,8 +47,8 @@ class DeepLIFTBase(AdapterExplainer, AdditiveExplainer):
     sum_text: ClassVar[str] = "the score less the baselines' mean is"
 
     @property
-    def baseline_notes(self) -> tuple[str, ...]:
-        """Notes about the baselines. By default there is no note."""
+    def default_background_notes(self) -> tuple[str, ...]:
+        """Notes about a default background. Methods without a background have none."""
         return ()
 
     def compute_sample_attribution(
@@ -79,7 +79,7 @@ class DeepLIFTBase(AdapterExplainer, AdditiveExplainer):
             torch.stack([part.values for part in parts]).mean(0),
             torch.stack([part.expected_sum for part in parts]).mean(),
             has_nonzero_path=any(not torch.equal(start, evaluator.x[sample]) for start in baseline_tensors),
-            notes=self.baseline_notes,
+            notes=self.default_background_notes,
             remark=remark,
         )
 

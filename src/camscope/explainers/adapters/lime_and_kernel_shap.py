@@ -162,12 +162,12 @@ class SurrogateExplainer(BaselineMixin, AdapterExplainer):
                 seeded.close()  # all masks are drawn: the model's passes use the caller's random numbers
                 differences = torch.zeros(len(masks), dtype=torch.float64, device=x.device)
 
-                def score_chunk(part: slice) -> None:
+                def compute_score_differences(part: slice) -> None:
                     is_shown = masks[part].to(x.device).bool()[:, cell_labels][:, None]
                     values = evaluator.score_variants(sample, torch.where(is_shown, x, baseline)).double()
                     differences[part] = values - clean_score  # an offset of all logits cancels in full precision
 
-                evaluator.process_chunks(sample, len(masks), score_chunk)
+                evaluator.process_chunks(sample, len(masks), compute_score_differences)
                 fit.scores = differences.cpu()
                 return fit.scores
 

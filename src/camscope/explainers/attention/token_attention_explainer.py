@@ -156,7 +156,7 @@ def select_token_attentions(
 def is_layout_unverified(method_name: str, score: Score, x: Tensor, layout: Layout, n_tokens: int) -> bool:
     """Test the layout of tokens by noise. Return True if it is undecided, and raise LayerError if it is contradicted."""
 
-    def read_first_attention_values(run: Callable[[Tensor], object], inputs: Tensor) -> list[Tensor | None]:
+    def read_values_of_first_attention(run: Callable[[Tensor], object], inputs: Tensor) -> list[Tensor | None]:
         with AttentionRecorder() as recorder:
             recorder.run(lambda: run(inputs))
         for attention in recorder.attentions:
@@ -171,7 +171,7 @@ def is_layout_unverified(method_name: str, score: Score, x: Tensor, layout: Layo
 
     name = f"attention between {plural(n_tokens, 'token')}"
     result = probe_layout(
-        score.model, [OutputLocation("", name)], layout, x, run_forward, read_outputs=read_first_attention_values
+        score.model, [OutputLocation("", name)], layout, x, run_forward, read_outputs=read_values_of_first_attention
     )[0]
     if result.verdict is LayoutVerdict.CONTRADICTED:
         raise build_contradicted_layout_error(f"{method_name}, {name}", layout, result.reason)

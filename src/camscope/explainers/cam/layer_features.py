@@ -156,12 +156,12 @@ class LayerFeatures:
         self.score.check_extra_inputs(self.x)
         read_output = self._get_score_reader(as_probability)
 
-        def score_chunk(part: slice) -> Tensor:
+        def score_variants_of_chunk(part: slice) -> Tensor:
             inputs, sample_index = build_variants(part)
             return read_output(self.score.forward(inputs, sample_index), len(inputs), sample_index).detach()
 
         chunk_size = self.count_copies_in_memory(self.activation_bytes.largest_in_model)
-        return map_chunks(n_variants, chunk_size, score_chunk).to(self.values)
+        return map_chunks(n_variants, chunk_size, score_variants_of_chunk).to(self.values)
 
     def score_activations(
         self, n_variants: int, build_variants: ActivationVariantsBuilder, *, as_probability: bool = False

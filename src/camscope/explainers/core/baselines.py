@@ -81,7 +81,7 @@ class BackgroundMixin(RandomMixin):
         return parse_baselines(list(self.background), "background") if len(self.background) else ()
 
     @property
-    def baseline_notes(self) -> tuple[str, ...]:
+    def default_background_notes(self) -> tuple[str, ...]:
         """A note that names the default background. It is empty if the user passed a background."""
         note = f"no background was given: {', '.join(DEFAULT_BACKGROUND)} instead"
         return (note,) if self.background is None else ()

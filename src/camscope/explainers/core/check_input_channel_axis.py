@@ -31,7 +31,7 @@ class _FirstConvolution(SpatialMapTracker):
         return super().run_function(func, args, kwargs)
 
 
-def check_channels_not_last(x: Tensor, score: Score) -> None:
+def check_input_channels_not_last(x: Tensor, score: Score) -> None:
     """Raise InputError if the first convolution of the model uses the last axis of x as channels.
 
     The check runs one forward pass, and only for an input whose last axis is its shortest and has at most four values.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from camscope.errors import InputError, ModelError, NonFiniteError, warn_caller
-from camscope.explainers.core.check_input_channel_axis import check_channels_not_last
+from camscope.explainers.core.check_input_channel_axis import check_input_channels_not_last
 from camscope.explainers.core.model_input import NO_EXTRA_INPUTS, ExtraInputs, check_dense_tensor
 from camscope.explainers.core.sample_interaction_probe import samples_interact
 from camscope.hooks.evaluation_mode import evaluation_mode
@@ -191,7 +191,7 @@ def evaluation_context(
         }
         context = EvaluationContext(inputs, model_info.model, score_options, one_sample_per_pass)
         if not explainer.forward_options.get("frames_first"):
-            check_channels_not_last(inputs, context.create_score())
+            check_input_channels_not_last(inputs, context.create_score())
         yield context
 
 
@@ -247,14 +247,14 @@ def check_input(x: object, model_info: ModelInfo, explainer: EvaluationSettings)
             f"the input has {plural(x.ndim, 'axis')}; with frames_first=True expected are 5 axes, (N,T,C,H,W)"
         )
     if frames_first is None and x.ndim == 5:
-        _check_channels_first(x, model_info)
+        _reject_undeclared_video_or_bag(x, model_info)
     if model_info.devices and x.device not in model_info.devices:
         devices = ", ".join(map(str, model_info.devices))
         raise InputError(f"the input is on {x.device}, but the model is on {devices}; move one of them")
     return clone_inference_tensor(x).detach()
 
 
-def _check_channels_first(x: Tensor, model_info: ModelInfo) -> None:
+def _reject_undeclared_video_or_bag(x: Tensor, model_info: ModelInfo) -> None:
     """Raise InputError if a 5-D input seems to be a video (N,T,C,H,W) or a bag of images, and not a volume (N,C,D,H,W)."""
     convolutions = [
         next((module for module in model_info.modules if isinstance(module, kind)), None)

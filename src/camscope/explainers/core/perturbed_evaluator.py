@@ -60,7 +60,10 @@ class PerturbedEvaluator:
         return score
 
     def _have_equal_targets(self, first: int, second: int) -> bool:
-        """Return whether the score of an input is the same for two samples: only if it depends on their classes alone."""
+        """Return whether two samples have the same target, so that one input gets the same score for both.
+
+        Their targets must be classes.
+        """
         score, classes = self.score, self.score.classes
         if first == second:
             return True

@@ -28,10 +28,10 @@ def format_without_address(value: object) -> str:
     return re.sub(r" at 0x[0-9a-fA-F]+", "", str(value))
 
 
-def is_simple_setting(value: Any) -> bool:
+def is_number_or_word(value: Any) -> bool:
     """Whether the value of a setting is a number, a single word, or a list of these."""
     if isinstance(value, list | tuple):
-        return all(map(is_simple_setting, value))
+        return all(map(is_number_or_word, value))
     return isinstance(value, bool | int | float | None) or bool(
         isinstance(value, str) and SAFE_WORD_PATTERN.fullmatch(value)
     )
@@ -40,7 +40,7 @@ def is_simple_setting(value: Any) -> bool:
 def redact_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Replace all settings that could contain a file name, those that are not simple, by their type and a digest."""
     return {
-        name: value if is_simple_setting(value) else _format_type_and_digest(value)
+        name: value if is_number_or_word(value) else _format_type_and_digest(value)
         for name, value in parameters.items()
     }
 

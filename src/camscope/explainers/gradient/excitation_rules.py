@@ -240,7 +240,10 @@ class ExcitationBackpropMode(BaseFunctionMode):
 
 
 def check_excitation_rules(output: Any, method: str) -> None:
-    """Raise ModelError if an operation behind the layer has no excitation rule. They are read from the output's graph."""
+    """Raise ModelError if an operation between the layer and the score has no excitation rule.
+
+    The autograd graph of `output` lists the operations.
+    """
     nodes = iter_graph_nodes(_find_differentiable_tensors(output))
     missing = Counter(operation_name(node) for node in nodes if not _has_excitation_rule(node))
     if missing:

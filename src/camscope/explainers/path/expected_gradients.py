@@ -87,7 +87,7 @@ class ExpectedGradients(BackgroundMixin, AdditiveExplainer):
         change = evaluator.clean_scores[sample] - (frequency * scores).sum()
         values = (total / self.n_samples).to(full_precision(x).dtype)
         moved = not all(torch.equal(baseline, x) for baseline in baselines)
-        return AdditiveAttribution(values, change, self.n_samples, moved, self.baseline_notes)
+        return AdditiveAttribution(values, change, self.n_samples, moved, self.default_background_notes)
 
     def _draw_path_samples(self) -> PathSamples:
         return PathSamples.draw(self.n_samples, len(self.list_baselines()), self.generator())

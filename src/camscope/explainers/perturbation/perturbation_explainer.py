@@ -62,10 +62,10 @@ class MaskedInput:
         """Compute the scores (B,n_masks) of the sample under many masks, in chunks that fit into memory. See `score_masks`."""
         scores = torch.empty(len(self.baselines), n_masks, dtype=torch.float64, device=self.x.device)
 
-        def score_chunk(part: slice) -> None:
+        def score_masks_of_chunk(part: slice) -> None:
             scores[:, part] = self.score_masks(build_masks(part), as_probability=as_probability)
 
-        self.evaluator.process_chunks(self.sample, n_masks, score_chunk)
+        self.evaluator.process_chunks(self.sample, n_masks, score_masks_of_chunk)
         return scores
 
     def compute_scores_and_mask_gradients(

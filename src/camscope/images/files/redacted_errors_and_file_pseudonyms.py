@@ -108,7 +108,7 @@ def redact_errors(name: str) -> Iterator[None]:
         raise _build_damage_error(name, error) from None
 
 
-def redact_error_message(error: BaseException) -> str:
+def format_error_without_causes(error: BaseException) -> str:
     """Return the message of an error. Text of its causes is removed, as it may contain patient data."""
     text, cause = str(error), error.__cause__
     while cause is not None:
