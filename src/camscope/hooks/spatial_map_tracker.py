@@ -207,9 +207,10 @@ class SpatialMapTracker(BaseFunctionMode):
                 func = VIEWS_WITH_COPY.get(name, func)
                 if name == "pad":  # with zeros, or with values of the tensor
                     args, kwargs = args[:3], {key: kwargs[key] for key in kwargs if key != "value"}
-                return func(
+                moved: Tensor | Sequence[Tensor] = func(
                     *map_leaves(list(args), self._read_cells_or_index), **map_leaves(kwargs, self._read_cells_or_index)
                 )
+                return moved
             cells, value = self._read_known_cells(args[0]).clone(), args[2]
             cells[args[1]] = self._read_known_cells(value) if isinstance(value, Tensor) else 0
             return cells

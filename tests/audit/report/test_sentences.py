@@ -23,11 +23,11 @@ from camscope.audit.report.render_html_page import render_page
 from camscope.audit.report.sentences import (
     describe_clusters,
     describe_config_declarations,
+    describe_explained_output,
     describe_image_count,
     describe_localization_images,
     describe_patient_grouping,
     describe_stable_predictions,
-    describe_explained_output,
     explain_missing_contradictions,
     iter_estimates,
     list_interval_methods,

@@ -64,10 +64,10 @@ def count_copies_in_memory(bytes_per_copy: int, device: torch.device) -> int:
 
 
 def process_chunks(count: int, chunk_size: int, process_chunk: Callable[[slice], bool | None]) -> int:
-    """Process `count` items in chunks: call `process_chunk` with slices until it returns True. Return the processed
-    number.
+    """Process `count` items in chunks, and return how many items were processed.
 
-    If memory runs out, the chunk is halved and tried again. So `process_chunk` must not store a part of its result.
+    `process_chunk` is called with one slice after another. If it returns True, the loop ends. If memory runs out, the
+    chunk is halved and tried again. So `process_chunk` must not store a part of its result.
     """
     done, chunk_size = 0, max(1, chunk_size)
     while done < count:

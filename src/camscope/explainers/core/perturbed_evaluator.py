@@ -92,10 +92,9 @@ class PerturbedEvaluator:
         with_gradients: bool = False,
         chunk_size: int | None = None,
     ) -> int:
-        """Process `count` steps of one sample in chunks, with progress. Call `process_chunk` with slices until it
-        returns True.
+        """Process `count` steps of one sample in chunks, with progress. Return how many steps were processed.
 
-        Return how many steps were processed.
+        `process_chunk` is called with one slice after another. If it returns True, the loop ends.
         """
         with self.track_sample_steps(sample, count) as advance:
 
