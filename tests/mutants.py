@@ -276,7 +276,7 @@ MUTANTS = [
     Mutant(
         "one batch for all",
         sample_interaction_probe,
-        "_measure_interaction",
+        "_is_output_changed_by_other_samples",
         "tensor.shape != other.shape or _differ_beyond_rounding(tensor, other)",
         "tensor.shape != other.shape",
         a_batch_of_a_model_that_mixes_has_the_maps_of_its_samples,

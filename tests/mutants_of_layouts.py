@@ -152,15 +152,15 @@ OF_LAYOUTS = [
     Mutant(
         "the unknown is constant",
         SpatialMapTracker,
-        "_read_cells",
+        "_read_cell_numbers_or_none",
         "return None if record is None",
-        "return self._no_cells_like(tensor) if record is None",
+        "return self._build_unknown_cell_numbers_like(tensor) if record is None",
         what_comes_from_elsewhere_gives_no_map,
     ),
     Mutant(
         "what no tensor made is constant",
         SpatialMapTracker,
-        "_find_cells",
+        "_find_result_cell_numbers",
         "(sources and all(",
         "(all(",
         what_comes_from_numbers_gives_no_map,

@@ -272,7 +272,7 @@ OF_METRICS = [
     Mutant(
         "the uncovered is zero",
         robustness,
-        "_compare_covered_pixels",
+        "_compute_similarity_on_covered_pixels",
         "(clean_map[covered_mask], transformed_map[covered_mask])",
         "(clean_map, transformed_map)",
         only_what_both_show_is_compared,

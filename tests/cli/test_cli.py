@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from camscope.atomic_writes_and_folder_locks import slug
 from camscope.cli import app, base, demo
 from camscope.cli.input_images_and_output_paths import build_file_stem, list_images
-from camscope.cli.option_parsing import list_settings, parse_settings
+from camscope.cli.option_parsing import list_setting_types, parse_settings
 from camscope.explainers import METHODS, GradCAM
 from camscope.explanation import Explanation
 from camscope.phantom import draw_radiograph
@@ -557,7 +557,7 @@ def test_settings_are_read_by_the_signature():
     class Method:
         def __init__(self, model, n: int = 3, share: float = 0.5, fast: bool = False, kind: str = "a") -> None: ...
 
-    assert set(list_settings(Method)) == {"n", "share", "fast", "kind"}
+    assert set(list_setting_types(Method)) == {"n", "share", "fast", "kind"}
     chosen = parse_settings(["n=7", "share=1", "fast=yes", "kind=7"], {"m": Method})["m"]
     assert chosen == {"n": 7, "share": 1.0, "fast": True, "kind": "7"}
     assert [type(value) for value in chosen.values()] == [int, float, bool, str]

@@ -250,7 +250,7 @@ def test_two_audited_models(here, monkeypatch, capsys):
         )
         return Facts(summary=Facts(predict=Facts(performance=performance)), verdicts=[verdict], report_path="r.html")
 
-    with json_output.json_output_if(True):
+    with json_output.json_output_scope(True):
         demo._print_differing_verdicts(audit(0.9, "not supported"), audit(0.91, "supported"))
     assert_documented(json.loads(capsys.readouterr().out))
 

@@ -66,11 +66,11 @@ def test_an_option_is_known_in_both_numbers(spelled, tmp_path):
 
 def test_a_name_that_exists_wins_and_what_follows_two_hyphens_is_untouched():
     names = {"--target", "--targets", "--methods"}
-    assert base._match_singular_or_plural("--target=3", names) == "--target=3"
-    assert base._match_singular_or_plural("--method=a,b", names) == "--methods=a,b"
-    assert base._match_singular_or_plural("--methods", names) == "--methods"
-    assert base._match_singular_or_plural("--other", names) == "--other"
-    assert base._match_singular_or_plural("-t", names) == "-t"
+    assert base._correct_singular_or_plural("--target=3", names) == "--target=3"
+    assert base._correct_singular_or_plural("--method=a,b", names) == "--methods=a,b"
+    assert base._correct_singular_or_plural("--methods", names) == "--methods"
+    assert base._correct_singular_or_plural("--other", names) == "--other"
+    assert base._correct_singular_or_plural("-t", names) == "-t"
     result = RUNNER.invoke(app, ["explain", "--methods", "gradcam", "--", "--method"])
     assert "--method: there is no such file" in result.output
 

@@ -23,7 +23,7 @@ from camscope.cli.base import split_list
 from camscope.cli.scan_options import read_named_masks
 from camscope.errors import CategoryError, ImageError, InputError, TargetError
 from camscope.evaluation import load_ground_truth
-from camscope.evaluation.map_generation import check_ground_truth
+from camscope.evaluation.map_generation import load_and_check_ground_truth
 from camscope.images.mask_file_reader import read_label_image
 from camscope.mask_labels import LabelImage, format_choice_hint
 from camscope.render import prepare_outlines
@@ -157,7 +157,7 @@ def test_it_is_told_before_any_map_is_made(tmp_path):
     (tmp_path / "photos").mkdir()
     Image.new("RGB", SIZE[::-1]).save(tmp_path / "photos" / "a.png")
     with pytest.raises(CategoryError, match="2 labels"):
-        check_ground_truth(folder, build_manifest(tmp_path / "photos"))
+        load_and_check_ground_truth(folder, build_manifest(tmp_path / "photos"))
     done = CliRunner().invoke(app, ["evaluate", str(tmp_path / "photos"), "--masks", str(folder)])
     assert done.exit_code != 0
     assert "2 labels" in done.output + str(done.exception)

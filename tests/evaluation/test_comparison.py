@@ -25,7 +25,7 @@ from camscope.evaluation import EvaluationResult, compare_methods, generate_maps
 from camscope.evaluation import map_agreement as agreements  # noqa: E402
 from camscope.evaluation.comparison_statements import iter_statements, join_names  # noqa: E402
 from camscope.evaluation.map_agreement import MapAgreement, summarize_agreement  # noqa: E402
-from camscope.evaluation.map_generation import check_ground_truth, sample_manifest  # noqa: E402
+from camscope.evaluation.map_generation import load_and_check_ground_truth, sample_manifest  # noqa: E402
 from camscope.evaluation.method_summaries import MethodSummary, summarize_values  # noqa: E402
 from camscope.geometry import Placement  # noqa: E402
 from camscope.metrics import METRICS, Estimate  # noqa: E402
@@ -402,7 +402,7 @@ def test_evidence_of_nothing_is_told_before_any_map_is_made(place, tmp_path):
     with pytest.raises(InputError, match="expected the same size"):
         generate_maps(GradCAM(model), source, tmp_path / "run", masks=tmp_path / "other")
     assert not (tmp_path / "run").exists()
-    check_ground_truth("mask", build_manifest(source))
+    load_and_check_ground_truth("mask", build_manifest(source))
     (tmp_path / "bad.png").write_bytes(b"no image")
     with pytest.raises(RunError, match=r"no image has a map: .*not an image"):
         generate_maps(GradCAM(model), tmp_path / "bad.png", tmp_path / "run")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from camscope.audit.check_audits_comparable import check_comparable
+from camscope.audit.check_audits_comparable import check_comparable_and_list_notes
 from camscope.audit.core.stage_result_schema import EstimateSummary
 from camscope.audit.core.summary_entries import summarize_estimate
 from camscope.audit.core.summary_schema import Verdict
@@ -112,7 +112,7 @@ def compare_audits(
 ) -> AuditComparison:
     """Compare two audits of the same images. Raise an InputError if the audits differ in more than the model."""
     runs = first_run, second_run = [run if isinstance(run, AuditRun) else AuditRun(run) for run in (first, second)]
-    notes = check_comparable(first_run, second_run)
+    notes = check_comparable_and_list_notes(first_run, second_run)
     predictions = first_run.predictions()
     patients = dict(zip(predictions["id"].to_pylist(), predictions["patient"].to_pylist(), strict=True))
     findings = first_run.summary.resolve.findings

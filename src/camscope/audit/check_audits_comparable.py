@@ -25,7 +25,7 @@ Settings = Mapping[str, Any]
 Difference = tuple[str, Any, Any]  # the name of a setting, and its value in either audit
 
 
-def check_comparable(first: AuditRun, second: AuditRun) -> tuple[str, ...]:
+def check_comparable_and_list_notes(first: AuditRun, second: AuditRun) -> tuple[str, ...]:
     """Return notes on settings that may change verdicts. Raise an InputError if the audits cannot be compared.
 
     Different images, masks, imputations, sample sizes, seeds, regions or method settings change the numbers of the same model.

@@ -20,7 +20,7 @@ from camscope.batch.build_manifest_from_source import redact_scan_path
 from camscope.batch.path_resolver import find_common_folder, is_url
 from camscope.errors import CamscopeError, CategoryError, InputError, PreprocessError, UndefinedError
 from camscope.evaluation.ground_truth import EVIDENCE_FORMATS, AnnotationColumn, GroundTruth, ImageSize, is_mask_path
-from camscope.images.files.find_and_open_image_files import split_selector
+from camscope.images.files.find_and_open_image_files import split_path_and_index
 from camscope.images.scans.scan import Window
 from camscope.plurals import inflect, plural
 
@@ -37,15 +37,15 @@ def validate_config(context: AuditContext) -> None:
     faults = context.faults
     checked = _drop_missing_columns(context)
     with faults.collect("data.manifest"):
-        _check_columns(checked, faults)
-        _check_paths(checked, faults)
-    _check_regions(checked, faults)
+        _check_split_and_subgroup_levels(checked, faults)
+        _check_image_paths(checked, faults)
+    _check_region_names_and_masks(checked, faults)
     if (window := checked.config.data.window) is not None:
         with faults.collect("data.window"):
             Window.parse(window)
-    _check_model(checked, faults)
+    _check_model_and_labels(checked, faults)
     faults.raise_if_any()
-    _check_evidence(context)
+    _check_masks_readable(context)
     faults.raise_if_any()
 
 
@@ -53,7 +53,7 @@ def _drop_missing_columns(context: AuditContext) -> AuditContext:
     """Collect the columns that the manifest does not have. Return a context without them."""
     config, faults = context.config, context.faults
     try:
-        missing = dict(context.cohort.find_missing_columns())
+        missing = dict(context.cohort.iter_settings_with_missing_column())
     except CamscopeError as error:
         faults.add("data.manifest", str(error), error)
         faults.raise_if_any()
@@ -83,7 +83,7 @@ def _drop_missing_columns(context: AuditContext) -> AuditContext:
     return AuditContext(config.model_copy(update=changes), context.folder, faults=faults)
 
 
-def _check_columns(context: AuditContext, faults: FaultCollector) -> None:
+def _check_split_and_subgroup_levels(context: AuditContext, faults: FaultCollector) -> None:
     """Check the split and the levels of subgroups."""
     cohort: Cohort = context.cohort
     with faults.collect("data.split_value" if context.config.data.split else "data.manifest"):
@@ -95,7 +95,7 @@ def _check_columns(context: AuditContext, faults: FaultCollector) -> None:
                 faults.add("data.subgroups", levels, InputError(f"subgroups: {levels}"))
 
 
-def _check_paths(context: AuditContext, faults: FaultCollector) -> None:
+def _check_image_paths(context: AuditContext, faults: FaultCollector) -> None:
     """Check that most images lie inside the root, and that some of the first files exist."""
     manifest = context.cohort.manifest
     outside = manifest.find_paths_outside_root()
@@ -109,7 +109,9 @@ def _check_paths(context: AuditContext, faults: FaultCollector) -> None:
     resolver = manifest.path_resolver
     paths = [row["path"] for row in manifest.rows(0, MAX_PROBED_MASKS) if resolver.is_allowed(row["path"])]
     missing = [
-        path for path in paths if not is_url(path) and not os.path.lexists(split_selector(resolver.resolve(path))[0])
+        path
+        for path in paths
+        if not is_url(path) and not os.path.lexists(split_path_and_index(resolver.resolve(path))[0])
     ]
     if paths and len(missing) == len(paths):
         message = (
@@ -138,7 +140,7 @@ def describe_outside_paths(outside: Sequence[str], masks: Iterable[object], n_pa
     return f"{lie}, such as {redact_scan_path(outside[0])}: set {remedy} in [data]"
 
 
-def _check_regions(context: AuditContext, faults: FaultCollector) -> None:
+def _check_region_names_and_masks(context: AuditContext, faults: FaultCollector) -> None:
     """Check the names of regions, and open their masks."""
     with faults.collect("regions"):
         list_requested_regions(context)
@@ -146,18 +148,18 @@ def _check_regions(context: AuditContext, faults: FaultCollector) -> None:
         open_region_masks(context)
 
 
-def _check_model(context: AuditContext, faults: FaultCollector) -> None:
+def _check_model_and_labels(context: AuditContext, faults: FaultCollector) -> None:
     """Check the model, and what depends on it: the findings, the methods, the preprocessing and the labels."""
     cohort, data = context.cohort, context.config.data
     with faults.collect("model"):
         _ = context.model
         with faults.collect("explain"):
             if context.explainers[0].preprocess is None and cohort.manifest.images is None:
-                faults.add("model.preprocess", str(error := describe_missing_preprocess()), error)
+                faults.add("model.preprocess", str(error := build_missing_preprocess_error()), error)
         n_faults = len(faults.faults)
         if data.label:
             with faults.collect("data.label"):
-                cohort.check_labels(context.class_names)
+                cohort.check_labels_are_classes(context.class_names)
         has_truth = bool(data.label or data.labels) and len(faults.faults) == n_faults
         truth_key = "data.label" if data.label else "data.labels"
         if data.label and context.config.model.outputs == "sigmoid":
@@ -180,7 +182,7 @@ def _check_model(context: AuditContext, faults: FaultCollector) -> None:
                         )
 
 
-def describe_missing_preprocess() -> PreprocessError:
+def build_missing_preprocess_error() -> PreprocessError:
     """Return the error for a model whose preprocessing is unknown."""
     return PreprocessError(
         'the model does not declare its preprocessing: write preprocess = "imagenet" in [model], or PREPROCESSING in the '
@@ -188,7 +190,7 @@ def describe_missing_preprocess() -> PreprocessError:
     )
 
 
-def _check_evidence(context: AuditContext) -> None:
+def _check_masks_readable(context: AuditContext) -> None:
     """Collect sources of masks of which few can be read."""
     sources = {f"data.ground_truth.{name}": source for name, source in context.ground_truth.items()}
     for name, masks in open_region_masks(context).items():
@@ -196,15 +198,17 @@ def _check_evidence(context: AuditContext) -> None:
     image_sizes: dict[int, ImageSize | None] = {}
     for key, source in sources.items():
         with context.faults.collect(key):
-            _probe_masks(context, source, image_sizes)
+            _check_half_of_masks_readable(context, source, image_sizes)
 
 
-def _probe_masks(context: AuditContext, ground_truth: GroundTruth, image_sizes: dict[int, ImageSize | None]) -> None:
+def _check_half_of_masks_readable(
+    context: AuditContext, ground_truth: GroundTruth, image_sizes: dict[int, ImageSize | None]
+) -> None:
     """Read some masks of a source. Raise an InputError if fewer than half of them can be read."""
     n_read, problems = 0, list[str]()
     for row in _iter_annotated_rows(context, ground_truth):
         try:
-            if (size := _find_image_size(context, row, image_sizes)) is not None:
+            if (size := _read_image_size(context, row, image_sizes)) is not None:
                 ground_truth.load_mask(row, size)
                 n_read += 1
         except UndefinedError:  # the image has no annotation
@@ -232,7 +236,7 @@ def _iter_annotated_rows(context: AuditContext, ground_truth: GroundTruth) -> It
         yield manifest.rows(position, position + 1)[0]
 
 
-def _find_image_size(
+def _read_image_size(
     context: AuditContext, row: Mapping[str, Any], image_sizes: dict[int, ImageSize | None]
 ) -> ImageSize | None:
     """Return the size of an image, or None if it cannot be read or its preprocessing has no known geometry."""

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from camscope.audit.core.config import IDENTIFIER_COLUMNS
 from camscope.audit.core.subgroup_levels import (
@@ -13,8 +13,8 @@ from camscope.audit.core.subgroup_levels import (
     MAX_LEVELS_PER_SUBGROUP,
     MIN_PATIENTS_FOR_VERDICT,
     format_age_band,
-    has_ages_in_years,
-    is_missing,
+    is_empty_cell,
+    needs_age_bands,
     normalize_label,
 )
 from camscope.batch import Manifest
@@ -86,26 +86,31 @@ class EvidenceRoles:
     further: tuple[EvidenceColumn, ...] = ()
 
 
-def find_column(names: Iterable[str], candidates: Sequence[str]) -> str | None:
+def find_first_candidate_column(names: Iterable[str], candidates: Sequence[str]) -> str | None:
     """Return the first candidate name that is a column of the table, ignoring case."""
     by_lower_name = {name.lower(): name for name in reversed(list(names))}
     return next((by_lower_name[name] for name in candidates if name in by_lower_name), None)
 
 
-def describe_columns(manifest: Manifest, class_names: Sequence[str], used: Iterable[str]) -> dict[str, Any]:
+def build_column_fields_of_template(
+    manifest: Manifest, class_names: Sequence[str], used: Iterable[str]
+) -> dict[str, Any]:
     """Return the columns of a manifest as the template of the config takes them.
 
     `used` are the columns of labels.
     """
     table = manifest.table
     columns = table.column_names
-    patient, split = find_column(columns, PATIENT_COLUMN_NAMES), find_column(columns, SPLIT_COLUMN_NAMES)
+    patient, split = (
+        find_first_candidate_column(columns, PATIENT_COLUMN_NAMES),
+        find_first_candidate_column(columns, SPLIT_COLUMN_NAMES),
+    )
     split_values = _list_split_values(table, split)
     split_value = "test" if "test" in split_values else next(reversed(split_values), None)
     remaining = [name for name in columns if name not in (*IDENTIFIER_COLUMNS, *used, patient, split)]
-    evidence = [column for name in remaining if (column := find_evidence(manifest, name)) is not None]
-    rows = table if split_value is None else table.filter(_equals(table, split, split_value))
-    subgroups, rare_levels, further = _choose_subgroups(
+    evidence = [column for name in remaining if (column := detect_evidence_column(manifest, name)) is not None]
+    rows = table if split_value is None else table.filter(_build_equality_mask(table, split, split_value))
+    subgroups, rare_levels, further = _choose_subgroup_columns(
         rows, patient, [name for name in remaining if name not in [column.name for column in evidence]]
     )
     return {
@@ -116,7 +121,7 @@ def describe_columns(manifest: Manifest, class_names: Sequence[str], used: Itera
         "split": split if split_values else None,
         "split_value": split_value,
         "split_values": split_values,
-        "evidence": assign_roles(evidence, class_names),
+        "evidence": assign_column_roles(evidence, class_names),
         "reportable_columns": [name for name in columns if name not in IDENTIFIER_COLUMNS],
     }
 
@@ -131,30 +136,30 @@ def _as_text(column: Any) -> Any:
     return import_arrow("compute").cast(column, import_arrow().string())
 
 
-def _equals(table: Any, column: str | None, value: str) -> Any:
+def _build_equality_mask(table: Any, column: str | None, value: str) -> Any:
     return import_arrow("compute").equal(_as_text(table[column]), value)
 
 
-def find_evidence(manifest: Manifest, name: str) -> EvidenceColumn | None:
+def detect_evidence_column(manifest: Manifest, name: str) -> EvidenceColumn | None:
     """Return what a column holds if its values can be read as masks, boxes or points. None for any other column.
 
     A column that has a usual name, such as `mask`, is taken by its name if it holds paths of files that do not exist.
     """
-    values = _list_cells(manifest, name)
+    values = _sample_filled_cells(manifest, name)
     if not values:
         return None
-    if (kind := _find_box_kind(values)) is not None:
+    if (kind := _detect_boxes_or_points(values)) is not None:
         return EvidenceColumn(name, kind)
     if not all(map(is_mask_path, values)):
         return None
-    labels = _read_labels(manifest, values)
+    labels = _read_mask_labels_or_none(manifest, values)
     if labels is not None:
         return EvidenceColumn(name, "masks", labels)
     is_usual = name.lower() in GROUND_TRUTH_COLUMN_NAMES or name.lower().startswith(REGION_COLUMN_PREFIX)
     return EvidenceColumn(name, "masks") if is_usual else None
 
 
-def _list_cells(manifest: Manifest, name: str) -> list[Any]:
+def _sample_filled_cells(manifest: Manifest, name: str) -> list[Any]:
     """Return some of the filled cells of a column of texts or lists, spread over its rows."""
     column, types = manifest.table[name], import_arrow().types
     if not (types.is_string(column.type) or types.is_large_string(column.type) or types.is_nested(column.type)):
@@ -163,7 +168,7 @@ def _list_cells(manifest: Manifest, name: str) -> list[Any]:
     return values[:: max(1, len(values) // MAX_CELLS_TRIED)][:MAX_CELLS_TRIED]
 
 
-def _find_box_kind(values: Sequence[Any]) -> str | None:
+def _detect_boxes_or_points(values: Sequence[Any]) -> str | None:
     """Return whether all cells are lists of boxes or of points. None for anything else."""
     kinds = set()
     for value in values:
@@ -177,7 +182,7 @@ def _find_box_kind(values: Sequence[Any]) -> str | None:
     return kinds.pop() if len(kinds) == 1 else None
 
 
-def _read_labels(manifest: Manifest, values: Sequence[str]) -> tuple[str, ...] | None:
+def _read_mask_labels_or_none(manifest: Manifest, values: Sequence[str]) -> tuple[str, ...] | None:
     """Return the labels of mask files, or None if the files are not masks."""
     resolver = PathResolver(manifest.root, confined=False, fetch=False)
     labels: dict[str, None] = {}
@@ -201,24 +206,26 @@ def list_paths(manifest: Manifest, name: str) -> list[str]:
     return [value for value in manifest.table[name].to_pylist() if is_mask_path(value)]
 
 
-def assign_roles(columns: Sequence[EvidenceColumn], class_names: Sequence[str]) -> EvidenceRoles:
+def assign_column_roles(columns: Sequence[EvidenceColumn], class_names: Sequence[str]) -> EvidenceRoles:
     """Choose the columns of the organ, of markers and of the finding by their names.
 
     A single column without a telling name is that of the finding. Of several such columns, none is chosen.
     """
     organ = next((c for name in ORGAN_COLUMN_NAMES for c in columns if c.name.lower() == name), None)
-    organ = organ or next((column for column in columns if _words(column.name) & ORGAN_WORDS), None)
-    remaining = [column for column in columns if column is not organ and not _words(column.name) & ORGAN_WORDS]
+    organ = organ or next((column for column in columns if _split_into_words(column.name) & ORGAN_WORDS), None)
+    remaining = [
+        column for column in columns if column is not organ and not _split_into_words(column.name) & ORGAN_WORDS
+    ]
     further = [column for column in columns if column is not organ and column not in remaining]
     markers, unnamed = dict[str, EvidenceColumn](), list[EvidenceColumn]()
-    class_words = frozenset(word for name in class_names for word in _words(name))
+    class_words = frozenset(word for name in class_names for word in _split_into_words(name))
     truth: EvidenceColumn | None = None
     for column in remaining:
         if column.name.lower().startswith(REGION_COLUMN_PREFIX):
             markers[column.name[len(REGION_COLUMN_PREFIX) :]] = column
-        elif _words(column.name) & MARKER_WORDS:
+        elif _split_into_words(column.name) & MARKER_WORDS:
             markers[column.name] = column
-        elif truth is None and _words(column.name) & (GROUND_TRUTH_WORDS | class_words):
+        elif truth is None and _split_into_words(column.name) & (GROUND_TRUTH_WORDS | class_words):
             truth = column
         else:
             unnamed.append(column)
@@ -229,24 +236,32 @@ def assign_roles(columns: Sequence[EvidenceColumn], class_names: Sequence[str]) 
     return EvidenceRoles(truth, (), organ, markers, (*further, *unnamed))
 
 
-def _words(name: str) -> frozenset[str]:
+def _split_into_words(name: str) -> frozenset[str]:
     return frozenset(re.split(r"[^a-z0-9]+", name.lower()))
 
 
-def _choose_subgroups(
-    table: Any, patient: str | None, names: Sequence[str]
-) -> tuple[list[str], dict[str, str], list[str]]:
-    """Return the subgroup columns, column -> its levels with too few patients, and further columns with few values.
+class SubgroupColumns(NamedTuple):
+    """The chosen subgroup columns, their levels with too few patients, and further columns with few values."""
+
+    chosen: list[str]
+    rare_levels: dict[str, str]
+    further: list[str]
+
+
+def _choose_subgroup_columns(table: Any, patient: str | None, names: Sequence[str]) -> SubgroupColumns:
+    """Choose the subgroup columns among the named columns of a table.
 
     A column is proposed if at least two of its levels have enough patients for a verdict.
     """
     patients = table[patient].to_pylist() if patient is not None else list(range(table.num_rows))
     chosen, rare_levels, further = [], {}, []
-    usual = [column for name in SUBGROUP_COLUMN_NAMES if (column := find_column(names, [name])) is not None]
+    usual = [
+        column for name in SUBGROUP_COLUMN_NAMES if (column := find_first_candidate_column(names, [name])) is not None
+    ]
     for name in [*usual, *(name for name in names if name not in usual)]:
         if import_arrow().types.is_nested(table[name].type):
             continue
-        n_patients = _count_patients(name, table[name].to_pylist(), patients)
+        n_patients = _count_patients_per_level(name, table[name].to_pylist(), patients)
         if not 1 < len(n_patients) <= MAX_LEVELS_PER_SUBGROUP:
             continue
         few = {level: n for level, n in n_patients.items() if n < MIN_PATIENTS_FOR_VERDICT}
@@ -258,13 +273,13 @@ def _choose_subgroups(
             rare_levels[name] = ", ".join(rare)
         if len(n_patients) - len(rare) > 1:
             chosen.append(name)
-    return chosen, rare_levels, further
+    return SubgroupColumns(chosen, rare_levels, further)
 
 
-def _count_patients(name: str, values: Sequence[Any], patients: Sequence[Any]) -> dict[str, int]:
+def _count_patients_per_level(name: str, values: Sequence[Any], patients: Sequence[Any]) -> dict[str, int]:
     """Return level -> its number of patients. Ages become age bands."""
-    to_level: Callable[[Any], str | None] = format_age_band if has_ages_in_years(name, values) else normalize_label
+    to_level: Callable[[Any], str | None] = format_age_band if needs_age_bands(name, values) else normalize_label
     pairs = {
-        (to_level(value), patient) for value, patient in zip(values, patients, strict=True) if not is_missing(value)
+        (to_level(value), patient) for value, patient in zip(values, patients, strict=True) if not is_empty_cell(value)
     }
     return dict(sorted(Counter(str(level) for level, _ in pairs).items()))

@@ -35,7 +35,7 @@ from camscope.audit.run_stages import (
     StageProgressCallback,
     build_summary,
     check_images_unchanged,
-    prepare_folder,
+    prepare_folder_and_digest_inputs,
     run_stages,
     to_json_bytes,
 )
@@ -108,11 +108,11 @@ def run_audit(
     context = AuditContext(parsed, folder, faults=faults)
     report_progress = on_progress or (lambda stage, done, total: None)
     with folder_locked(context.folder):
-        identity, image_digests = prepare_folder(context, report_progress, overwrite=overwrite)
+        identity, image_digests = prepare_folder_and_digest_inputs(context, report_progress, overwrite=overwrite)
         provenance_file.log_audit_start(context, is_restart=overwrite)
         results = run_stages(context, report_progress, on_estimate)
         check_images_unchanged(
-            context.folder, image_digests, provenance_file.update_image_digests(context, image_digests)
+            context.folder, image_digests, provenance_file.replace_digests_of_explained_images(context, image_digests)
         )
         summary = build_summary(context, results, identity)
         _write_metrics(context)

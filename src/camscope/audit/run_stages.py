@@ -29,7 +29,7 @@ from camscope.audit.provenance.files_written_by_audit import (
     read_json_or_none,
     remove_outputs,
 )
-from camscope.audit.sample_sizes_for_time_budget import plan_sizes
+from camscope.audit.sample_sizes_for_time_budget import plan_sample_sizes
 from camscope.audit.stage_duration_estimates import RemainingTime, estimate_stage_seconds
 from camscope.audit.stages.check_data_and_try_model import check_data, try_model_on_one_image
 from camscope.audit.stages.map_quality import (
@@ -69,7 +69,7 @@ STAGES: dict[str, Callable[[AuditContext, StageResults], StageResult]] = {
 }  # the class of the result is that of the field of `Summary`
 
 
-def prepare_folder(
+def prepare_folder_and_digest_inputs(
     context: AuditContext, on_progress: StageProgressCallback, *, overwrite: bool
 ) -> tuple[dict[str, str], ImageDigests]:
     """Validate the config and reserve the folder. Return the digests of the inputs and of each image.
@@ -81,7 +81,7 @@ def prepare_folder(
     _check_audit_folder(context.folder)
     if not (context.folder / STAGES_FOLDER / f"{ESTIMATE_AFTER_STAGE}.json").is_file():
         _ = context.first_maps  # an error appears before anything is written
-    identity = provenance_file.compute_identity(context)
+    identity = provenance_file.compute_digests_of_config_data_and_weights(context)
     plan_file = context.folder / PLAN_FILE
     stages = {path.stem for path in (context.folder / STAGES_FOLDER).glob("*.json")}
     has_results = bool(stages - QUICK_STAGES)  # a plan and a check of the data hold no work that could be lost
@@ -115,8 +115,8 @@ def run_stages(
         try:
             results[name] = result_cls.model_validate(stored)
         except ValidationError:  # it is missing or incomplete
-            seconds = _run_stage(context, name, results, on_progress)
-            is_corrected = remaining.finish_stage(name, seconds)
+            seconds = _run_stage_and_measure_seconds(context, name, results, on_progress)
+            is_corrected = remaining.record_stage_and_test_if_estimate_changed(name, seconds)
             if on_estimate is not None and is_corrected and remaining.remaining:
                 on_estimate(remaining.remaining)
         if name == ESTIMATE_AFTER_STAGE:
@@ -128,7 +128,9 @@ def run_stages(
     return results
 
 
-def _run_stage(context: AuditContext, name: str, results: StageResults, on_progress: StageProgressCallback) -> float:
+def _run_stage_and_measure_seconds(
+    context: AuditContext, name: str, results: StageResults, on_progress: StageProgressCallback
+) -> float:
     """Run a stage and write its result. Skipped stages get a result too. Return the seconds it took."""
     start = time.monotonic()
     result_cls: Any = Summary.model_fields[name].annotation
@@ -143,7 +145,7 @@ def _run_stage(context: AuditContext, name: str, results: StageResults, on_progr
         context.on_progress = lambda done, total: on_progress(name, done, total)
         result = STAGES[name](context, results)
         if name == ESTIMATE_AFTER_STAGE and context.config.budget_seconds is not None:
-            planned = plan_sizes(context, context.config.budget_seconds - (time.monotonic() - start))
+            planned = plan_sample_sizes(context, context.config.budget_seconds - (time.monotonic() - start))
             result = result.model_copy(update={"planned_sizes": planned})
     document = to_json_bytes(result.model_dump(mode="json"))
     write_bytes(build_output_path(context.folder, STAGES_FOLDER, f"{name}.json"), document)

@@ -18,7 +18,7 @@ SHARE_FOR_STAGES = 0.9  # of the budget: the rest is for the report and for esti
 SHRINK_FACTOR = 0.9
 
 
-def plan_sizes(context: AuditContext, seconds: float) -> tuple[PlannedSize, ...]:
+def plan_sample_sizes(context: AuditContext, seconds: float) -> tuple[PlannedSize, ...]:
     """Return the sizes of the stages that a budget makes smaller. The slow stages shrink together, down to ten patients.
 
     If the smallest sizes do not fit either, stages are left out.
@@ -37,7 +37,7 @@ def plan_sizes(context: AuditContext, seconds: float) -> tuple[PlannedSize, ...]
         if fits(sizes):
             break
         sizes = smaller
-    return tuple(_describe_sizes(context, sizes, _limit_to_positives(estimator, configured)))
+    return tuple(_list_planned_sizes(context, sizes, _limit_to_positives(estimator, configured)))
 
 
 def _limit_to_positives(estimator: StageEstimator, sizes: SampleSizes) -> SampleSizes:
@@ -63,7 +63,7 @@ def _iter_smaller_sizes(sizes: SampleSizes) -> Iterator[SampleSizes]:
         yield sizes
 
 
-def _describe_sizes(context: AuditContext, sizes: SampleSizes, before: SampleSizes) -> Iterator[PlannedSize]:
+def _list_planned_sizes(context: AuditContext, sizes: SampleSizes, before: SampleSizes) -> Iterator[PlannedSize]:
     for name in SIZES_IN_ORDER:
         n_images, configured = getattr(sizes, name), getattr(before, name)
         if n_images < configured:

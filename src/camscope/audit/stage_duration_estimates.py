@@ -72,17 +72,17 @@ class StageEstimator:
         """
         context = self.context
         sizes = context.sample_sizes if sizes is None else sizes
-        count = partial(self.count_sampled_images, is_upper_bound=is_upper_bound)
+        count = partial(self.estimate_number_of_sampled_images, is_upper_bound=is_upper_bound)
         n_rows = len(context.cohort.rows)
         compute: dict[str, Callable[[], float]] = {
             "check": lambda: len(context.cohort.full_manifest) * self.seconds_per_image_read,
             "predict": lambda: n_rows * (self.seconds_per_image_read + self.seconds_per_forward_pass),
             "explain": lambda: n_rows * (self.seconds_per_image_read + sum(self.seconds_per_map.values())),
-            "localization": lambda: n_rows * self.localization_seconds,
-            "faithfulness": lambda: count(sizes.faithfulness, LOOK_SIZES[1]) * self.faithfulness_seconds,
-            "sanity": lambda: self.estimate_sanity(sizes.sanity),
-            "robustness": lambda: self.estimate_robustness(sizes.robustness, is_upper_bound=is_upper_bound),
-            "shortcut": lambda: self.estimate_shortcut(sizes),
+            "localization": lambda: n_rows * self.seconds_per_localized_image,
+            "faithfulness": lambda: count(sizes.faithfulness, LOOK_SIZES[1]) * self.seconds_per_faithfulness_image,
+            "sanity": lambda: self.estimate_sanity_seconds(sizes.sanity),
+            "robustness": lambda: self.estimate_robustness_seconds(sizes.robustness, is_upper_bound=is_upper_bound),
+            "shortcut": lambda: self.estimate_shortcut_seconds(sizes),
         }
         return {name: seconds() for name, seconds in compute.items() if name not in context.config.skip}
 
@@ -121,7 +121,7 @@ class StageEstimator:
         x = self.x[:1].expand(n_variants, *self.x.shape[1:]).contiguous()
         return time_call(lambda: probe.compute_maps(x, [0] * n_variants)) / n_variants
 
-    def count_sampled_images(
+    def estimate_number_of_sampled_images(
         self, n_samples: int, first_size: int = LOOK_SIZES[0], *, is_upper_bound: bool = False
     ) -> float:
         """Return the images of a stage, over all findings.
@@ -144,7 +144,7 @@ class StageEstimator:
         return [min(n_samples, sum(truth is True for truth in values)) for values in truths]
 
     @cached_property
-    def localization_seconds(self) -> float:
+    def seconds_per_localized_image(self) -> float:
         """The seconds to compare all maps of an image with its mask."""
         if not self.context.ground_truth:
             return 0.0
@@ -177,7 +177,7 @@ class StageEstimator:
         return self.seconds_per_image_read + time_call(load_mask) + (len(maps) + len(CONTROL_NAMES)) * seconds_per_map
 
     @cached_property
-    def faithfulness_seconds(self) -> float:
+    def seconds_per_faithfulness_image(self) -> float:
         """The seconds of an image in the faithfulness stage."""
         n_methods = len(self.context.explainers)
         per_image = self.seconds_per_image_read
@@ -199,12 +199,12 @@ class StageEstimator:
 
         return time_call(evaluate) / len(x)
 
-    def estimate_robustness(self, n_samples: int, *, is_upper_bound: bool = False) -> float:
+    def estimate_robustness_seconds(self, n_samples: int, *, is_upper_bound: bool = False) -> float:
         """Return the seconds of the robustness stage. Later looks evaluate the metrics that decide the verdict alone."""
         n_first = sum(min([n, *self._list_look_sizes(n)]) for n in self.count_positives(n_samples))
-        n_images = self.count_sampled_images(n_samples, is_upper_bound=is_upper_bound)
+        n_images = self.estimate_number_of_sampled_images(n_samples, is_upper_bound=is_upper_bound)
         first, later = (
-            self._estimate_robustness_metrics(names, n_maps)
+            self._estimate_seconds_of_robustness_metrics(names, n_maps)
             for names, n_maps in (
                 (ROBUSTNESS_METRICS, MAPS_AT_FIRST_LOOK),
                 (tuple(TRANSFORMS_BY_METRIC), MAPS_PER_IMAGE),
@@ -212,7 +212,7 @@ class StageEstimator:
         )
         return n_first * first + (n_images - n_first) * later
 
-    def _estimate_robustness_metrics(self, names: Sequence[str], n_maps: int) -> float:
+    def _estimate_seconds_of_robustness_metrics(self, names: Sequence[str], n_maps: int) -> float:
         """Return the seconds of some robustness metrics of an image, for all methods."""
         per_image = self.seconds_per_image_read + 10 * self.seconds_per_forward_pass  # of the changed inputs
         n_explainers = len(self.context.explainers) + N_CONTROL_EXPLAINERS
@@ -234,14 +234,14 @@ class StageEstimator:
 
         return time_call(evaluate)
 
-    def estimate_sanity(self, n_samples: int) -> float:
+    def estimate_sanity_seconds(self, n_samples: int) -> float:
         """Return the seconds of the sanity stage."""
         explainers, _ = reduce_integration_steps(self.context)
         n_images = self.count_positives(n_samples)
-        n_steps, features = self._n_models_per_randomization_test, self._map_comparison_seconds
+        n_steps, features = self._n_models_per_randomization_test, self._seconds_per_map_comparison
         per_image = sum(n_steps * (self.seconds_per_rank_map[each.composed_name] + features) for each in explainers)
         per_image += n_steps * features  # the edge detector
-        copies = len(RANDOMIZATION_SEEDS) * (len(explainers) + 1) * self._copy_seconds
+        copies = len(RANDOMIZATION_SEEDS) * (len(explainers) + 1) * self._seconds_per_model_copy
         return sum(n_images) * (per_image + self.seconds_per_image_read) + len(n_images) * copies
 
     @cached_property
@@ -251,12 +251,12 @@ class StageEstimator:
         return 1 + len(RANDOMIZATION_SEEDS) * min(N_RANDOMIZATION_DEPTHS, n_parts)
 
     @cached_property
-    def _copy_seconds(self) -> float:
+    def _seconds_per_model_copy(self) -> float:
         """The seconds to copy the model."""
         return time_call(lambda: copy_explainer(self.context.explainers[0]))
 
     @cached_property
-    def _map_comparison_seconds(self) -> float:
+    def _seconds_per_map_comparison(self) -> float:
         """The seconds to compare a map with another by the three similarities."""
         maps = np.random.default_rng(0).random((2, *self.x.shape[2:]))
         names = ("ssim", "spearman", "hog") if maps.ndim == 3 and min(maps.shape[1:]) >= 32 else ("ssim", "spearman")
@@ -264,7 +264,7 @@ class StageEstimator:
         return time_call(lambda: [comparison.compare_with_trained(name, maps) for name in names]) / 2
 
     @cached_property
-    def _regions(self) -> tuple[float, float]:
+    def _detection_seconds_and_number_of_regions(self) -> tuple[float, float]:
         """The seconds to detect the regions of an image, and the number of regions."""
         on_progress, self.context.on_progress = self.context.on_progress, lambda done, total: None
         start = time.perf_counter()
@@ -276,10 +276,10 @@ class StageEstimator:
             self.context.on_progress = on_progress
         return (time.perf_counter() - start) / len(self.rows), n_regions
 
-    def estimate_shortcut(self, sizes: SampleSizes) -> float:
+    def estimate_shortcut_seconds(self, sizes: SampleSizes) -> float:
         """Return the seconds of the shortcut stage."""
         context, n_rows = self.context, len(self.context.cohort.rows)
-        seconds_per_image, n_regions = self._regions
+        seconds_per_image, n_regions = self._detection_seconds_and_number_of_regions
         n_edited, n_positive = min(n_rows, sizes.interventions), sum(self.count_positives(sizes.interventions // 2))
         of_positives, of_all, of_insertions = PASSES_PER_REGION
         n_negative = max(0, n_edited - n_positive)
@@ -305,7 +305,7 @@ class RemainingTime:
         self.seconds_by_stage = dict(seconds_by_stage)
         self._expected, self._taken = 0.0, 0.0
 
-    def finish_stage(self, name: str, seconds: float) -> bool:
+    def record_stage_and_test_if_estimate_changed(self, name: str, seconds: float) -> bool:
         """Note how long a stage took. Return whether the remaining stages have another estimate now."""
         expected = self.seconds_by_stage.pop(name, None)
         if expected is None:
@@ -332,13 +332,13 @@ MIN_SECONDS_FOR_CORRECTION = 5.0  # of finished stages, before the others are co
 def time_call(function: Callable[[], Any]) -> float:
     """Return the seconds of a call. A short one is timed again, warm. 0 if the operation is not possible."""
     try:
-        seconds = _time(function)
-        return _time(function) if seconds < SHORT_SECONDS else seconds
+        seconds = _measure_seconds(function)
+        return _measure_seconds(function) if seconds < SHORT_SECONDS else seconds
     except CamscopeError:
         return 0.0
 
 
-def _time(function: Callable[[], Any]) -> float:
+def _measure_seconds(function: Callable[[], Any]) -> float:
     start = time.perf_counter()
     function()
     return time.perf_counter() - start

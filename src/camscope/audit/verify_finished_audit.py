@@ -87,7 +87,7 @@ def verify_audit(
         raise InputError(f"{folder}: this folder holds no finished audit; {provenance_file.PROVENANCE_FILE} is missing")
     with read_errors_converted(f"{folder}: {provenance_file.PROVENANCE_FILE}"):
         content = read_bytes(path / provenance_file.PROVENANCE_FILE, MAX_JSON_BYTES)
-    record, is_sealed = _parse_record(content)
+    record, is_sealed = _parse_record_and_check_seal(content)
     seal_message = "unchanged" if is_sealed else "it was changed"
     checks = [
         CheckResult(provenance_file.PROVENANCE_FILE, is_sealed, seal_message),
@@ -97,12 +97,12 @@ def verify_audit(
         return VerificationResult(tuple(checks))
     context = AuditContext(Config.from_source(config), path)
     checks += _check_inputs(context, record)
-    checks += _run_or_report("images", lambda: _check_images(context, record, on_progress))
-    checks += _run_or_report("rows", lambda: _recompute_rows(context, n_rows, seed))
+    checks += _run_check_or_report_error("images", lambda: _check_images(context, record, on_progress))
+    checks += _run_check_or_report_error("rows", lambda: _recompute_rows(context, n_rows, seed))
     return VerificationResult(tuple(checks), NOT_RECOMPUTED)
 
 
-def _parse_record(content: bytes) -> tuple[dict[str, Any], bool]:
+def _parse_record_and_check_seal(content: bytes) -> tuple[dict[str, Any], bool]:
     """Return the provenance record, and whether it matches its own digest. Invalid JSON gives {}."""
     record: Any = {}
     try:
@@ -143,7 +143,7 @@ def _check_inputs(context: AuditContext, record: dict[str, Any]) -> Iterator[Che
             is_same = digest_optional_file(path) == digest
             yield CheckResult(name, is_same, "unchanged" if is_same else "changed")
     try:
-        identity = provenance_file.compute_identity(context)
+        identity = provenance_file.compute_digests_of_config_data_and_weights(context)
     except CamscopeError as error:
         yield CheckResult("inputs", False, str(error))
         return
@@ -159,7 +159,7 @@ def _check_inputs(context: AuditContext, record: dict[str, Any]) -> Iterator[Che
         yield CheckResult(name, is_same, f"{description}: {'unchanged' if is_same else 'changed'}")
 
 
-def _run_or_report(name: str, check: Callable[[], Iterator[CheckResult]]) -> Iterator[CheckResult]:
+def _run_check_or_report_error(name: str, check: Callable[[], Iterator[CheckResult]]) -> Iterator[CheckResult]:
     try:
         yield from check()
     except Exception as error:  # changed files can be wrong in any way

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from camscope.atomic_writes_and_folder_locks import check_regular_file, describe_file_problem, read_bytes
-from camscope.batch.image_manifest import LABEL_COLUMN, Manifest, add_row_columns, import_arrow
+from camscope.batch.image_manifest import LABEL_COLUMN, Manifest, add_row_and_id_columns, import_arrow
 from camscope.errors import CamscopeError, InputError
 from camscope.explainers.core.redacted_settings_text import format_without_address
 from camscope.images.files.find_and_open_image_files import MAX_FILE_BYTES, is_scan_name, list_image_paths
@@ -83,7 +83,10 @@ def _build_manifest_from_files(
         table, root = _read_table_file(path), path.parent if root is None else root
     else:
         table = _list_files_as_table(source)
-    rows, folder = add_row_columns(table, "the manifest", strict=strict), Path(root) if root and str(root) else None
+    rows, folder = (
+        add_row_and_id_columns(table, "the manifest", strict=strict),
+        Path(root) if root and str(root) else None,
+    )
     return Manifest(rows, folder, anywhere=anywhere)
 
 
@@ -214,7 +217,7 @@ def _build_manifest_from_dataset(dataset: Any, name: str | None = None) -> Manif
         paths, labels = zip(*dataset.samples, strict=True)
         names = _map_labels_to_names(np.array(labels), dataset.classes)
         table = pa.table({"path": pa.array(paths, pa.string()), LABEL_COLUMN: names})
-        return Manifest(add_row_columns(table, kind), None)
+        return Manifest(add_row_and_id_columns(table, kind), None)
     if hasattr(dataset, "features") and hasattr(dataset, "with_format"):
         table, images = _split_into_table_and_images(dataset)
     elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
@@ -222,7 +225,7 @@ def _build_manifest_from_dataset(dataset: Any, name: str | None = None) -> Manif
     else:
         raise InputError(f"a {kind} has no __len__ or no __getitem__; pass a dataset with both methods, or files")
     identity = name or getattr(dataset, "_fingerprint", None) or dataset
-    return Manifest(add_row_columns(table, kind), None, images, format_without_address(identity))
+    return Manifest(add_row_and_id_columns(table, kind), None, images, format_without_address(identity))
 
 
 def _split_into_table_and_images(dataset: Any) -> tuple["pa.Table", DatasetImages]:

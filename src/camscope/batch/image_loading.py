@@ -38,7 +38,7 @@ from camscope.explainers.core.model_input import (
 )
 from camscope.explanation import PixelArray
 from camscope.hooks.find_layers import unwrap
-from camscope.images.files.find_and_open_image_files import split_selector
+from camscope.images.files.find_and_open_image_files import split_path_and_index
 from camscope.images.files.redacted_errors_and_file_pseudonyms import format_error_without_causes
 from camscope.images.photo_reader import find_file_warnings, read_photo, read_pixel_count, read_reduced_photo
 from camscope.images.preprocess import Preprocess
@@ -225,7 +225,7 @@ def hash_source(source: Any) -> str | None:
 
 def _hash_files(location: Path) -> str | None:
     """Return the digest of a file or folder. Return None if it cannot be read."""
-    path, selector = split_selector(location)
+    path, selector = split_path_and_index(location)
     digests = []
     try:
         for file in (entry for entry in path.iterdir() if entry.is_file()) if path.is_dir() else [path]:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from camscope.batch.path_resolver import PathResolver
 from camscope.errors import InputError
-from camscope.images.files.find_and_open_image_files import PHOTO_SUFFIXES, SCAN_SUFFIXES, split_selector
+from camscope.images.files.find_and_open_image_files import PHOTO_SUFFIXES, SCAN_SUFFIXES, split_path_and_index
 from camscope.images.files.redacted_errors_and_file_pseudonyms import pseudonymize_source
 from camscope.images.scans.scan_reader import is_scan
 from camscope.optional_packages import require
@@ -172,7 +172,7 @@ class _HashingFile(io.BytesIO):
         return len(data)
 
 
-def add_row_columns(table: "pa.Table", source_name: str, *, strict: bool = True) -> "pa.Table":
+def add_row_and_id_columns(table: "pa.Table", source_name: str, *, strict: bool = True) -> "pa.Table":
     """Add the columns `row` and `id` to a table with a column `path`, and check the table.
 
     Without `strict`, empty paths, repeated ids and reserved names are accepted.
@@ -294,7 +294,7 @@ def _is_scan_path(manifest: Manifest, path: str) -> bool:
         location = manifest.path_resolver.resolve(path)
     except InputError:
         return False
-    return split_selector(location)[0].is_dir() or is_scan(location)
+    return split_path_and_index(location)[0].is_dir() or is_scan(location)
 
 
 def pseudonymize_manifest(manifest: Manifest, keep_columns: Sequence[str] = ()) -> Manifest:

@@ -16,7 +16,7 @@ import torch
 
 from camscope.batch.batch_worker import BatchWorker
 from camscope.batch.image_loading import MemoryBudget, load_images
-from camscope.batch.local_engine import ChunkPlan, ChunkProgress, ChunkTask, Failure, write_chunk
+from camscope.batch.local_engine import ChunkPlan, ChunkProgress, ChunkTask, Failure, compute_and_write_chunk
 from camscope.batch.run_store import RunStore
 from camscope.errors import InputError, RunError
 from camscope.explainers.core.evaluation_context import get_device_and_dtype
@@ -55,7 +55,7 @@ def compute_chunks_on_ray(
         )(Actor)
         actors = [actor_cls.remote(num_cpus) for _ in range(min(n_actors, len(tasks)))]
         try:
-            yield from _iter_steps(ray, actors, payload_refs, tasks, plan, worker.manifest.table)
+            yield from _iter_chunk_progress(ray, actors, payload_refs, tasks, plan, worker.manifest.table)
         finally:
             for actor in actors:
                 ray.kill(actor)
@@ -67,7 +67,7 @@ def compute_chunks_on_ray(
         )
 
 
-def _iter_steps(
+def _iter_chunk_progress(
     ray: Any,
     actors: Sequence[Any],
     payload_refs: Sequence[Any],
@@ -188,7 +188,7 @@ def _compute_unless_finished(
     manifest, memory = replace(worker.manifest, table=table), MemoryBudget(num_threads)
     rows, failures = manifest.rows(0, table.num_rows), Counter[Failure]()
     with contextlib.closing(load_images(manifest, rows, worker.prepare_model_input, num_threads, memory)) as images:
-        for _, batch_failures in write_chunk(task, images, worker, store, num_threads, memory):
+        for _, batch_failures in compute_and_write_chunk(task, images, worker, store, num_threads, memory):
             failures.update(batch_failures)
     return table.num_rows, failures
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope.batch.image_manifest import import_arrow
-from camscope.batch.result_rows import OPTIONAL_COLUMNS, REQUIRED_COLUMNS, column_types
+from camscope.batch.result_rows import OPTIONAL_COLUMNS, REQUIRED_COLUMNS, get_result_column_types
 from camscope.errors import InputError
 from camscope.optional_packages import require
 from camscope.plurals import plural
@@ -187,7 +187,7 @@ def open_parts(parts: Sequence[str], schema: "pa.Schema | None" = None) -> "ds.D
 def open_map_parts(parts: Sequence[str]) -> "ds.Dataset":
     """Open part files that hold maps. Raise an InputError if a required column is missing."""
     rows = open_parts(parts)
-    if missing := [name for name in column_types() if name not in (*OPTIONAL_COLUMNS, *rows.schema.names)]:
+    if missing := [name for name in get_result_column_types() if name not in (*OPTIONAL_COLUMNS, *rows.schema.names)]:
         raise InputError(
             f"the part files have no column {', '.join(missing)}; they are damaged or belong to another program"
         )
@@ -200,7 +200,7 @@ def _require_column_types(schema: "pa.Schema") -> None:
     if repeated:
         raise InputError(f"several columns are named {', '.join(repeated)}")
     is_list = import_arrow().types.is_list
-    for name, expected in column_types().items():
+    for name, expected in get_result_column_types().items():
         actual = schema.field(name).type if name in schema.names else expected
         # the names of list items may differ
         is_same_list = is_list(actual) and is_list(expected) and actual.value_type == expected.value_type

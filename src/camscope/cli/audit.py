@@ -66,7 +66,7 @@ def init(
 
     The values are read from the manifest and the model. A line that only you can write is marked FILL IN.
     """
-    from camscope.audit.config_generation import build_config, try_config
+    from camscope.audit.config_generation import build_config, try_config_on_one_image
 
     generated = build_config(
         manifest,
@@ -89,7 +89,7 @@ def init(
         base.print_field("next", f"fill in the marked lines, then: camscope audit run {output}")
     else:
         with base.spinner("trying one image"), base.collect_warnings():
-            context = try_config(output)
+            context = try_config_on_one_image(output)
         maps = [f"{row['method']} at {row['layer']}" if row["layer"] else row["method"] for row in context.first_maps]
         base.print_field(
             "tried",
@@ -136,7 +136,7 @@ def run(
     print_audit_result(audit)
     json_output.print_result("audit-run", _describe_audit(audit))
     if audit.n_failures:
-        failures = base.display_text(audit.folder / "failures.csv")
+        failures = base.to_printable_line(audit.folder / "failures.csv")
         base.print_note(f"{plural(audit.n_failures, 'image has', 'images have')} no prediction or no map: {failures}")
         raise typer.Exit(base.EXIT_FAILED)
 
@@ -163,7 +163,7 @@ def compare(
         typer.echo(json.dumps(json.loads(comparison.to_json()), indent=2))  # in ASCII
     console, table = base.stdout_console(), base.new_table("quantity", "finding", "A>", "B>", "B - A [95 %]>", "p>")
     for row in comparison.differences:
-        names = base.display_text(row.name), base.display_text(row.finding)
+        names = base.to_printable_line(row.name), base.to_printable_line(row.finding)
         p = "" if row.difference.p_value is None else f"{row.difference.p_value:.2g}"
         values = (
             _format_value_without_interval(row.first),
@@ -324,7 +324,7 @@ def print_audit_result(audit: "AuditRun") -> None:
     overview = build_overview(audit.summary)
     for answer in overview.answers:
         estimate, sample, sentence = map(write_plain_text, (answer.estimate, answer.sample, answer.sentence))
-        base.print_field("AUROC", f"{base.display_text(answer.finding)}: {estimate}, {sample}. {sentence}")
+        base.print_field("AUROC", f"{base.to_printable_line(answer.finding)}: {estimate}, {sample}. {sentence}")
     concern = overview.concern
     base.print_field("concern", f"{write_plain_text(concern.sentence)} {write_plain_text(concern.details)}")
     for source in audit.summary.check.annotation_sources:
@@ -345,11 +345,11 @@ def build_verdict_table(audit: "AuditRun") -> "Table":
         contradicts_maps = verdict.direction == "contradicts" and find_topic(verdict.question) == "maps"
         style = MAPS_CONTRADICT_STYLE if contradicts_maps else DIRECTION_STYLES[verdict.direction]
         table.add_row(
-            base.styled_text((base.display_text(verdict.claim), style)),
+            base.styled_text((base.to_printable_line(verdict.claim), style)),
             base.styled_text((f"{VERDICT_SYMBOLS[verdict.conclusion]} {verdict.conclusion}", style)),
             format_interval(verdict.effect),
             str(verdict.effect.n_values or ""),
-            base.display_text(verdict.reason),
+            base.to_printable_line(verdict.reason),
         )
     return table
 

@@ -82,7 +82,7 @@ class Command(TyperCommand):
         """Parse the arguments. If `--layer` is unknown, read it as `--layers`, and vice versa."""
         names = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
         end = args.index("--") if "--" in args else len(args)
-        return super().parse_args(ctx, [*(_match_singular_or_plural(arg, names) for arg in args[:end]), *args[end:]])
+        return super().parse_args(ctx, [*(_correct_singular_or_plural(arg, names) for arg in args[:end]), *args[end:]])
 
     def invoke(self, ctx: Any) -> Any:
         """Load the plugins of the command, then run it.
@@ -99,7 +99,7 @@ class Command(TyperCommand):
             raise
 
 
-def _match_singular_or_plural(argument: str, option_names: set[str]) -> str:
+def _correct_singular_or_plural(argument: str, option_names: set[str]) -> str:
     """Correct an unknown option name by a final "s": add or remove it if that gives the name of an option."""
     name, equals, value = argument.partition("=")
     if name.startswith("--") and name not in option_names:
@@ -118,7 +118,7 @@ class CommandGroup(TyperGroup):
         words = list((args[0] if args else kwargs.get("args")) or sys.argv[1:])
         words = words[: words.index("--")] if "--" in words else words
         without_exit = {**kwargs, "standalone_mode": False}
-        with json_output.json_output_if(json_output.OPTION in words):  # before parsing, whose errors are JSON too
+        with json_output.json_output_scope(json_output.OPTION in words):  # before parsing, whose errors are JSON too
             if not kwargs.get("standalone_mode", True):
                 return super().main(*args, **without_exit)
             try:
@@ -238,7 +238,7 @@ def _build_console(*, stderr: bool, quiet: bool = False) -> "Console":
     return console
 
 
-def display_text(value: object) -> str:
+def to_printable_line(value: object) -> str:
     """Convert text of files or users to one line without control characters, so that a terminal can print it safely."""
     line = " ".join(str(value).split())
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line)
@@ -253,41 +253,41 @@ def format_error(error: Exception, redacted_text: str | None = None) -> str:
     if isinstance(error, errors.ConfigError):  # one fault a line
         lines = text.split("\n")
         return "\n".join(
-            [display_text(lines[0]), *(f"  {display_text(line)[:MAX_ERROR_LENGTH]}" for line in lines[1:])]
+            [to_printable_line(lines[0]), *(f"  {to_printable_line(line)[:MAX_ERROR_LENGTH]}" for line in lines[1:])]
         )
     if isinstance(error, CamscopeError):
         if error.fix and error.remedy in REMEDY_WORDING and text.endswith(error.fix):
             text = text.removesuffix(error.fix) + REMEDY_WORDING[error.remedy]
-        return display_text(text)[:MAX_ERROR_LENGTH]
+        return to_printable_line(text)[:MAX_ERROR_LENGTH]
     if is_out_of_memory(error):
         return f"{describe_out_of_memory(error)}; use smaller images, a smaller figure, or a smaller --batch-size"
-    return f"{type(error).__name__}: {display_text(text)[:MAX_ERROR_LENGTH]}"
+    return f"{type(error).__name__}: {to_printable_line(text)[:MAX_ERROR_LENGTH]}"
 
 
 def print_error(message: str) -> None:
     """Print `error: message` on stderr."""
     first, *further = message.split("\n")
-    stderr_console().print(styled_text(("error: ", "bold red"), (display_text(first), "")), soft_wrap=True)
+    stderr_console().print(styled_text(("error: ", "bold red"), (to_printable_line(first), "")), soft_wrap=True)
     for line in further:
-        stderr_console().print(styled_text(("  ", ""), (display_text(line), "")), soft_wrap=True)
+        stderr_console().print(styled_text(("  ", ""), (to_printable_line(line), "")), soft_wrap=True)
 
 
 def report_error(kind: str, message: str, exit_code: int, remedy: Remedy | None = None) -> None:
     """Print the error that ends a command: one line on stderr, or with `--json` an object on stdout."""
     if json_output.is_json_output():
-        json_output.print_json_error(kind, display_text(message), remedy, exit_code)
+        json_output.print_json_error(kind, to_printable_line(message), remedy, exit_code)
     else:
         print_error(message)
 
 
 def print_note(message: str) -> None:
     """Print `note: message` on stderr."""
-    stderr_console().print(f"note: {display_text(message)}", style="dim", soft_wrap=True)
+    stderr_console().print(f"note: {to_printable_line(message)}", style="dim", soft_wrap=True)
 
 
 def print_field(label: str, value: object, style: str = "") -> None:
     """Print a label in bold and a value on stdout, such as `figure  out/figure.png`."""
-    line = styled_text((f"{label:<7} ", "bold"), (display_text(value), style))
+    line = styled_text((f"{label:<7} ", "bold"), (to_printable_line(value), style))
     stdout_console().print(line, soft_wrap=True)
 
 
@@ -321,7 +321,7 @@ def is_option_set(context: typer.Context, parameter_name: str) -> bool:
     return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")
 
 
-def option_error(option: str, message: str) -> typer.BadParameter:
+def build_option_error(option: str, message: str) -> typer.BadParameter:
     """Create the usage error for a wrong value of an option such as `--layers`."""
     return typer.BadParameter(message, param_hint=f"'{option}'")
 
@@ -330,7 +330,7 @@ def check_options_unset(context: typer.Context, parameter_names: Iterable[str], 
     """Raise typer.BadParameter with `reason` if the user passed an option that sets one of the named parameters."""
     for parameter in context.command.params:
         if parameter.name in parameter_names and is_option_set(context, parameter.name):
-            raise option_error(parameter.opts[0], reason)
+            raise build_option_error(parameter.opts[0], reason)
 
 
 def load_plugins(files: Iterable[str]) -> None:
@@ -349,11 +349,11 @@ def parse_methods(method_names: str) -> "dict[str, type[Explainer]]":
     fast_names = [method.name for method in order_methods_by_cost(METHODS.values()) if not method.slow]
     requested = fast_names if method_names == "all" else split_list(method_names)
     if not requested:
-        raise option_error("--methods", f"no method is named; choose from {', '.join(METHODS)}")
+        raise build_option_error("--methods", f"no method is named; choose from {', '.join(METHODS)}")
     try:
         explainer_classes = [METHODS.find(name) for name in requested]
     except InputError as error:
-        raise option_error("--methods", f"{error}; to load a method from a file pass --plugin FILE.py") from error
+        raise build_option_error("--methods", f"{error}; to load a method from a file pass --plugin FILE.py") from error
     return {method.name: method for method in explainer_classes}
 
 
@@ -373,7 +373,7 @@ def order_methods_by_cost(explainer_classes: "Iterable[type[Explainer]]") -> "li
 
 def format_class(index: int | None, label: str) -> str:
     """Format a class as index and name, such as `3 cat`. A class without a name is `class 3`."""
-    return display_text(label if index is None or label == f"class {index}" else f"{index} {label}")
+    return to_printable_line(label if index is None or label == f"class {index}" else f"{index} {label}")
 
 
 def format_status(status: str) -> "Text":
@@ -421,7 +421,7 @@ def load_model_on_device(
             torch_device = torch.device(device)
             torch.empty(1, device=torch_device, dtype=torch.float32)
         except (RuntimeError, AssertionError, NotImplementedError) as error:
-            raise option_error("--device", display_text(error)) from error
+            raise build_option_error("--device", to_printable_line(error)) from error
         model = load_model(model_spec, weights=weights).to(torch_device)
     if class_names is not None and (card := get_card(model)) is not None:
         attach_card(model, replace(card, class_names=class_names))
@@ -432,7 +432,9 @@ def load_model_on_device(
 def spinner(text: str) -> Iterator[None]:
     """Show a spinner inside the `with`, if stdout is a terminal."""
     console = stdout_console()
-    with console.status(styled_text((display_text(text), ""))) if console.is_terminal else contextlib.nullcontext():
+    with (
+        console.status(styled_text((to_printable_line(text), ""))) if console.is_terminal else contextlib.nullcontext()
+    ):
         yield
 
 
@@ -447,7 +449,7 @@ def collect_warnings(*, quote_messages: bool = True) -> Iterator[list[str]]:
         warnings.simplefilter("always", CamscopeWarning)
         yield lines
     for warning in caught:
-        text = display_text(warning.message)
+        text = to_printable_line(warning.message)
         if not issubclass(warning.category, CamscopeWarning):
             quoted_text = text if quote_messages else "the text is hidden because it may name a patient"
             text = f"{warning.category.__name__}: {quoted_text}"

@@ -128,7 +128,7 @@ def _parse_shard(text: str) -> tuple[int, int]:
     """Parse `--shard I/N`. I is the number of this process, counted from 0, and N the number of processes."""
     index, _, count = text.partition("/")
     if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
-        raise base.option_error("--shard", f"{text!r}; expected I/N, from 0/N to N-1/N")
+        raise base.build_option_error("--shard", f"{text!r}; expected I/N, from 0/N to N-1/N")
     return int(index), int(count)
 
 
@@ -152,7 +152,7 @@ def _print_outcome(outcome: "BatchOutcome", output: str) -> None:
     if outcome.n_failures:
         table = Table("images", "reason", "failure", title="failures")
         for (reason, kind), count in outcome.failure_counts_by_kind.most_common(20):
-            table.add_row(str(count), base.display_text(reason), kind)
+            table.add_row(str(count), base.to_printable_line(reason), kind)
         base.stderr_console().print(table)
         base.print_note(f"to list them: {base.build_rows_command(output, base.FAILED_CONDITION)}")
         if outcome.transient_failure_counts:

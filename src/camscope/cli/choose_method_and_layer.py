@@ -58,7 +58,7 @@ def run(
 ) -> None:
     """Compare methods and layers on your images, and recommend one. Clearly worse candidates are dropped early."""
     from camscope.batch import build_manifest
-    from camscope.evaluation.map_generation import check_ground_truth
+    from camscope.evaluation.map_generation import load_and_check_ground_truth
     from camscope.evaluation.selection.candidate_explainers import build_candidates
     from camscope.evaluation.selection.load_samples import format_exclusions, load_samples
     from camscope.evaluation.selection.method_selection import save_selection, select_method
@@ -66,14 +66,16 @@ def run(
 
     if save is not None:
         if Path(save).suffix.lower() != ".toml":
-            raise base.option_error("--save", f"{save}; expected a .toml file")
+            raise base.build_option_error("--save", f"{save}; expected a .toml file")
         check_overwrite_allowed(Path(save), overwrite, option="--save")
     (parsed_target,) = option_parsing.parse_targets(target, None)
     manifest = build_manifest(source, root, anywhere=allow_outside_root)
     ground_truth = None
     if masks is not None:
         category_names = base.split_list(categories or "")
-        ground_truth = check_ground_truth(masks, manifest, category_names, allow_outside_root=allow_outside_root)
+        ground_truth = load_and_check_ground_truth(
+            masks, manifest, category_names, allow_outside_root=allow_outside_root
+        )
     parsed_names = option_parsing.parse_class_names(class_names)
     net = base.load_model_on_device(model, weights, device, context, parsed_names)
     with base.collect_warnings():
@@ -135,10 +137,10 @@ def _build_candidate_table(choice: "MethodSelection") -> "Table":
     for candidate in choice.candidates:
         style = "bold" if candidate in choice.best else "dim" if candidate.drop_reason else ""
         table.add_row(
-            base.styled_text((base.display_text(candidate.title), style)),
+            base.styled_text((base.to_printable_line(candidate.title), style)),
             *(str(candidate.estimate_metric(name) or "–") for name in criteria),
             str(candidate.n_images),
             f"{candidate.seconds_per_image:.3f}" if candidate.n_images else "–",
-            base.display_text(candidate.drop_reason),
+            base.to_printable_line(candidate.drop_reason),
         )
     return table

@@ -11,7 +11,12 @@ import typer
 
 from camscope.atomic_writes_and_folder_locks import build_output_path, slug, write_bytes
 from camscope.cli import base, json_output, open_or_compute_run, option_parsing, progress_bars, shared_options
-from camscope.cli.evaluate_maps import build_summary_table, check_figure_path, format_p_value, print_metric_heading
+from camscope.cli.evaluate_maps import (
+    build_summary_table,
+    format_p_value,
+    print_metric_heading,
+    require_new_figure_path,
+)
 from camscope.cli.input_images_and_output_paths import check_image_exists, check_overwrite_allowed, resolve_figure_path
 from camscope.cli.scan_options import ScanOptions
 from camscope.cli.shared_options import option
@@ -130,14 +135,14 @@ def _compare_on_image(
         comparison = _compare_with_progress(explainers, path, targets, names == "all")
     write_bytes(file, encode_image(comparison.figure(**figure_options), file.suffix), overwrite=overwrite)
     console = base.stdout_console()
-    console.print(pseudonym or base.display_text(path), style="bold cyan", soft_wrap=True)
+    console.print(pseudonym or base.to_printable_line(path), style="bold cyan", soft_wrap=True)
     console.print(_build_map_table(comparison))
     console.print(LEGEND, style="dim", soft_wrap=True)
     for sentence in comparison.equivalence_notes:
         base.print_field("same", sentence)
     notes = [*warnings, *(note for explanation in comparison.explanations for note in explanation.notes)]
     for text in dict.fromkeys(notes):
-        console.print(f"note    {base.display_text(text)}", style="dim", soft_wrap=True)
+        console.print(f"note    {base.to_printable_line(text)}", style="dim", soft_wrap=True)
     base.print_field("figure", file, "cyan")
     facts = {"image": pseudonym or path, "maps": comparison.to_records(), "equivalences": comparison.equivalence_notes}
     json_output.print_result("compare", {**facts, "notes": list(dict.fromkeys(notes)), "figure": file})
@@ -170,8 +175,8 @@ def _build_map_table(comparison: "Comparison") -> "Table":
     table = base.new_table(*columns)
     for row, entry in zip(comparison.to_records(), comparison.entries, strict=True):
         table.add_row(
-            base.display_text(METHODS.display_name(row["method"])),
-            base.display_text(row["layer"] or "–"),
+            base.to_printable_line(METHODS.display_name(row["method"])),
+            base.to_printable_line(row["layer"] or "–"),
             base.format_class(row["target"], row["label"]),
             f"{row['score']:.4g}",
             base.format_status(row["status"]),
@@ -199,7 +204,7 @@ def _compare_on_dataset(
         request = replace(request, model=None)
     import_matplotlib_figure()
     folder = _resolve_output_folder(request.source, output)
-    figure_path = folder / FIGURE_NAME if figure is None else check_figure_path(figure, request.overwrite)
+    figure_path = folder / FIGURE_NAME if figure is None else require_new_figure_path(figure, request.overwrite)
     if figure is None and RunStore(folder).run_info is None:  # a figure in a comparison's own folder may be replaced
         check_overwrite_allowed(figure_path, request.overwrite)
     with open_or_compute_run.add_resume_hint_on_interrupt(folder):
@@ -230,7 +235,7 @@ def _resolve_output_folder(source: str, output: str | None) -> Path:
         return build_output_path(DEFAULT_FOLDER, slug(_choose_folder_name(source)))
     if Path(output).is_file() or Path(output).suffix.lower() in (".png", ".jpg", ".jpeg", ".webp", ".svg", ".pdf"):
         problem = f"{output}: for many images --output must be a folder"
-        raise base.option_error("--output", f"{problem}; name a file with --figure")
+        raise base.build_option_error("--output", f"{problem}; name a file with --figure")
     return Path(output)
 
 
@@ -273,7 +278,7 @@ def _describe_dataset_comparison(
 
 def _print_dataset_comparison(comparison: "ComparisonResult", figure: Path) -> None:
     console = base.stdout_console()
-    console.print(base.display_text(comparison.title), style="bold cyan", soft_wrap=True)
+    console.print(base.to_printable_line(comparison.title), style="bold cyan", soft_wrap=True)
     for name, lines in comparison.summaries.items():
         print_metric_heading(name, lines[0])
         console.print(_build_metric_table(comparison, lines))
@@ -326,7 +331,7 @@ def _format_difference(difference: "Estimate | None", sign_format: str = "") -> 
 
 def _build_agreement_table(comparison: "ComparisonResult") -> "Table":
     """Build a table of the mean rank correlation between the maps of each pair of methods."""
-    keys, methods = comparison.agreement.keys, [base.display_text(name) for name in comparison.method_names]
+    keys, methods = comparison.agreement.keys, [base.to_printable_line(name) for name in comparison.method_names]
     table = base.new_table("", *(f"{name}>" for name in methods[:-1]))
     for i in range(1, len(keys)):
         correlations = [comparison.agreement.get_correlation(keys[i], keys[j]) for j in range(i)]

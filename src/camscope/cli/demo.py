@@ -181,7 +181,7 @@ def _build_demo_table(names: Sequence[str], cases: "DemoCases") -> "Table":
         first, mask = explanations[0], phantom.mask
         is_correct = first.target == phantom.label
         prediction = f"{first.label} {first.probability or 0:.2f} {'✓' if is_correct else '✗'}"
-        title = base.display_text(name), base.styled_text((prediction, "green" if is_correct else "red"))
+        title = base.to_printable_line(name), base.styled_text((prediction, "green" if is_correct else "red"))
         for i, explanation in enumerate(explanations):
             cells: list[str | Text] = ["–", "–", "–"]
             if mask.any():
@@ -241,6 +241,6 @@ def _print_differing_verdicts(clean: "AuditRun", confounded: "AuditRun") -> None
         },
     )
     for change in changes:
-        table.add_row(base.display_text(change.claim), change.first, change.second)
+        table.add_row(base.to_printable_line(change.claim), change.first, change.second)
     base.print_field("AUROC", f"clean {areas[0]:.3f}, confounded {areas[1]:.3f}")
     base.stdout_console().print(table)

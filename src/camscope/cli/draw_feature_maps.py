@@ -46,9 +46,9 @@ def run(
     write_bytes(file, encode_image(channel_grid, file.suffix), overwrite=overwrite)
     shape = "×".join(map(str, maps.shape))
     console, drawn = base.stdout_console(), f"{min(max_channels, len(maps))} of {plural(len(maps), 'channel')}"
-    heading = base.styled_text((pseudonym or base.display_text(path), "bold cyan"), (f"  {layer}  {shape}", ""))
+    heading = base.styled_text((pseudonym or base.to_printable_line(path), "bold cyan"), (f"  {layer}  {shape}", ""))
     console.print(heading, soft_wrap=True)
-    console.print(f"  {drawn}: {base.display_text(file)}", soft_wrap=True)
+    console.print(f"  {drawn}: {base.to_printable_line(file)}", soft_wrap=True)
     facts = {"image": pseudonym or path, "layer": layer, "shape": maps.shape, "n_drawn": min(max_channels, len(maps))}
     json_output.print_result("features", {**facts, "file": file})
 

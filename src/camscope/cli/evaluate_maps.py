@@ -85,7 +85,7 @@ def run(
     """
     from camscope.evaluation import evaluate
 
-    file = None if figure is None else check_figure_path(figure, overwrite)
+    file = None if figure is None else require_new_figure_path(figure, overwrite)
     request = open_or_compute_run.EvaluationRequest.from_context(context)
     with open_or_compute_run.add_resume_hint_on_interrupt(output):
         run_to_evaluate, net, outcome = request.open_or_generate_run(context, output)
@@ -146,7 +146,7 @@ def print_evaluation(
         console.print(build_summary_table(lines, attrgetter("title"), columns))
         reasons = format_undefined_reasons(table, lines[0])
         for text in [*reasons, *format_missing_interval(lines)]:
-            console.print(base.display_text(text), style="dim", soft_wrap=True)
+            console.print(base.to_printable_line(text), style="dim", soft_wrap=True)
     if figure is not None:
         image = draw_summary_figure(summaries, figure.suffix.lower(), evaluation.title)
         write_bytes(figure, image, overwrite=overwrite)
@@ -189,7 +189,7 @@ def build_summary_table(
     }
     table = base.new_table("method", *cells)
     for line in summaries:
-        name = base.display_text(get_name(line))
+        name = base.to_printable_line(get_name(line))
         suffix = " (control)" if line.is_control and "(control)" not in name else ""
         is_dim = line.is_control or line.is_worse_than_best
         title = base.styled_text((name + suffix, "" if is_dim or not line.beats_control else "bold"))
@@ -238,13 +238,13 @@ def format_missing_interval(summaries: "Sequence[MethodSummary]") -> list[str]:
     return [f"no interval: {reason}"] if reason else []
 
 
-def check_figure_path(path: str | Path, overwrite: bool) -> Path:
+def require_new_figure_path(path: str | Path, overwrite: bool) -> Path:
     """Return the path of a figure. Raise an error for an unknown format or an existing file."""
     from camscope.evaluation.interval_plots import FIGURE_FORMATS, import_matplotlib_figure
 
     file = Path(path)
     if file.suffix.lower() not in FIGURE_FORMATS:
-        raise base.option_error("--figure", f"{file}; expected a file ending in {', '.join(FIGURE_FORMATS)}")
+        raise base.build_option_error("--figure", f"{file}; expected a file ending in {', '.join(FIGURE_FORMATS)}")
     check_can_be_folder(file.parent, "--figure")
     check_overwrite_allowed(file, overwrite, option="--figure")
     import_matplotlib_figure()

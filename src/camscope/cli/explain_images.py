@@ -118,7 +118,7 @@ def run(
     parsed_targets = option_parsing.parse_targets(target, targets)
     if expected is not None:
         if target is not None or targets is not None:
-            raise base.option_error(
+            raise base.build_option_error(
                 "--expected", "it is compared with the predicted class; omit --target and --targets"
             )
         parsed_targets = [None, *option_parsing.parse_targets(expected, None)]
@@ -173,10 +173,10 @@ def run(
 def _check_single_output_file(destination: Destination, n_images: int, n_maps: int) -> None:
     file, file_format = destination.file, destination.formats[0]
     if file is not None and n_images > 1:
-        raise base.option_error("--output", f"{file} is one file for {plural(n_images, 'image')}; name a folder")
+        raise base.build_option_error("--output", f"{file} is one file for {plural(n_images, 'image')}; name a folder")
     if file is not None and file_format in MAP_FILE_FORMATS and n_maps > 1:
         fix = f"name a folder, and --format {file_format}"
-        raise base.option_error("--output", f"{file} holds one map, but {n_maps} are requested; {fix}")
+        raise base.build_option_error("--output", f"{file} holds one map, but {n_maps} are requested; {fix}")
 
 
 def _describe_failure(
@@ -296,7 +296,7 @@ class ImageExplanationWriter:
             if facts["expected"]["is_predicted"]:
                 notes["the model predicts the expected class: both maps are the same"] = None
         facts |= {"notes": list(notes), "files": written}
-        return self._format_lines(pseudonym or base.display_text(path), explanations, written, notes), facts
+        return self._format_lines(pseudonym or base.to_printable_line(path), explanations, written, notes), facts
 
     def _explain(self, source: Any, on_pass: "OnPass") -> "tuple[Sequence[Explainer], list[list[Explanation]]]":
         """Return the explainers that support the image, and their explanations, indexed by [explainer][class]."""
@@ -356,7 +356,7 @@ class ImageExplanationWriter:
         elif image is not None:
             height = min(MAX_FIGURE_HEIGHT, max(MIN_FIGURE_HEIGHT, image.shape[0]))
         rows, columns = len(self.targets), None
-        first = [] if image is None else [(image, base.display_text(explanations[0].name), None, 0)]
+        first = [] if image is None else [(image, base.to_printable_line(explanations[0].name), None, 0)]
         has_bar = self.overlay_options["colorbar"]
         scales: Sequence[ScaleOption] = ["auto"] * len(explanations)
         if self.shared_scale:
@@ -392,7 +392,7 @@ class ImageExplanationWriter:
         from rich.padding import Padding
 
         def format_line(label: str, text: object, style: str = "") -> "Text":
-            return base.styled_text((f"  {label}", "dim"), (base.display_text(text), style))
+            return base.styled_text((f"  {label}", "dim"), (base.to_printable_line(text), style))
 
         steps = "; ".join(explanations[0].scan_steps)
         return [
@@ -465,7 +465,7 @@ def _build_explanation_table(explanations: "Sequence[Explanation]") -> "Table":
             base.format_class(explanation.target, explanation.label),
             f"{explanation.score:.4g}",
             "–" if explanation.probability is None else f"{explanation.probability:.3f}",
-            base.display_text(explanation.layer or "–"),
+            base.to_printable_line(explanation.layer or "–"),
             "×".join(map(str, explanation.grid)),
             base.format_status(explanation.status),
         )

@@ -51,14 +51,14 @@ def run(
     format_names = list(dict.fromkeys(base.split_list(formats.lower())))
     if not format_names or (unknown := [name for name in format_names if name not in FORMATS]):
         received = ", ".join(unknown) if format_names else "nothing"
-        raise base.option_error("--format", f"{received}; expected some of {', '.join(FORMATS)}")
+        raise base.build_option_error("--format", f"{received}; expected some of {', '.join(FORMATS)}")
     source = open_or_compute_run.open_image_source(image_source, root, allow_outside_root=allow_outside_root)
     batch_run, query = BatchRun(folder, source, fetch=fetch), Query(where, sort, max_rows)
     if source is None and batch_run.is_pseudonymized and set(format_names) & set(IMAGE_FORMATS):
-        raise base.option_error("--format", f"{','.join(format_names)}: {open_or_compute_run.MISSING_SCANS}")
+        raise base.build_option_error("--format", f"{','.join(format_names)}: {open_or_compute_run.MISSING_SCANS}")
     file = _resolve_single_output_file(output, format_names)
     exporter = Exporter(batch_run, Path(output), format_names, threshold, overwrite, file, image_height)
-    matching = open_or_compute_run.require_matching_rows(batch_run, query)
+    matching = open_or_compute_run.count_matching_rows_or_exit(batch_run, query)
     with progress_bars.progress_bar("exporting", min(max_rows or matching, matching), base.stderr_console()) as bar:
         result = exporter.write(query, os.cpu_count() or 1, bar.advance)
     _print_export_result(result, folder, output)
@@ -73,9 +73,11 @@ def _resolve_single_output_file(output: str, formats: list[str]) -> Path | None:
     if len(formats) == 1 and SINGLE_FILE_SUFFIXES.get(formats[0]) == suffix:
         return path
     if suffix in (".csv", ".json", ".npz", ".png", ".jpg", ".webp"):
-        raise base.option_error("--output", f"{output} is one file for --format {','.join(formats)}; name a folder")
+        raise base.build_option_error(
+            "--output", f"{output} is one file for --format {','.join(formats)}; name a folder"
+        )
     if path.exists():
-        raise base.option_error("--output", f"{output} is a file, not a folder")
+        raise base.build_option_error("--output", f"{output} is a file, not a folder")
     return None
 
 
@@ -98,6 +100,8 @@ def _print_export_result(result: "ExportResult", folder: str, output: str) -> No
     if result.failure_counts:
         table = base.new_table("rows>", "reason", "example")
         for reason, count in result.failure_counts.most_common(20):
-            table.add_row(str(count), base.display_text(reason), base.display_text(result.failure_examples[reason]))
+            table.add_row(
+                str(count), base.to_printable_line(reason), base.to_printable_line(result.failure_examples[reason])
+            )
         base.stderr_console().print(table)
         raise typer.Exit(base.EXIT_FAILED)

@@ -59,7 +59,7 @@ def run(
     for file, suffixes in files:
         name = "--table" if ".csv" in suffixes else "--output"
         if file.suffix.lower() not in suffixes:
-            raise base.option_error(name, f"{file}; expected a file ending in {' or '.join(suffixes)}")
+            raise base.build_option_error(name, f"{file}; expected a file ending in {' or '.join(suffixes)}")
         check_overwrite_allowed(file, overwrite, option=name)
     from camscope.batch import build_manifest, inspect_images
 
@@ -117,7 +117,7 @@ def _build_value_count_table(inspection: "DatasetInspection") -> "Table":
     table = base.new_table("property", "images")
     for name, values in inspection.value_counts.items():
         printed = list(values.items())[:MAX_VALUES_PRINTED]
-        text = " · ".join(f"{base.display_text(value)}: {count:,}" for value, count in printed)
+        text = " · ".join(f"{base.to_printable_line(value)}: {count:,}" for value, count in printed)
         n_more = len(values) - len(printed)
         table.add_row(name, text + (f" · and {n_more} more" if n_more else ""))
     if "values" in inspection.value_ranges:
@@ -131,8 +131,8 @@ def _build_prevalence_table(prevalence: "TargetPrevalence") -> "Table":
     has_no_targets = prevalence.association is None and prevalence.targets == ("images",)
     targets = () if has_no_targets else prevalence.targets[:MAX_TARGETS]
     n_others = 0 if has_no_targets else len(prevalence.targets) - len(targets)
-    names = [base.display_text(name) for name in targets] + ([plural(n_others, "other")] if n_others else [])
-    column = base.display_text(prevalence.column)
+    names = [base.to_printable_line(name) for name in targets] + ([plural(n_others, "other")] if n_others else [])
+    column = base.to_printable_line(prevalence.column)
     table = base.new_table(column, "images>", *(f"{name}>" for name in names))
     table.title = f"{'images' if has_no_targets else 'targets'} by {column}"
     table.title_justify, table.title_style = "left", ""
@@ -142,7 +142,7 @@ def _build_prevalence_table(prevalence: "TargetPrevalence") -> "Table":
     for group, counts, shares in itertools.islice(rows, MAX_GROUPS):
         cells = [f"{count:,} ({share:.0%})" for count, share in zip(counts, shares, strict=True)][: len(targets)]
         cells += [f"{sum(counts[MAX_TARGETS:]):,}"] if n_others else []
-        table.add_row(base.display_text(group), f"{sum(counts):,}", *cells)
+        table.add_row(base.to_printable_line(group), f"{sum(counts):,}", *cells)
     if len(prevalence.groups) > MAX_GROUPS:
         table.caption = f"and {plural(len(prevalence.groups) - MAX_GROUPS, 'more group')}"
         table.caption_justify = "left"
@@ -154,7 +154,7 @@ def _format_issue(inspection: "DatasetInspection", issue: "DatasetIssue") -> "Te
     parts = [(issue.message, "bold" if issue.severity == "error" else ""), (f"  [{issue.code}]", "dim")]
     reason_counts = {reason: count for reason, count in issue.row_counts.items() if reason != issue.message}
     details = [
-        f"{count:,} x {base.display_text(reason)}" for reason, count in list(reason_counts.items())[:MAX_REASONS]
+        f"{count:,} x {base.to_printable_line(reason)}" for reason, count in list(reason_counts.items())[:MAX_REASONS]
     ]
     details += [f"and {len(reason_counts) - MAX_REASONS} more"] if len(reason_counts) > MAX_REASONS else []
     separator = "\n" if max(map(len, details), default=0) > MAX_INLINE_REASON_LENGTH else " · "
@@ -174,5 +174,5 @@ def _format_issue_rows(inspection: "DatasetInspection", issue: "DatasetIssue") -
 
 
 def _abbreviate_ids(first_ids: list[str], n_ids: int) -> list[str]:
-    texts = list(map(base.display_text, first_ids))
+    texts = list(map(base.to_printable_line, first_ids))
     return texts if n_ids <= len(first_ids) else [*texts[: MAX_ROW_IDS - 1], f"… {n_ids - MAX_ROW_IDS + 1:,} more"]

@@ -88,11 +88,11 @@ def _build_example_input(model: "nn.Module", size: str | None) -> "Tensor":
 
 def _parse_size(text: str, n_dimensions: int) -> list[int]:
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text) or len(text.split("x")) not in (1, n_dimensions):
-        raise base.option_error("--size", f"{text!r}; expected N or {'x'.join('DHW'[-n_dimensions:])}")
+        raise base.build_option_error("--size", f"{text!r}; expected N or {'x'.join('DHW'[-n_dimensions:])}")
     sides = [int(part[:20]) for part in text.split("x")]
     sides = sides * n_dimensions if len(sides) == 1 else sides
     if prod(sides) > MAX_INPUT_VALUES:
-        raise base.option_error("--size", f"{text[:60]}; expected {MAX_INPUT_VALUES:,} numbers at most")
+        raise base.build_option_error("--size", f"{text[:60]}; expected {MAX_INPUT_VALUES:,} numbers at most")
     return sides
 
 
@@ -118,7 +118,7 @@ def _find_spatial_layers(model: "nn.Module", x: "Tensor") -> SpatialLayers:
         if card is not None and card.layer:
             return SpatialLayers(candidates, card.layer)
         try:
-            default_name = choose_layer(inner, Score(inner).compute_weighted_sum_of_all_classes, x).name
+            default_name = choose_layer(inner, Score(inner).compute_fixed_mix_of_class_scores, x).name
             return SpatialLayers(candidates, default_name)
         except CamscopeError as error:  # a model without class scores has no default layer
             base.print_note(f"no default layer: {error}")
@@ -133,7 +133,7 @@ def _build_layer_table(
     table = base.new_table("", "layer", "type", "output>", "stride>", "parameters>", "calls>")
     shape = "×".join(map(str, layer_table.input_shape))
     parameters = plural(layer_table.n_parameters, "parameter", spec=",")
-    table.title = Text(f"{base.display_text(layer_table.model)} · input {shape} · {parameters}")
+    table.title = Text(f"{base.to_printable_line(layer_table.model)} · input {shape} · {parameters}")
     table.title_justify = "left"
     for row in layer_table:
         if row.name in listed_names:
@@ -141,5 +141,5 @@ def _build_layer_table(
             style = "bold green" if row.name == default_name else "green" if mark else "dim"
             indent = "  " * row.name.count(".")
             name, *other_cells = row.format_cells()
-            table.add_row(mark, indent + base.display_text(name), *other_cells, style=style)
+            table.add_row(mark, indent + base.to_printable_line(name), *other_cells, style=style)
     return table

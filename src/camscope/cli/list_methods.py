@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from camscope.cli import base, json_output, shared_options
-from camscope.cli.option_parsing import list_settings
+from camscope.cli.option_parsing import list_setting_types
 from camscope.registry import METHODS
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def describe_method(explainer_cls: "type[Explainer]") -> dict[str, Any]:
     Defaults of settings that JSON cannot represent are converted to text.
     """
     parameters = inspect.signature(explainer_cls).parameters
-    defaults = {name: parameters[name].default for name in list_settings(explainer_cls)}
+    defaults = {name: parameters[name].default for name in list_setting_types(explainer_cls)}
     return {
         "name": explainer_cls.name,
         "title": explainer_cls.title,
@@ -111,7 +111,7 @@ def _print_method_table() -> None:
     }
     in_folders = [m for methods in by_folder.values() for m in methods]
     whole_network = [m for m in ours if m not in (*controls, *layered, *attention, *in_folders)]
-    shared = {*list_settings(Explainer), *list_settings(BaseCAM), *list_settings(PixelExplainer)}
+    shared = {*list_setting_types(Explainer), *list_setting_types(BaseCAM), *list_setting_types(PixelExplainer)}
     table = base.new_table("method", "description", "forward>", "backward>", "settings")
     for column, max_width in zip(table.columns, MAX_COLUMN_WIDTHS, strict=True):
         column.max_width = max_width
@@ -141,7 +141,7 @@ def _add_method_family(
     if rows:
         table.add_row("", base.styled_text((title, "bold")))
     for method in rows:
-        settings = ", ".join(setting for setting in list_settings(method) if setting not in shared_settings)
+        settings = ", ".join(setting for setting in list_setting_types(method) if setting not in shared_settings)
         description = base.styled_text((f"{_summarize_docstring(method)} ", ""), (method.paper, "dim"))
         table.add_row(method.name, description, method.forward_passes, method.backward_passes, settings or "–")
     if rows:

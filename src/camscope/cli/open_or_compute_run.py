@@ -138,7 +138,7 @@ class EvaluationRequest:
         """Compute the maps of the images in `folder`, or resume that computation. Check all options first."""
         from camscope.batch import build_manifest
         from camscope.evaluation.evaluate_run import select_metrics
-        from camscope.evaluation.map_generation import check_ground_truth, generate_maps, sample_manifest
+        from camscope.evaluation.map_generation import generate_maps, load_and_check_ground_truth, sample_manifest
 
         names, targets = self.method_names or "gradcam", option_parsing.parse_targets(self.target, self.targets)
         chosen = option_parsing.ExplainerOptions.parse(context, names, self.layer_names, self.setting_pairs)
@@ -147,7 +147,7 @@ class EvaluationRequest:
         manifest = sample_manifest(all_images, self.n_images, self.seed)
         self._check_group_column(manifest.table.column_names)
         if self.masks is not None:
-            check_ground_truth(
+            load_and_check_ground_truth(
                 self.masks, manifest, self.ground_truth_categories, allow_outside_root=self.allow_outside_root
             )
         parsed_names = option_parsing.parse_class_names(self.class_names)
@@ -163,7 +163,7 @@ class EvaluationRequest:
 
     def _check_group_column(self, columns: "Sequence[str]") -> None:
         if self.group is not None and self.group not in columns:
-            raise base.option_error("--group", f"no column {self.group!r}; choose from {', '.join(columns)}")
+            raise base.build_option_error("--group", f"no column {self.group!r}; choose from {', '.join(columns)}")
 
 
 def _select_supporting_explainers(explainers: "list[Explainer]", manifest: "Manifest") -> "list[Explainer]":
@@ -210,7 +210,7 @@ def is_image_or_collection(source: str) -> bool:
     )
 
 
-def require_matching_rows(run: "BatchRun", query: "Query") -> int:
+def count_matching_rows_or_exit(run: "BatchRun", query: "Query") -> int:
     """Count the rows of a run that match a query. If no row matches, print an error and exit with code 1."""
     if not (n_rows := query.count_matching(run.dataset)):
         base.report_error("InputError", f"no row of {len(run):,} matches: {query.where}", base.EXIT_FAILED)
@@ -224,7 +224,9 @@ def open_image_source(source: str | None, root: str | None, *, allow_outside_roo
 
     if source is None:
         if root is not None or allow_outside_root:
-            raise base.option_error("--root" if root is not None else "--anywhere", "it belongs to --scans SOURCE")
+            raise base.build_option_error(
+                "--root" if root is not None else "--anywhere", "it belongs to --scans SOURCE"
+            )
         return None
     return build_manifest(source, root, anywhere=allow_outside_root)
 

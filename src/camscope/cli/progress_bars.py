@@ -38,12 +38,12 @@ class ProgressBar:
 
     def set_status(self, done: int, text: str) -> None:
         """Set the number of finished steps and the text next to the bar."""
-        self._progress.update(self._task, completed=done, description=base.display_text(text))
+        self._progress.update(self._task, completed=done, description=base.to_printable_line(text))
 
     @contextlib.contextmanager
     def nested_bar(self, text: str) -> "Iterator[Callable[[int, int], None]]":
         """Show a second bar on the next line. Yield a callback that takes the number of finished steps and the total."""
-        task = self._progress.add_task(base.display_text(text), total=None)
+        task = self._progress.add_task(base.to_printable_line(text), total=None)
         try:
             yield lambda done, total: self._progress.update(task, completed=done, total=total)
         finally:
@@ -96,7 +96,7 @@ def progress_bar(label: str, total: int, console: "Console") -> Iterator[Progres
     rich.reconfigure(stderr=True)
     try:
         with build_progress(console) as progress:
-            yield ProgressBar(progress, progress.add_task(base.display_text(label), total=total))
+            yield ProgressBar(progress, progress.add_task(base.to_printable_line(label), total=total))
     finally:
         global_console.__dict__ = original_state
 

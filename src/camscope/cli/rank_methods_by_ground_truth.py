@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from camscope.cli import base, open_or_compute_run, option_parsing, progress_bars, shared_options
-from camscope.cli.evaluate_maps import PRINTED_METRICS, check_figure_path, print_evaluation
+from camscope.cli.evaluate_maps import PRINTED_METRICS, print_evaluation, require_new_figure_path
 from camscope.cli.shared_options import option
 from camscope.registry import METHODS
 
@@ -42,8 +42,8 @@ def run(
     from camscope.explainers.comparison.explain_by_supported_methods import explain_supported
 
     if benchmark not in BENCHMARKS:
-        raise base.option_error("WHAT", f"{benchmark!r}; expected {', '.join(BENCHMARKS)}")
-    file = None if figure is None else check_figure_path(figure, overwrite)
+        raise base.build_option_error("WHAT", f"{benchmark!r}; expected {', '.join(BENCHMARKS)}")
+    file = None if figure is None else require_new_figure_path(figure, overwrite)
     names = ",".join(METHODS) if include_slow and method_names == "all" else method_names
     chosen = option_parsing.ExplainerOptions.parse(context, names, None, setting_pairs)
     folder, net = Path(output), base.load_model_on_device("phantom")

@@ -34,10 +34,10 @@ class ScanOptions:
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.export_formats if name not in EXPORT_SUFFIXES]:
-            raise base.option_error("--export", f"{unknown[0]!r}; expected {', '.join(EXPORT_SUFFIXES)}")
+            raise base.build_option_error("--export", f"{unknown[0]!r}; expected {', '.join(EXPORT_SUFFIXES)}")
         if self.profile != "clinical" and {"pmap", "sc"} & set(self.export_formats):
             problem = "DICOM objects hold the patient's name and study, as an archive needs them"
-            raise base.option_error("--export", f"{problem}; pass --profile clinical")
+            raise base.build_option_error("--export", f"{problem}; pass --profile clinical")
 
     def require_export_packages(self) -> None:
         """Raise MissingExtraError if a package for a requested export format is not installed."""
@@ -84,7 +84,7 @@ class ScanOptions:
 
     def display_name(self, path: Path) -> str:
         """Return the text to print for a path: the pseudonym of a private path, otherwise the path."""
-        return self.pseudonym(path) or base.display_text(path)
+        return self.pseudonym(path) or base.to_printable_line(path)
 
     def with_privacy_for(self, explainers: "Sequence[Explainer]") -> "ScanOptions":
         """Return a copy of these options that treats all images as private if an explainer's preprocessing reads scans."""

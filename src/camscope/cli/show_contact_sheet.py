@@ -29,7 +29,7 @@ def run(
     """Write a contact sheet of a run: one HTML page with the map and the table columns of each row."""
     file = Path(output)
     if file.suffix.lower() not in (".html", ".htm"):
-        raise base.option_error("--output", f"{file}; expected a .html file")
+        raise base.build_option_error("--output", f"{file}; expected a .html file")
     check_overwrite_allowed(file, overwrite)
     from camscope.atomic_writes_and_folder_locks import write_bytes
     from camscope.batch import BatchRun, Query
@@ -42,7 +42,7 @@ def run(
         counts = {"n_displayed": 0, "n_matching": 0, "n_rows": len(batch_run)}
         json_output.print_result("show", {"file": None, **counts})
         return
-    matching = open_or_compute_run.require_matching_rows(batch_run, query)
+    matching = open_or_compute_run.count_matching_rows_or_exit(batch_run, query)
     open_or_compute_run.print_missing_images_note(batch_run)
     if source is None and batch_run.is_pseudonymized:
         base.print_note(f"the maps are shown without their images: {open_or_compute_run.MISSING_SCANS}")

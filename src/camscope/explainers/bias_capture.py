@@ -192,14 +192,14 @@ class BiasCapture(BaseFunctionMode):
         if bias is None or not output.requires_grad:
             return result
         if not bias.channels_last:
-            self._record_place(output)
+            self._record_misplaced_or_untracked_maps(output)
         if output._is_view():  # an operation in place on a view would take the gradient past the hook
             output = output.clone()
             result = replace_leaf(result, path, output)
         register_gradient_hook(output, partial(self._on_bias_gradient, bias))
         return result
 
-    def _record_place(self, output: Tensor) -> None:
+    def _record_misplaced_or_untracked_maps(self, output: Tensor) -> None:
         """Record whether the tracker finds the cells of maps (N,K,*grid) misplaced, or could not follow them."""
         if self._tracker is None or math.prod(output.shape[2:]) <= 1:
             return

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from camscope.errors import LayerError, Remedy
 from camscope.hooks.find_layers import find_layers, unwrap
-from camscope.hooks.thread_local_hooks import Hooks, is_recomputing, register_gradient_hook, thread_local_hook
+from camscope.hooks.thread_local_hooks import Hooks, is_in_backward_pass, register_gradient_hook, thread_local_hook
 from camscope.plurals import plural
 from camscope.pytree import find_main_tensor, replace_leaf
 
@@ -158,7 +158,7 @@ class Tap(Hooks):
             return None
         connected = torch.is_grad_enabled() and tensor.requires_grad and any(self.calls.values())
         snapshot = tensor.clone() if connected else tensor.detach().clone().requires_grad_()
-        if not is_recomputing():
+        if not is_in_backward_pass():
             call = TappedCall(snapshot)
             register_gradient_hook(snapshot, partial(_store_gradient, ref(call)))
             self.calls[name].append(call)

@@ -69,7 +69,7 @@ def choose_layer(
         read = {
             layer: channels
             for layer in reversed(last)
-            if (channels := _find_channels_read(layer, gradients.get(layer.name), dense)) is not None
+            if (channels := _find_channels_that_affect_score(layer, gradients.get(layer.name), dense)) is not None
         }
         order = sorted(read, key=lambda layer: not _holds_features(model, layer, read[layer]))
         for number, layer in enumerate(order):
@@ -111,7 +111,7 @@ def _compute_score_gradients(
         return {name: gradient for name in names if (gradient := tap.select_call(name).gradient) is not None}
 
 
-def _find_channels_read(layer: SpatialLayer, gradient: Tensor | None, dense: bool) -> Tensor | None:
+def _find_channels_that_affect_score(layer: SpatialLayer, gradient: Tensor | None, dense: bool) -> Tensor | None:
     """Return a mask (K,) of the channels of a layer that affect the score. Return None if the layer does not affect
     it.
     """

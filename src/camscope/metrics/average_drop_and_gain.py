@@ -16,7 +16,7 @@ from camscope.metrics.deletion_insertion import compute_road_gap
 from camscope.metrics.faithfulness_correlation import correlate_tensor_rows
 from camscope.metrics.metric_registry import MetricValues, register_metric
 from camscope.metrics.model_scorer import OutputKind
-from camscope.metrics.perturbation_test import NONFINITE_MAP, PerturbationTest, get_score_row
+from camscope.metrics.perturbation_test import NONFINITE_MAP, PerturbationTest, get_row_of_output_kind
 
 GRAD_CAM_PLUS_PLUS_PAPER = "Chattopadhay et al. 2018, arXiv:1710.11063"
 MAX_ROUNDING_STEPS = 64  # machine epsilons by which another batch size may change the output
@@ -262,7 +262,7 @@ class CleanAndMaskedScores(NamedTuple):
 def _get_clean_and_masked_scores(test: PerturbationTest, output_kind: OutputKind) -> CleanAndMaskedScores:
     """Return the outputs for the clean images, and for the images multiplied by their maps."""
     nothing = ~(test.normalized_maps > 0).flatten(1).any(1)
-    row, undefined = get_score_row(output_kind), {NONFINITE_MAP: ~test.is_finite, NO_POSITIVE_VALUE: nothing}
+    row, undefined = get_row_of_output_kind(output_kind), {NONFINITE_MAP: ~test.is_finite, NO_POSITIVE_VALUE: nothing}
     return CleanAndMaskedScores(test.scorer.clean_scores[row], test.scores_of_weighted_images[row], undefined)
 
 

@@ -289,7 +289,7 @@ class PerturbationTest:
         return ScoreDrops(self.scorer.clean_scores[..., None] - scores, attribution_sums.T)
 
 
-def get_score_row(output_kind: OutputKind) -> int:
+def get_row_of_output_kind(output_kind: OutputKind) -> int:
     """Return the row of scores or of probabilities in the result of a `ModelScorer`."""
     check_one_of("output_kind", output_kind, "score", "probability")
     return ("score", "probability").index(output_kind)

@@ -6,6 +6,7 @@ The target stays the same. A map of zeros or with NaN raises UndefinedError.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -194,7 +195,7 @@ def compare_batch_under_transforms(
         agreements.append([])
         for transform, attribution, change in zip(transforms, transformed_maps[:, n], changes[:, n], strict=True):
             projected = transform.project_back(attribution, size)
-            value, share, reason = _compare_covered_pixels(clean_map, *projected, similarity)
+            value, share, reason = _compute_similarity_on_covered_pixels(clean_map, *projected, similarity)
             is_stable = bool(change < max_probability_change)
             agreements[n].append(TransformAgreement(transform, value, share, float(change), is_stable, reason))
     return agreements
@@ -434,17 +435,25 @@ def _compute_sensitivities(
     return np.asarray(np.linalg.norm(maps - clean_map, axis=1) / norm)
 
 
-def _compare_covered_pixels(
+class CoveredSimilarity(NamedTuple):
+    """The similarity of two maps on shared pixels, the share of these pixels, and a reason if it is undefined."""
+
+    similarity: float | None
+    covered_share: float
+    undefined_reason: str
+
+
+def _compute_similarity_on_covered_pixels(
     clean_map: FloatArray, transformed_map: FloatArray, covered_mask: Mask, similarity: str
-) -> tuple[float | None, float, str]:
-    """Return the similarity on the covered pixels, their share of all pixels, and a reason if there is no similarity."""
+) -> CoveredSimilarity:
     share = float(covered_mask.mean())
     if share < MIN_SHARED_AREA:
-        return None, share, f"only {share:.0%} of the pixels are shown by both inputs"
+        return CoveredSimilarity(None, share, f"only {share:.0%} of the pixels are shown by both inputs")
     try:
-        return SIMILARITIES[similarity](clean_map[covered_mask], transformed_map[covered_mask]), share, ""
+        value = SIMILARITIES[similarity](clean_map[covered_mask], transformed_map[covered_mask])
     except UndefinedError as error:
-        return None, share, str(error)
+        return CoveredSimilarity(None, share, str(error))
+    return CoveredSimilarity(value, share, "")
 
 
 def _compute_relative_difference(first: FloatArray, second: FloatArray) -> float:

@@ -165,7 +165,7 @@ def _restore_weights_on_error(model: nn.Module) -> Iterator[None]:
         raise
 
 
-def build_for_checkpoint(
+def build_and_load_checkpoint(
     build: Callable[[int | None], nn.Module], state: StateDict, source: WeightsSource
 ) -> BuiltModel:
     """Build a model with as many classes as a checkpoint, and load the checkpoint.

@@ -20,7 +20,7 @@ from camscope.models.checkpoint import (
     BuiltModel,
     StateDict,
     WeightsSource,
-    build_for_checkpoint,
+    build_and_load_checkpoint,
     fixed_seed_scope,
     format_model_source,
     read_state_dict,
@@ -92,7 +92,7 @@ def _build_torchvision(builder: ModelBuilder, weights: str | os.PathLike[str]) -
         )
     state = strip_wrapper_prefix(read_state_dict(weights), ())
     options = _get_builder_options(builder, state)
-    return build_for_checkpoint(
+    return build_and_load_checkpoint(
         lambda n: builder(**options, **({} if n is None else {"num_classes": n})), state, weights
     )
 
@@ -157,7 +157,7 @@ def _build_timm(timm: Any, name: str, weights: str | os.PathLike[str]) -> BuiltM
 
     if weights == RANDOM_WEIGHTS:
         return BuiltModel(build(None), has_published_classes=False)
-    return build_for_checkpoint(build, read_state_dict(weights), weights)
+    return build_and_load_checkpoint(build, read_state_dict(weights), weights)
 
 
 def _get_timm_preprocess(model: nn.Module) -> Callable[..., Any]:

@@ -172,7 +172,7 @@ class Box(Target):
     def _resolve_activation(self, output: Any) -> Activation | None:
         """Return the activation that turns the class logits into probabilities. Return None if it is unknown."""
         logits = get_output_tensor(output, "logits")
-        return self.activation or (None if logits is None else infer_activation(self.heads, logits.shape[-1]))
+        return self.activation or (None if logits is None else infer_softmax_or_sigmoid(self.heads, logits.shape[-1]))
 
     def _score_sample(self, detections: Detections) -> Tensor:
         if len(detections.boxes) == 0:
@@ -215,7 +215,7 @@ def find_detection_heads(model: nn.Module) -> tuple[DetectionHead, ...]:
     return tuple(heads)
 
 
-def infer_activation(heads: Sequence[DetectionHead], n_logits: int) -> Activation | None:
+def infer_softmax_or_sigmoid(heads: Sequence[DetectionHead], n_logits: int) -> Activation | None:
     """Infer whether class logits need a softmax or a sigmoid. Return None if neither is certain.
 
     A softmax has one more logit than classes, for "no object".

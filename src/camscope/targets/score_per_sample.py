@@ -150,7 +150,7 @@ class Score:
         flipped.target = self.target.flipped(flips, size)
         return flipped
 
-    def compute_weighted_sum_of_all_classes(self, x: Tensor) -> Tensor:
+    def compute_fixed_mix_of_class_scores(self, x: Tensor) -> Tensor:
         """Compute a sum (N,) of all class scores with fixed weights, to choose a layer without choosing a class.
 
         For a callable target, compute its score.

@@ -17,7 +17,7 @@ import pyarrow.parquet as parquet
 from PIL import Image, ImageOps
 
 from camscope import audit
-from camscope.audit.check_audits_comparable import check_comparable
+from camscope.audit.check_audits_comparable import check_comparable_and_list_notes
 from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.config import Config
 from camscope.audit.demo_dataset_and_model import write_demo_study
@@ -215,11 +215,13 @@ def test_an_audit_does_not_go_on_with_other_images(copied, undone):
 def test_images_that_change_while_it_runs_are_seen_at_its_end(copied):
     context = AuditContext(Config.from_source(copied), Path("audit"))
     before = digest_images(context)
-    check_images_unchanged(context.folder, before, provenance_file.update_image_digests(context, before))
+    check_images_unchanged(context.folder, before, provenance_file.replace_digests_of_explained_images(context, before))
     invert(2)
     after = digest_images(AuditContext(Config.from_source(copied), Path("audit")))
     with pytest.raises(OutputError, match="2 of 48 images"):  # the maps were computed from the first images
-        check_images_unchanged(context.folder, after, provenance_file.update_image_digests(context, after))
+        check_images_unchanged(
+            context.folder, after, provenance_file.replace_digests_of_explained_images(context, after)
+        )
 
 
 def test_the_digest_of_an_image_is_that_of_its_map_and_of_what_cannot_be_read_there_is_none(copied):
@@ -262,29 +264,29 @@ def test_audits_that_were_made_otherwise_are_not_compared(copied, name, value):
     shutil.copytree("audit", "other")
     settings(name, value)
     with pytest.raises(InputError, match=f"different settings: {name} is "):
-        check_comparable(audit.AuditRun("audit"), audit.AuditRun("other"))
+        check_comparable_and_list_notes(audit.AuditRun("audit"), audit.AuditRun("other"))
     settings("model.source", "another.py:architecture")
     if name in ("explain.layer", "model.outputs"):  # which are the other model's own
-        assert check_comparable(audit.AuditRun("audit"), audit.AuditRun("other")) == ()
+        assert check_comparable_and_list_notes(audit.AuditRun("audit"), audit.AuditRun("other")) == ()
 
 
 def test_another_setting_of_a_method_is_named_and_other_margins_are_a_remark(copied):
     shutil.copytree("audit", "other")
     settings("margins.effect", 0.2)
-    (found,) = check_comparable(audit.AuditRun("audit"), audit.AuditRun("other"))
+    (found,) = check_comparable_and_list_notes(audit.AuditRun("audit"), audit.AuditRun("other"))
     assert found.startswith("margins.effect is 0.1 in the first and 0.2 in the second")
     settings("sample_sizes.gallery", 4)
-    assert len(check_comparable(audit.AuditRun("audit"), audit.AuditRun("other"))) == 1
+    assert len(check_comparable_and_list_notes(audit.AuditRun("audit"), audit.AuditRun("other"))) == 1
     summary = json.loads(Path("other/summary.json").read_bytes())
     summary["resolve"]["explainers"][0]["settings"]["mode"] = "train"
     Path("other/summary.json").write_text(json.dumps(summary))
     with pytest.raises(InputError, match="mode of gradcam is eval in the first and train in the second"):
-        check_comparable(audit.AuditRun("audit"), audit.AuditRun("other"))
+        check_comparable_and_list_notes(audit.AuditRun("audit"), audit.AuditRun("other"))
     summary = json.loads(Path("audit/summary.json").read_bytes())
     summary["resolve"]["findings"] = ["1"]
     Path("other/summary.json").write_text(json.dumps(summary))
     with pytest.raises(InputError, match="the findings are lesion in the first and 1 in the second"):
-        check_comparable(audit.AuditRun("audit"), audit.AuditRun("other"))
+        check_comparable_and_list_notes(audit.AuditRun("audit"), audit.AuditRun("other"))
 
 
 @pytest.mark.parametrize(("part", "words"), [("rows", "2 of 48 images differ"), ("masks", "use different masks")])
@@ -294,10 +296,10 @@ def test_audits_of_other_images_or_masks_are_not_compared(copied, part, words):
     other = {"rows": said["rows"] | {"00000": "another", "00001": None}, "masks": "another"}
     Path("other/provenance.json").write_bytes(provenance_file.serialize_record(said | {part: other[part]}))
     with pytest.raises(InputError, match=words):
-        check_comparable(audit.AuditRun("audit"), audit.AuditRun("other"))
+        check_comparable_and_list_notes(audit.AuditRun("audit"), audit.AuditRun("other"))
     Path("other/provenance.json").unlink()
     with pytest.raises(InputError, match="is missing"):
-        check_comparable(audit.AuditRun("audit"), audit.AuditRun("other"))
+        check_comparable_and_list_notes(audit.AuditRun("audit"), audit.AuditRun("other"))
 
 
 # What it was made of

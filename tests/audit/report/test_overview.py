@@ -23,7 +23,7 @@ from camscope.audit.core.summary_schema import Summary
 from camscope.audit.report.open_questions import OPEN_QUESTIONS, iter_open_questions
 from camscope.audit.report.overview import (
     build_overview,
-    build_result,
+    build_result_sentence,
     explain_conclusion,
     iter_concerns,
     iter_unproven_conclusions,
@@ -316,7 +316,7 @@ def test_an_estimate_says_what_it_counts():
         0.1,
         region="the border",
     )
-    assert "92 receivers, 1 donor; the whole" in write_plain_text(build_result(made, full()).details)
+    assert "92 receivers, 1 donor; the whole" in write_plain_text(build_result_sentence(made, full()).details)
 
 
 # How many patients it takes

@@ -52,7 +52,7 @@ from camscope.audit.report.svg_charts import (
     default_style_scope,
     draw_cluster_stability,
     draw_forest_plot,
-    format_estimate_text,
+    format_estimate_and_list_numbers,
     to_inline_svg,
 )
 from camscope.audit.report.verdict_labels_and_groups import CONCLUSION_MEANINGS
@@ -232,7 +232,7 @@ def test_an_estimate_shows_two_digits_of_its_interval():
     assert re.sub("<[^>]*>", "", format_interval(0.4, 0.046, 0.5542)) == "0.40 [0.05, 0.55]"
     assert re.sub("<[^>]*>", "", format_interval(1.0)) == "1.0"
     assert re.sub("<[^>]*>", "", format_number_like(1.0, num(0.9412371, 0.0213649))) == "1.000"
-    assert format_estimate_text(num(1.0, 0.0)) == ("1.0 [no width]", [1.0])
+    assert format_estimate_and_list_numbers(num(1.0, 0.0)) == ("1.0 [no width]", [1.0])
     assert "–" in format_estimate(EstimateSummary(reason="why"))
     assert format_number(0.9412371) == '<data value="0.9412371">0.941</data>'
     assert format_p_value(0.0004) == '<data value="0.0004">&lt; 0.001</data>'
@@ -434,7 +434,7 @@ def test_the_longest_value_stays_in_its_figure():
     rows = [ForestRow("gradcam", longest), ForestRow("other", num(0.8, 0.1))]
     with default_style_scope():
         svg = to_inline_svg(draw_forest_plot(rows, "rank correlation"), "f", "x")
-    assert len(format_estimate_text(longest)[0]) == 26
+    assert len(format_estimate_and_list_numbers(longest)[0]) == 26
     texts = re.findall(r"<g data-values[^>]*>\s*(<text[^>]*>)", svg)
     starts = [float(re.search(r'(?: x="|translate\()(\d+(?:\.\d+)?)', text).group(1)) for text in texts]
     assert len(starts) == 2

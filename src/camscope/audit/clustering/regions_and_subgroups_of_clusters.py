@@ -11,7 +11,7 @@ from camscope.audit.clustering.map_clustering import Partition, cluster_maps
 from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.cohort import Finding
 from camscope.audit.core.predictions import Predictions
-from camscope.audit.core.subgroup_levels import split_by_level
+from camscope.audit.core.subgroup_levels import build_level_masks
 from camscope.audit.core.summary_entries import round_significant
 from camscope.audit.core.summary_schema import ClusterAnalysis, ClusterStability, MapCluster
 from camscope.audit.shortcuts.load_images_and_region_masks import RegionSamples
@@ -151,7 +151,7 @@ def compute_level_enrichment(
     clusters, or of two levels, only the last is tested, because the other is its complement. UndefinedError if there is
     only one cluster or level.
     """
-    levels = split_by_level(column_values)
+    levels = build_level_masks(column_values)
     is_included = np.logical_or.reduce([*levels.values(), np.zeros(len(labels), np.bool_)]) & (labels >= 0)
     included_rows = np.flatnonzero(is_included)
     group_index = index_groups(groups, len(labels))[included_rows]

@@ -35,17 +35,21 @@ def _reduce_integration_steps(context: AuditContext) -> tuple[list[Explainer], t
     x = None
     reduced, records = [], []
     for explainer in context.explainers:
-        candidates = _list_candidates(explainer)
+        candidates = _list_candidate_step_counts(explainer)
         if candidates and x is None:
             x = _load_compared_images(context)
-        record = None if x is None else _choose_steps(explainer, x, context.findings[0].class_index, candidates)
+        record = (
+            None
+            if x is None
+            else _choose_fewest_steps_with_same_ranks(explainer, x, context.findings[0].class_index, candidates)
+        )
         if record is not None:
             records.append(record)
         reduced.append(explainer if record is None else explainer.with_settings(n_steps=record.n_steps))
     return reduced, tuple(records)
 
 
-def _list_candidates(explainer: Explainer) -> list[int]:
+def _list_candidate_step_counts(explainer: Explainer) -> list[int]:
     """Return the numbers of steps that are worth trying. Methods without a path, or with a tolerance, have none."""
     n_steps = getattr(explainer, "n_steps", None)
     if not isinstance(n_steps, int) or getattr(explainer, "tolerance", None) is not None:
@@ -59,7 +63,9 @@ def _load_compared_images(context: AuditContext) -> Tensor | None:
     return None if batch is None else context.stack_on_device(batch[:N_COMPARED_IMAGES])
 
 
-def _choose_steps(explainer: Explainer, x: Tensor, class_index: int, candidates: Sequence[int]) -> PathSteps | None:
+def _choose_fewest_steps_with_same_ranks(
+    explainer: Explainer, x: Tensor, class_index: int, candidates: Sequence[int]
+) -> PathSteps | None:
     """Return the fewest steps whose maps have the ranks of the configured ones, or None if no candidate has."""
     full_maps = None
     for n_steps in candidates:

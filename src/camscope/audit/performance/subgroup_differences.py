@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from camscope.audit.core.cohort import Cohort, Finding
 from camscope.audit.core.stage_result_schema import SubgroupDifference
-from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT, split_by_level
+from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT, build_level_masks
 from camscope.audit.core.summary_entries import summarize_estimate
 from camscope.audit.performance.auc import (
     IntArray,
@@ -18,7 +18,7 @@ from camscope.audit.performance.auc import (
     bootstrap_areas,
     compute_auroc_interval,
     compute_roc_area,
-    estimate_auroc,
+    estimate_mean_auroc,
     rank_scores,
 )
 from camscope.errors import UndefinedError
@@ -182,13 +182,13 @@ def compare_level_aurocs(
         if n_groups < min_groups:
             raise UndefinedError(f"{side.describe_counts()}; expected at least {min_groups} of each class")
         areas = bootstrap_areas(side, compute_roc_area, n_resamples, seed)
-        return _AurocSide(estimate_auroc([side], areas), side, areas)
+        return _AurocSide(estimate_mean_auroc([side], areas), side, areas)
 
     return _build_contrasts(build_side, _select_level_masks(levels, np.ones(len(levels), np.bool_)), margin)
 
 
 def _select_level_masks(levels: Sequence[Hashable], has_value: Mask) -> dict[Hashable, Mask]:
-    masks = {level: rows & has_value for level, rows in split_by_level(levels).items()}
+    masks = {level: rows & has_value for level, rows in build_level_masks(levels).items()}
     if len(masks) < 2:
         raise UndefinedError(
             f"all rows have the level {next(iter(masks))!r}; expected two or more levels"
@@ -205,7 +205,7 @@ def _build_contrasts(
     pairs = [(names[0], names[1])] if len(names) == 2 else [(name, None) for name in names]
     has_level = np.logical_or.reduce(list(levels.values()))
     sides = {
-        pair: _build_sides(build_side, {pair[0]: levels[pair[0]], pair[1]: has_level & ~levels[pair[0]]})
+        pair: _build_both_sides_or_reason(build_side, {pair[0]: levels[pair[0]], pair[1]: has_level & ~levels[pair[0]]})
         for pair in pairs
     }
     n_contrasts = sum(not isinstance(value, str) for value in sides.values())
@@ -217,18 +217,20 @@ def _build_contrasts(
     )
 
 
-def _build_sides(build_side: Callable[[Mask], SideT], row_masks: Mapping[Hashable, Mask]) -> tuple[SideT, SideT] | str:
+def _build_both_sides_or_reason(
+    build_side: Callable[[Mask], SideT], row_masks: Mapping[Hashable, Mask]
+) -> tuple[SideT, SideT] | str:
     """Return both sides of a contrast, or the reason why one of them is undefined."""
     sides = []
     for name, rows in row_masks.items():
         try:
             sides.append(build_side(rows))
         except UndefinedError as error:
-            return f"{_name_level(name)}: {error}"
+            return f"{_format_level(name)}: {error}"
     return sides[0], sides[1]
 
 
-def _name_level(level: Hashable) -> str:
+def _format_level(level: Hashable) -> str:
     return "all others" if level is None else str(level)
 
 
@@ -236,7 +238,7 @@ def _build_contrast(
     level: Hashable, reference_level: Hashable, side: SideT, reference: SideT, *, n_contrasts: int, margin: float
 ) -> Contrast:
     first, second = side.estimate, reference.estimate
-    sides = {_name_level(level): side, _name_level(reference_level): reference}
+    sides = {_format_level(level): side, _format_level(reference_level): reference}
     constant_levels = [name for name, each in sides.items() if each.is_constant]
     reasons = [
         f"{name}: {text}"

@@ -42,7 +42,7 @@ def digest_file(path: str | Path, limit: int | None = None) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def digest_content(path: Path) -> str:
+def digest_file_content(path: Path) -> str:
     """Return the digest of a file's content. Tables are read without time columns and compression."""
     if path.suffix != ".parquet":
         return digest_file(path)

@@ -173,7 +173,7 @@ def _has_expected_content(path: Path, name: str) -> bool:
             return RunStore(run_folder).run_info is not None
         expected = ("tested", "reason") if path.parent.name == STAGES_FOLDER else EXPECTED_CONTENT.get(name)
         if expected is None or path.suffix == ".json":
-            return expected is not None and _has_keys(path, expected)
+            return expected is not None and _is_json_with_keys(path, expected)
         if path.suffix == ".parquet":
             return set(expected) <= set(import_arrow("parquet").read_schema(path).names)
         with open_regular_file(path) as file:
@@ -184,10 +184,10 @@ def _has_expected_content(path: Path, name: str) -> bool:
 
 def is_audit_plan(path: Path) -> bool:
     """Return whether a file is the `audit.json` of an audit. Other programs may use the same name."""
-    return _has_keys(path, EXPECTED_CONTENT[PLAN_FILE])
+    return _is_json_with_keys(path, EXPECTED_CONTENT[PLAN_FILE])
 
 
-def _has_keys(path: Path, keys: tuple[str, ...]) -> bool:
+def _is_json_with_keys(path: Path, keys: tuple[str, ...]) -> bool:
     content = read_json_or_none(path)
     return isinstance(content, dict) and set(keys) <= content.keys()
 

@@ -27,8 +27,8 @@ from camscope.atomic_writes_and_folder_locks import (
 from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.provenance.digests import (
     NO_DIGEST,
-    digest_content,
     digest_file,
+    digest_file_content,
     digest_masks,
     digest_model_source,
     digest_optional_file,
@@ -50,7 +50,7 @@ PREPROCESSING_COLUMNS = ("image_size", "input_size", "placement", "affine", "sca
 START_EVENT = "begun"  # event of the log when an audit starts
 
 
-def compute_identity(context: AuditContext) -> dict[str, str]:
+def compute_digests_of_config_data_and_weights(context: AuditContext) -> dict[str, str]:
     """Return the digests of config, data and weights by name. A resumed audit must have the same."""
     return {
         "camscope": __version__,
@@ -217,7 +217,9 @@ def read_explained_image_digests(context: AuditContext) -> dict[str, str | None]
     return dict(sorted(zip(table["id"].to_pylist(), table["sha256"].to_pylist(), strict=True)))
 
 
-def update_image_digests(context: AuditContext, image_digests: Mapping[str, str | None]) -> dict[str, str | None]:
+def replace_digests_of_explained_images(
+    context: AuditContext, image_digests: Mapping[str, str | None]
+) -> dict[str, str | None]:
     """Replace image digests by the digests from which the maps were computed. Images without maps keep theirs."""
     map_image_digests = read_explained_image_digests(context).items()
     return {**image_digests, **{name: digest for name, digest in map_image_digests if digest is not None}}
@@ -236,7 +238,7 @@ def compute_preprocessing_digests_by_image(context: AuditContext) -> dict[str, s
 def digest_outputs(folder: Path) -> dict[str, str]:
     """Return file name -> the digest of its content, for all reproducible outputs. Time columns are ignored."""
     return {
-        name: digest_content(path)
+        name: digest_file_content(path)
         for name, path in _iter_output_files(folder)
         if name != LOG_FILE and not path.name.startswith(".")
     }

@@ -162,7 +162,7 @@ def draw_forest_plot(
     `shaded_range`: irrelevant values, `reference_value`: chance, `margin`: the declared margin.
     """
     edges = list(accumulate((TWO_LINE_ROW_HEIGHT if "\n" in row.label else ROW_HEIGHT for row in rows), initial=0.0))
-    n_characters = max((len(format_estimate_text(row.estimate)[0]) for row in rows), default=0)
+    n_characters = max((len(format_estimate_and_list_numbers(row.estimate)[0]) for row in rows), default=0)
     value_column_width = max(MIN_VALUE_COLUMN_WIDTH, 14 + VALUE_CHARACTER_WIDTH * n_characters)
     figure, axes = _create_axes(edges[-1], edges[-1] + AXIS_HEIGHT, LABEL_COLUMN_WIDTH, value_column_width, top=4.0)
     axes.grid(axis="x", color=LINE, linewidth=0.7)
@@ -195,7 +195,7 @@ def _draw_forest_row(axes: "Axes", row: ForestRow, y: float, *, show_baseline: b
     if estimate.low is not None and estimate.high is not None:
         ends = [estimate.low, estimate.high]
         axes.plot(ends, [y, y], color=line_color, linewidth=1.8, solid_capstyle="round", zorder=4)
-    text, numbers = format_estimate_text(estimate)
+    text, numbers = format_estimate_and_list_numbers(estimate)
     if estimate.value is not None:
         axes.plot(estimate.value, y, "o", markersize=6, mfc=face_color, mec=edge_color, zorder=5)
     axes.annotate(
@@ -212,7 +212,7 @@ def _draw_forest_row(axes: "Axes", row: ForestRow, y: float, *, show_baseline: b
     )
 
 
-def format_estimate_text(estimate: EstimateSummary) -> tuple[str, list[float]]:
+def format_estimate_and_list_numbers(estimate: EstimateSummary) -> tuple[str, list[float]]:
     """Return an estimate as text such as `0.83 [0.79, 0.87]`, and the numbers in the text."""
     texts, width_note = format_value_and_limits(estimate)
     if width_note:

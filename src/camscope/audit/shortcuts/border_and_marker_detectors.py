@@ -114,17 +114,17 @@ def _detect_outside_body(image: NDArray[Any]) -> Mask:
 
 
 def _detect_outside_body_ct(image: NDArray[Any]) -> Mask:
-    _check_hounsfield(image)
+    _check_values_are_hounsfield_units(image)
     return ~_segment_body(image > SKIN_THRESHOLD_HU)
 
 
 def _detect_outside_scanner_field(image: NDArray[Any]) -> Mask:
     """Return the pixels below -1100 HU, which lie outside the scanner's field of view."""
-    _check_hounsfield(image)
+    _check_values_are_hounsfield_units(image)
     return np.asarray(image < SCANNER_FIELD_THRESHOLD_HU)
 
 
-def _check_hounsfield(image: NDArray[Any]) -> None:
+def _check_values_are_hounsfield_units(image: NDArray[Any]) -> None:
     if _is_color_image(image) or image.min() > SKIN_THRESHOLD_HU:  # gray levels lie above -500
         raise UndefinedError(
             f"no air: the lowest value is {image.min():g}; a CT in HU has values below {SKIN_THRESHOLD_HU:g}"
@@ -156,17 +156,17 @@ def _segment_body(bright_mask: Mask) -> Mask:
 
 
 def _detect_outside_aperture(image: NDArray[Any]) -> Mask:
-    distances, _ = _measure_aperture_distances(image)
+    distances, _ = _measure_distances_and_radius_of_aperture(image)
     return distances > 0
 
 
 def _detect_aperture_rim(image: NDArray[Any]) -> Mask:
     """Return a ring around the edge of the round aperture, 4 % of the radius wide on both sides."""
-    distances, radius = _measure_aperture_distances(image)
+    distances, radius = _measure_distances_and_radius_of_aperture(image)
     return np.abs(distances) <= RIM_WIDTH_FRACTION * radius
 
 
-def _measure_aperture_distances(image: NDArray[Any]) -> tuple[FloatArray, float]:
+def _measure_distances_and_radius_of_aperture(image: NDArray[Any]) -> tuple[FloatArray, float]:
     """Return the distance (H,W) of each pixel to the edge of the bright circle, and its radius.
 
     Distances inside the circle are negative. UndefinedError where the bright part is not round, or a corner is not dark.

@@ -137,7 +137,7 @@ def judge_reliance(
     region is the finding itself. Then "not supported" where it contradicts the finding, and "not testable" where insertion and
     removal have opposite signs.
     """
-    counted = _select_counted_by_kind(insertions, removals)
+    counted = _group_counted_effects_by_kind(insertions, removals)
     uncounted_reasons = _explain_uncounted_effects(insertions, removals, uncounted_removals)
     if directions := _find_direction_by_kind(counted, margin):
         kind, direction = next(iter(directions.items()))
@@ -190,7 +190,7 @@ def select_reported_effect(
     These are the effects beyond the margin, else the undecided effects, else all. Effects with at least ten patients come
     first, and among them insertions. None where there is no effect.
     """
-    effects_by_kind = _select_counted_by_kind(insertions, removals)
+    effects_by_kind = _group_counted_effects_by_kind(insertions, removals)
     counted = [*effects_by_kind["insertion"], *effects_by_kind["removal"]]
     deciding_kind = next(iter(_find_direction_by_kind(effects_by_kind, margin)), "")
     choices = (
@@ -204,7 +204,7 @@ def select_reported_effect(
     return max(effects, key=lambda item: abs(item.effect.value or 0.0), default=None)
 
 
-def _select_counted_by_kind(insertions: Effects, removals: Effects) -> dict[str, list[InterventionEffect]]:
+def _group_counted_effects_by_kind(insertions: Effects, removals: Effects) -> dict[str, list[InterventionEffect]]:
     """Return the effects with an interval and enough patients, by kind of intervention."""
     return {
         kind: [e for e in effects if e.effect.low is not None and e.effect.n_groups >= MIN_PATIENTS_FOR_VERDICT]

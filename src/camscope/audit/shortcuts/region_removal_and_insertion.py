@@ -17,7 +17,7 @@ from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.cohort import Finding
 from camscope.audit.core.predictions import Predictions
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT
-from camscope.audit.core.summary_entries import summarize_estimate, summarize_or_reason
+from camscope.audit.core.summary_entries import summarize_estimate, summarize_estimate_or_reason
 from camscope.audit.core.summary_schema import InterventionEffect, MaskedAuroc
 from camscope.audit.performance.auc import auroc
 from camscope.audit.performance.compute_log_odds_and_features import compute_log_odds, compute_logits_and_features
@@ -243,7 +243,7 @@ class InterventionRunner:
                 compute = partial(
                     auroc, truth, log_odds, self._get_patients(samples), **self.context.config.bootstrap_options
                 )
-                estimate = summarize_or_reason(compute, 0.5, "chance")
+                estimate = summarize_estimate_or_reason(compute, 0.5, "chance")
                 if not samples:
                     estimate = summarize_estimate(None, 0.5, "chance", "no image has the region")
                 yield MaskedAuroc(

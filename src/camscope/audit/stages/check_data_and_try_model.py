@@ -19,7 +19,13 @@ from camscope.audit.core.stage_result_schema import (
     LevelCount,
     ResolveResult,
 )
-from camscope.audit.core.subgroup_levels import AGE_COLUMNS, format_age_band, has_ages_in_years, is_missing, sort_levels
+from camscope.audit.core.subgroup_levels import (
+    AGE_COLUMNS,
+    format_age_band,
+    is_empty_cell,
+    needs_age_bands,
+    sort_levels,
+)
 from camscope.audit.core.summary_entries import round_significant
 from camscope.audit.shortcuts.load_images_and_region_masks import open_region_masks
 from camscope.batch import Manifest, inspect_images
@@ -95,8 +101,8 @@ def _renumber_rows(manifest: Manifest) -> Manifest:
     """Return the manifest with rows numbered from 0, and with age bands instead of ages."""
     rows, table = import_arrow().array(np.arange(len(manifest))), manifest.table
     for index, name in enumerate(table.column_names):
-        if name.lower() in AGE_COLUMNS and has_ages_in_years(name, ages := table[name].to_pylist()):
-            bands = [None if is_missing(age) else format_age_band(age) for age in ages]
+        if name.lower() in AGE_COLUMNS and needs_age_bands(name, ages := table[name].to_pylist()):
+            bands = [None if is_empty_cell(age) else format_age_band(age) for age in ages]
             table = table.set_column(index, name, import_arrow().array(bands, import_arrow().string()))
     return replace(manifest, table=table.set_column(0, "row", rows))
 

@@ -31,9 +31,9 @@ from camscope.audit.core.stage_result_schema import (
 from camscope.audit.core.summary_entries import (
     add_patient_column,
     collect_formulas,
-    filter_finding,
     get_metric_values,
     round_significant,
+    select_metric_values_of_finding,
     summarize_estimate,
     summarize_finding_metrics,
 )
@@ -74,7 +74,7 @@ def evaluate_faithfulness(context: AuditContext, results: StageResults) -> Metri
     judge = partial(judge_faithfulness_at_look, len(context.explainers))
     stage = SampledStage(context, "faithfulness", FAITHFULNESS_METRICS, context.explainers, judge)
     n_samples = context.sample_sizes.faithfulness
-    return _evaluate_samples(stage, _draw_positives(context, results, n_samples, FAITHFULNESS_SALT))[0]
+    return _evaluate_metrics_on_samples(stage, _draw_positives(context, results, n_samples, FAITHFULNESS_SALT))[0]
 
 
 def evaluate_robustness(context: AuditContext, results: StageResults) -> MetricsResult:
@@ -84,7 +84,7 @@ def evaluate_robustness(context: AuditContext, results: StageResults) -> Metrics
     descriptive_metrics = tuple(name for name in ROBUSTNESS_METRICS if name not in TRANSFORMS_BY_METRIC)
     stage = SampledStage(context, "robustness", ROBUSTNESS_METRICS, explainers, judge, descriptive_metrics)
     n_samples = context.sample_sizes.robustness
-    result, metrics = _evaluate_samples(stage, _draw_positives(context, results, n_samples, ROBUSTNESS_SALT))
+    result, metrics = _evaluate_metrics_on_samples(stage, _draw_positives(context, results, n_samples, ROBUSTNESS_SALT))
     if not result.tested:
         return result
     shares = [
@@ -99,7 +99,7 @@ def _draw_positives(
     """Return the sampled rows of each finding, in the order in which they were drawn."""
     rows = results.predictions.rows
     return {
-        finding: context.cohort.draw_rows(rows, n_samples, salt, finding, only_positives=True)
+        finding: context.cohort.draw_balanced_rows_in_random_order(rows, n_samples, salt, finding, only_positives=True)
         for finding in context.findings
     }
 
@@ -134,7 +134,7 @@ def _summarize_stable_predictions(
         )
 
 
-def _evaluate_samples(
+def _evaluate_metrics_on_samples(
     stage: SampledStage, drawn_rows: Mapping[Finding, Sequence[int]]
 ) -> tuple[MetricsResult, dict[Finding, SampledMetrics]]:
     """Compute metrics on sampled images of each finding. The metrics run the model."""
@@ -164,7 +164,7 @@ def evaluate_sanity(context: AuditContext, results: StageResults) -> SanityResul
         rows = context.cohort.sample_balanced_rows(
             results.predictions.rows, n_samples, SANITY_SALT, finding, only_positives=True
         )
-        x, rows, n_other_sizes = _load_most_common_size(context, rows)
+        x, rows, n_other_sizes = _load_images_of_most_common_size(context, rows)
         size = tuple(x.shape[2:])
         counts.append(SanityImages(finding=finding.name, n_images=len(x), size=size, n_other_sizes=n_other_sizes))
         if len(x) < MIN_SANITY_IMAGES:
@@ -182,7 +182,7 @@ def evaluate_sanity(context: AuditContext, results: StageResults) -> SanityResul
     )
 
 
-def _load_most_common_size(context: AuditContext, rows: list[int]) -> tuple[Tensor, list[int], int]:
+def _load_images_of_most_common_size(context: AuditContext, rows: list[int]) -> tuple[Tensor, list[int], int]:
     """Load the images of the most common size. Return them as one tensor, their rows, and the number of all others."""
     images = zip(rows, context.load_images(rows), strict=True)
     inputs = {row: image.item.x for row, image in images if image.item is not None}
@@ -302,7 +302,7 @@ def _summarize_reasons(context: AuditContext, evaluations: Sequence[tuple[Findin
     reasons = Counter[str]()
     for finding, evaluation in evaluations:
         maps = evaluation.table("not control and metric = 'enrichment'")
-        selected = filter_finding(context.cohort, maps, finding, True)
+        selected = select_metric_values_of_finding(context.cohort, maps, finding, True)
         reasons.update(reason or "" for reason in selected["reason"].to_pylist())
     return "; ".join(f"{reason} ({count} x)" for reason, count in reasons.most_common(3)) or "no image has the finding"
 
@@ -311,7 +311,7 @@ def _add_max_enrichment(
     context: AuditContext, evaluation: EvaluationResult, finding: Finding
 ) -> Iterator[MetricSummary]:
     """Yield the metric summaries, and add the largest possible enrichment: the inverse of the masked area."""
-    values = filter_finding(context.cohort, evaluation.table(), finding, True)
+    values = select_metric_values_of_finding(context.cohort, evaluation.table(), finding, True)
     areas = [area for area in get_metric_values(values, "energy-inside", "uniform", None).values() if area > 0]
     maximum = round_significant(fmean(1 / area for area in areas)) if areas else None
     for summary in summarize_finding_metrics(context.cohort, evaluation, finding):
@@ -329,6 +329,8 @@ def _compare_mass_by_subgroup(
     layer = results.resolve.get_explainer_info(title).layer
     for finding, evaluation in evaluations:
         table = add_patient_column(context.cohort, evaluation.table())
-        inside = get_metric_values(filter_finding(context.cohort, table, finding, True), "energy-inside", title, layer)
+        inside = get_metric_values(
+            select_metric_values_of_finding(context.cohort, table, finding, True), "energy-inside", title, layer
+        )
         if inside:
             yield from compare_subgroups(context.cohort, finding, inside, context.config.margins.mass_difference)

@@ -9,7 +9,8 @@ from camscope.atomic_writes_and_folder_locks import build_output_path
 from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.cohort import Finding
 from camscope.audit.core.stage_result_schema import MetricSummary, StoppingLook
-from camscope.audit.core.summary_entries import add_patient_column, filter_finding, summarize_metrics
+from camscope.audit.core.summary_entries import add_patient_column, select_metric_values_of_finding, summarize_metrics
+from camscope.audit.verdicts.early_stopping import LookDecision
 from camscope.batch import BatchOptions, BatchRun, Manifest, run_batch
 from camscope.batch.image_manifest import import_arrow
 from camscope.evaluation import evaluate
@@ -25,7 +26,7 @@ IMAGES_PER_CHUNK = 8  # images lost by an interruption; each takes long
 MIN_DECISION_CHANCE = 0.05  # with a smaller chance of a verdict at the last look, a test stops
 StopReason = Literal["decided", "undecidable", "complete"]
 # the metric summaries of a method at a look -> whether its verdict is reached, and the chance of one at the last look
-Judge = Callable[[Sequence[MetricSummary], InterimLook], tuple[bool, float]]
+Judge = Callable[[Sequence[MetricSummary], InterimLook], LookDecision]
 
 
 @dataclass
@@ -67,7 +68,7 @@ class SampledStage:
             if len(looks) == 1:
                 result.summaries = self._summarize(table, finding, None)
                 break
-            active = self._stop_methods(result, finding, table, active, look, len(drawn_rows))
+            active = self._summarize_and_drop_stopped_methods(result, finding, table, active, look, len(drawn_rows))
             if not active:
                 break
         if len(looks) > 1:
@@ -89,7 +90,7 @@ class SampledStage:
         looks = plan_looks(n_patients)
         return looks if self.context.config.sequential else [InterimLook(1, (n_patients,))]
 
-    def _stop_methods(
+    def _summarize_and_drop_stopped_methods(
         self,
         result: SampledMetrics,
         finding: Finding,
@@ -133,7 +134,7 @@ class SampledStage:
 
     def _summarize(self, table: "pa.Table", finding: Finding, look: InterimLook | None) -> list[MetricSummary]:
         cohort = self.context.cohort
-        values = filter_finding(cohort, add_patient_column(cohort, table), finding, True)
+        values = select_metric_values_of_finding(cohort, add_patient_column(cohort, table), finding, True)
         n_methods = None if look is None else len(self.explainers)
         return summarize_metrics(
             values, finding.name, look=look, n_methods=n_methods, **cohort.config.bootstrap_options

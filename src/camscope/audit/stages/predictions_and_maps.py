@@ -22,10 +22,10 @@ from camscope.audit.core.stage_result_schema import (
     ReliabilityPoint,
     SubgroupPerformance,
 )
-from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT, split_by_level
-from camscope.audit.core.summary_entries import round_significant, summarize_or_reason
+from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT, build_level_masks
+from camscope.audit.core.summary_entries import round_significant, summarize_estimate_or_reason
 from camscope.audit.performance.auc import auroc, average_precision
-from camscope.audit.performance.calibration import compute_calibration
+from camscope.audit.performance.calibration import compute_calibration_and_reliability_points
 from camscope.audit.performance.compute_log_odds_and_features import (
     are_probability_outputs,
     compute_log_odds,
@@ -168,10 +168,10 @@ def _compute_performance(
 ) -> tuple[dict[str, EstimateSummary], tuple[ReliabilityPoint, ...]]:
     """Return the performance estimates by name, and the points of the reliability diagram."""
     options: Any = {"n_resamples": n_resamples, "seed": seed}
-    calibration, bins = compute_calibration(truth, log_odds, patients, **options)
+    calibration, bins = compute_calibration_and_reliability_points(truth, log_odds, patients, **options)
     discrimination = {
-        "auroc": summarize_or_reason(lambda: auroc(truth, log_odds, patients, **options), 0.5, "chance"),
-        "average_precision": summarize_or_reason(
+        "auroc": summarize_estimate_or_reason(lambda: auroc(truth, log_odds, patients, **options), 0.5, "chance"),
+        "average_precision": summarize_estimate_or_reason(
             lambda: average_precision(truth, log_odds, patients, **options), float(truth.mean()), "prevalence"
         ),
     }
@@ -184,7 +184,7 @@ def _compute_subgroup_performance(
     """Yield the performance in each subgroup level, or the reason if it has too few patients."""
     for column in cohort.config.data.subgroups:
         levels = cohort.get_subgroup_levels(column)
-        for level, mask in split_by_level([levels[row] for row in rows]).items():
+        for level, mask in build_level_masks([levels[row] for row in rows]).items():
             patients = [cohort.patients[rows[int(i)]] for i in np.flatnonzero(mask)]
             positives, negatives = int(truth[mask].sum()), int((~truth[mask]).sum())
             estimates: dict[str, Any] = {"reason": "too few patients, or images of one class only"}

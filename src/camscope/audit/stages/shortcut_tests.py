@@ -10,7 +10,7 @@ from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.predictions import Predictions, StageResults
 from camscope.audit.core.stage_result_schema import FlowStep, SubgroupDifference
 from camscope.audit.core.summary_schema import AttributionMass, ClusterAnalysis, ReviewCase, ShortcutResult
-from camscope.audit.performance.feature_probes import probe_columns
+from camscope.audit.performance.feature_probes import probe_leakage_of_subgroup_columns
 from camscope.audit.performance.subgroup_differences import compare_subgroups
 from camscope.audit.shortcuts.load_images_and_region_masks import (
     FINDING_REGION,
@@ -62,7 +62,7 @@ def analyze_shortcuts(context: AuditContext, results: StageResults) -> ShortcutR
         interventions=tuple(interventions),
         masked_auroc=tuple(masked_aurocs),
         subgroup_differences=tuple(_compare_marker_effects(context, runners)),
-        leakage=tuple(probe_columns(context.cohort, predictions)),
+        leakage=tuple(probe_leakage_of_subgroup_columns(context.cohort, predictions)),
         cluster_analyses=tuple(analyses),
         review_cases=tuple(_list_review_cases(context, runners, analyses)),
     )

@@ -38,7 +38,7 @@ def estimate_patients_needed(verdict: Verdict, summary: Summary) -> int | None:
     if verdict.question in ("ground truth", "shortcut", "shortcut by subgroup"):
         prevalence = summary.margins.get("reliance_prevalence", DEFAULT_RELIANCE_PREVALENCE)
         smallest = max(smallest, compute_min_patients_to_detect(prevalence))
-    projected = _project_from_interval(verdict)
+    projected = _estimate_patients_from_interval(verdict)
     if projected is None:
         return smallest if effect.n_groups < smallest else None
     if projected <= effect.n_groups >= smallest:  # the interval alone decides, so that the reason is another one
@@ -47,7 +47,7 @@ def estimate_patients_needed(verdict: Verdict, summary: Summary) -> int | None:
     return needed if needed <= MAX_PATIENTS_NAMED else None
 
 
-def _project_from_interval(verdict: Verdict) -> int | None:
+def _estimate_patients_from_interval(verdict: Verdict) -> int | None:
     """Return for how many patients the interval would no longer include the margin, to two digits, or None if unknown."""
     effect, margin = verdict.effect, verdict.margin
     value, low, high = effect.value, effect.low, effect.high

@@ -207,7 +207,7 @@ def require_agreement(decisions: Sequence[Decision]) -> Decision:
     return "not testable", reason or "the imputations disagree"
 
 
-def state_answer(claim: str, denial: str, conclusion: Conclusion) -> str:
+def write_conclusion_sentence(claim: str, denial: str, conclusion: Conclusion) -> str:
     """Return the conclusion about a claim as a sentence."""
     if conclusion == "not testable":
         return f"It is not decided whether {claim[:1].lower()}{claim[1:]}"
@@ -245,7 +245,7 @@ def build_verdict(
     return Verdict(
         question=question,
         claim=claim,
-        answer=state_answer(claim, denial, conclusion),
+        answer=write_conclusion_sentence(claim, denial, conclusion),
         finding=finding,
         qualifier=qualifier,
         conclusion=conclusion,

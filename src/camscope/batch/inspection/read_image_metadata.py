@@ -17,7 +17,7 @@ from camscope.batch.image_manifest import Manifest, import_arrow
 from camscope.batch.inspection.dataset_issue_codes import flags_to_codes
 from camscope.batch.path_resolver import is_url, read_image_source
 from camscope.errors import CamscopeError, ImageError, InputError
-from camscope.images.files.find_and_open_image_files import selected_source, split_selector
+from camscope.images.files.find_and_open_image_files import selected_source, split_path_and_index
 from camscope.images.files.redacted_errors_and_file_pseudonyms import redact_errors, suppress_library_output
 from camscope.images.mask_file_reader import SegmentationObjectError, read_label_image, read_mask_scan
 from camscope.images.photo_reader import EXIF_ORIENTATION_TAG, find_file_warnings, read_photo
@@ -25,7 +25,7 @@ from camscope.images.scans import dicom_header_values
 from camscope.images.scans.dicom_file_reader import build_scan, load_dicom_dataset, require_pydicom
 from camscope.images.scans.dicom_slice_positions import read_plane_and_flags
 from camscope.images.scans.nifti_reader import is_nifti
-from camscope.images.scans.png_tiff_reader import read_raster
+from camscope.images.scans.png_tiff_reader import read_png_or_tiff_scan
 from camscope.images.scans.scan import Affine, Scan
 from camscope.images.scans.scan_preprocess import get_axis_codes
 from camscope.images.scans.scan_reader import is_scan, read_scan
@@ -180,7 +180,7 @@ def read_photo_metadata(source: Any, path: str, metadata: ImageMetadata, hash_ke
         metadata.record_pixel_statistics(values, is_color=is_color, hash_key=hash_key)
         return
     has_high_bit_depth = _read_photo_header(source, metadata)
-    values = read_raster(source, frame=0).values if has_high_bit_depth else read_photo(source).pixels
+    values = read_png_or_tiff_scan(source, frame=0).values if has_high_bit_depth else read_photo(source).pixels
     metadata.record_pixel_statistics(values, is_color=values.ndim == 3, hash_key=hash_key)
     metadata.flags = find_file_warnings(source, path)
     metadata.issue_codes += flags_to_codes(metadata.flags)
@@ -237,7 +237,7 @@ def read_scan_metadata(source: Path | bytes, metadata: ImageMetadata, hash_key: 
 def _detect_scan_format(source: Path | bytes) -> str:
     if isinstance(source, bytes):
         return "NIfTI" if is_nifti(source[:4096]) else "DICOM"
-    path, _ = split_selector(source)
+    path, _ = split_path_and_index(source)
     if path.is_dir():
         return "DICOM series"
     return next((name for suffix, name in FORMAT_BY_SUFFIX.items() if path.name.lower().endswith(suffix)), "DICOM")

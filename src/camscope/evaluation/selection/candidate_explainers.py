@@ -82,7 +82,7 @@ def find_stage_layers(model: nn.Module, x: Tensor) -> list[str]:
     with inference_scope(model_info, "eval"):
         inner = model_info.model
         spatial_layers = find_spatial_layers(inner, lambda: Score(inner).forward(x), x)
-        default = choose_layer(inner, Score(inner).compute_weighted_sum_of_all_classes, x).name
+        default = choose_layer(inner, Score(inner).compute_fixed_mix_of_class_scores, x).name
     ends: dict[tuple[int, ...], str] = {}
     for layer in spatial_layers[: 1 + max(i for i, layer in enumerate(spatial_layers) if layer.name == default)]:
         ends.pop(layer.layout.grid, None)

@@ -69,7 +69,7 @@ class MethodSelection:
         remaining = self.survivors or self.candidates
         limit = MAX_EQUAL_COST_RATIO * min(candidate.seconds_per_image for candidate in remaining)
         cheap = [candidate for candidate in remaining if candidate.seconds_per_image <= limit]
-        return min(cheap, key=lambda candidate: _get_preference(candidate.explainer))
+        return min(cheap, key=lambda candidate: _get_tie_break_key(candidate.explainer))
 
     @property
     def chosen(self) -> CandidateState:
@@ -97,7 +97,7 @@ class MethodSelection:
         )
 
 
-def _get_preference(explainer: Explainer) -> tuple[bool, int]:
+def _get_tie_break_key(explainer: Explainer) -> tuple[bool, int]:
     """Return the sort key of a method among methods of equal cost."""
     names = DEFAULT_CANDIDATE_METHODS
     position = names.index(explainer.name) if explainer.name in names else len(names)

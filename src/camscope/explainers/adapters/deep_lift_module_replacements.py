@@ -8,7 +8,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from camscope.explainers.adapters.model_copy_for_hooks import iter_children
+from camscope.explainers.adapters.model_copy_for_hooks import iter_parent_name_and_child
 
 CLIPPED_RELU_TYPES = (nn.ReLU6, nn.Hardtanh)
 
@@ -51,7 +51,7 @@ class NonOverlappingMaxPool(nn.Module):
 
 def replace_overlapping_pools(model: nn.Module) -> None:
     """Replace each max pooling with overlapping windows in a model by an equivalent module that captum supports."""
-    for parent, key, child in list(iter_children(model)):
+    for parent, key, child in list(iter_parent_name_and_child(model)):
         rank = RANK_BY_MAX_POOL.get(type(child), 0)
         if rank and _has_overlapping_windows(child, rank):
             parent._modules[key] = NonOverlappingMaxPool(child, rank)

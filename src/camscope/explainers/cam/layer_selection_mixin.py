@@ -84,9 +84,9 @@ class LayerSelectionMixin(Explainer):
             return card.layer
         if callable(score.target):
             dense = isinstance(score.target, Target) and score.target.dense
-            return choose_layer(model, score.compute_weighted_sum_of_all_classes, x, dense=dense).name
+            return choose_layer(model, score.compute_fixed_mix_of_class_scores, x, dense=dense).name
         key = (tuple(x.shape[1:]), tuple((name, type(module)) for name, module in model.named_modules()))
         if key not in self._chosen_layers:
-            name = choose_layer(model, score.compute_weighted_sum_of_all_classes, x).name
+            name = choose_layer(model, score.compute_fixed_mix_of_class_scores, x).name
             self._chosen_layers = {**self._chosen_layers, key: name}
         return self._chosen_layers[key]

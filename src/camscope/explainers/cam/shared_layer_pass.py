@@ -156,7 +156,7 @@ class SharedLayerPass(ExitStack):
         result = get_cached_layout_result(score.model, locations[call_index], x.shape[1:], layout)
         is_misplaced = False
         if result is None and layout.kind == CHANNELS_FIRST:
-            is_misplaced = self._cache_maps_by_construction(layer, locations, layout, call_index)
+            is_misplaced = self._cache_verdicts_and_test_if_misplaced(layer, locations, layout, call_index)
             result = get_cached_layout_result(score.model, locations[call_index], x.shape[1:], layout)
         if result is None:
             first = torch.zeros(1, dtype=torch.long, device=x.device)
@@ -181,7 +181,7 @@ class SharedLayerPass(ExitStack):
             raise build_contradicted_layout_error(f"layer {layer!r}", layout, result.reason)
         return result.verdict
 
-    def _cache_maps_by_construction(
+    def _cache_verdicts_and_test_if_misplaced(
         self, layer: str, locations: Sequence[OutputLocation], layout: Layout, call_index: int
     ) -> bool:
         """Cache the verdict for calls whose maps convolutions computed. Return whether call `call_index` has misplaced cells."""
@@ -227,7 +227,7 @@ class SharedLayerPass(ExitStack):
         explainer, layer = self._explainers[explainer_index], self._layers[explainer_index]
         call, calls = self._tap.select_call(layer), self._tap.calls[layer]
         call_index = next(n for n, candidate in enumerate(calls) if candidate is call)
-        activation, layout, to_maps = self._read_activation(explainer, layer, call)
+        activation, layout, to_maps = self._convert_output_to_maps(explainer, layer, call)
         verdict = self._verify_layout(explainer, layer, call_index, layout)
         if gradient is not None:
             check_finite(f"the gradient at layer {layer!r}", gradient, explainer.on_nonfinite)
@@ -275,7 +275,7 @@ class SharedLayerPass(ExitStack):
             layout_unverified=verdict is LayoutVerdict.UNDECIDED,
         )
 
-    def _read_activation(self, explainer: LayerSelectionMixin, layer: str, call: TappedCall) -> LayerMaps:
+    def _convert_output_to_maps(self, explainer: LayerSelectionMixin, layer: str, call: TappedCall) -> LayerMaps:
         """Convert the output of a layer to maps, by its inferred layout or the `reshape` of the user."""
         key, x = (id(call), str(explainer.layout), explainer.reshape), self._x
         if key in self._layer_maps:

@@ -177,7 +177,7 @@ def evaluation_context(
     """
     one_sample_per_pass = has_interacting_samples(model_info, explainer, x, extra_inputs, runs_copies=runs_copies)
     with inference_scope(model_info, explainer.mode), autocast_scope(explainer.precision, model_info) as model_autocast:
-        inputs = check_input(x, model_info, explainer)
+        inputs = check_and_detach_input(x, model_info, explainer)
         if explainer.precision == "bf16" and inputs.ndim in CHANNELS_LAST_FORMATS:
             inputs = inputs.contiguous(memory_format=CHANNELS_LAST_FORMATS[inputs.ndim])
         score_options = {
@@ -207,7 +207,7 @@ def has_interacting_samples(
 
     With `runs_copies`, a batch of one sample is tested, too, because copies of the sample will form a batch.
     """
-    check_input(x, model_info, explainer)
+    check_and_detach_input(x, model_info, explainer)
     if explainer.mode != "eval" or not (runs_copies or len(x) > 1):
         return False
     return samples_interact(
@@ -215,7 +215,7 @@ def has_interacting_samples(
     )
 
 
-def check_input(x: object, model_info: ModelInfo, explainer: EvaluationSettings) -> Tensor:
+def check_and_detach_input(x: object, model_info: ModelInfo, explainer: EvaluationSettings) -> Tensor:
     """Check the input (N,C,*S) and return it without its autograd graph. Raise InputError if the model cannot take it."""
     if not isinstance(x, Tensor):
         hint = " (an image of another kind goes to explain)"

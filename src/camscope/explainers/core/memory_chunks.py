@@ -48,7 +48,7 @@ def measure_activation_bytes(model: nn.Module, layers: dict[str, nn.Module]) -> 
         yield widths
 
 
-def read_memory_budget(device: torch.device, default: int | None = None) -> int:
+def compute_memory_budget_of_pass(device: torch.device, default: int | None = None) -> int:
     """Return how many bytes one forward pass may use: a quarter of the free GPU memory. Other devices have a default."""
     if device.type == "cuda":
         return max(DEFAULT_MEMORY_BUDGET_BYTES, torch.cuda.mem_get_info(device)[0] // 4)
@@ -60,7 +60,7 @@ def count_copies_in_memory(bytes_per_copy: int, device: torch.device) -> int:
 
     `bytes_per_copy`: the bytes of the largest tensor of one copy.
     """
-    return max(1, read_memory_budget(device) // (LIVE_TENSORS_PER_PASS * bytes_per_copy))
+    return max(1, compute_memory_budget_of_pass(device) // (LIVE_TENSORS_PER_PASS * bytes_per_copy))
 
 
 def process_chunks(count: int, chunk_size: int, process_chunk: Callable[[slice], bool | None]) -> int:

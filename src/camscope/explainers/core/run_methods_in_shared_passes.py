@@ -26,7 +26,7 @@ from camscope.explainers.core.maps_with_flags import (
     determine_statuses,
 )
 from camscope.explainers.core.model_input import NO_EXTRA_INPUTS, ExtraInputs, ModelInput
-from camscope.explainers.core.sample_interaction_probe import find_constant_rows
+from camscope.explainers.core.sample_interaction_probe import find_samples_with_constant_score
 from camscope.explanation import STATUS_MEANINGS, STATUS_OK, ClassScore, Explanation
 from camscope.hooks.find_layers import unwrap
 from camscope.model_card import compute_model_digest
@@ -154,7 +154,7 @@ def flag_constant_scores(
         getattr(explainer, "runs_model", False) or getattr(explainer, "objective_key", "score") != "score"
     )  # the map uses more than the score of its class: probabilities, or scores of rival classes
     weights_key = hash(frozenset(model_info.read_weight_versions().items()))
-    constant = find_constant_rows(x, score, rows, weights_key, include_probabilities=uses_rival_scores)
+    constant = find_samples_with_constant_score(x, score, rows, weights_key, include_probabilities=uses_rival_scores)
     if constant is not None and maps.constant_score is not None:
         constant = constant | maps.constant_score.to(constant.device)
     maps.constant_score = maps.constant_score if constant is None else constant

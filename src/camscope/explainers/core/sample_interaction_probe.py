@@ -43,7 +43,7 @@ def draw_noise_like(x: Tensor, seed: int, n_samples: int | None = None) -> Tenso
     return x.mean() + noise * torch.where(x.std() > 0, x.std(), 1).nan_to_num(1.0)
 
 
-def find_constant_rows(
+def find_samples_with_constant_score(
     x: Tensor, score: Score, rows: Sequence[int], weights_key: Hashable, *, include_probabilities: bool = False
 ) -> Tensor | None:
     """Return which of the samples in `rows` keep their score if noise replaces the input, as a mask (N,).
@@ -57,7 +57,7 @@ def find_constant_rows(
         varying_keys = _varying_inputs_by_model.setdefault(score.model, set())
         if all(key in varying_keys for key in keys.values()):
             return None
-    constant = _find_unchanged_scores(x, score, include_probabilities)
+    constant = _find_samples_with_unchanged_score(x, score, include_probabilities)
     if constant is None:
         return None
     flags: list[bool] = constant.tolist()
@@ -68,7 +68,7 @@ def find_constant_rows(
     return chosen
 
 
-def _find_unchanged_scores(x: Tensor, score: Score, include_probabilities: bool) -> Tensor | None:
+def _find_samples_with_unchanged_score(x: Tensor, score: Score, include_probabilities: bool) -> Tensor | None:
     """Return which samples (N,) keep their score if noise replaces the input, up to rounding.
 
     Return None if the model or the target rejects noise.
@@ -113,13 +113,13 @@ def samples_interact(
     with _lock:
         interact = _interaction_cache.get(model, {}).get(key)
     if interact is None:
-        interact = _measure_interaction(model, x, extra_inputs, forward_options or {})
+        interact = _is_output_changed_by_other_samples(model, x, extra_inputs, forward_options or {})
         with _lock:
             _interaction_cache.setdefault(model, {})[key] = interact
     return interact
 
 
-def _measure_interaction(
+def _is_output_changed_by_other_samples(
     model: nn.Module, x: Tensor, extra_inputs: ExtraInputs, forward_options: Mapping[str, Any]
 ) -> bool:
     images = unequal = draw_noise_like(x[:1], 0, n_samples=3)

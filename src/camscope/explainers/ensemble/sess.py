@@ -61,7 +61,7 @@ class SESS(Wrapper):
                 f"{self.name} moves windows over the input, so its target is a class: got {score.target!r:.80}"
             )
         maps, total, count, best = [whole], x.new_zeros(()), x.new_zeros(()), x.new_zeros(())
-        for grid in self._list_grids(size):
+        for grid in self._list_enlarged_input_sizes(size):
             enlarged = resize_input(x, grid)
             for corner in list_window_corners(grid, size, size):
                 cells = [slice(start, start + side) for start, side in zip(corner, size, strict=True)]
@@ -77,7 +77,7 @@ class SESS(Wrapper):
         mean = total / count.clamp(min=1) / torch.where(best > 0, best, 1)
         return [merge_notes_and_flags(maps, mean, f"joined from {plural(len(maps), 'window')}")]
 
-    def _list_grids(self, size: Sequence[int]) -> list[list[int]]:
+    def _list_enlarged_input_sizes(self, size: Sequence[int]) -> list[list[int]]:
         """Return the size of the enlarged input at each scale."""
         return [[round(side * (1 + number * self.scale_step)) for side in size] for number in range(self.n_scales)]
 

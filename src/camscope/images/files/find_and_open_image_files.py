@@ -20,7 +20,7 @@ from camscope.plurals import plural
 MAX_FILE_BYTES = 2**32  # of one file
 
 
-def split_selector(source: str | Path) -> tuple[Path, int | None]:
+def split_path_and_index(source: str | Path) -> tuple[Path, int | None]:
     """Split a name such as `file#3` into the path `file` and the index 3.
 
     A name that is the name of an existing file is not split.
@@ -46,7 +46,7 @@ def selected_source(source: Source | list[Path], index: int | None, index_name: 
 
     Errors inside the `with` block show the pseudonym of the source, not its path.
     """
-    path, selector = split_selector(source) if isinstance(source, str | Path) else (source, None)
+    path, selector = split_path_and_index(source) if isinstance(source, str | Path) else (source, None)
     name = pseudonymize_source(path)
     with redact_errors(name):
         if selector is not None and index is not None and selector != index:

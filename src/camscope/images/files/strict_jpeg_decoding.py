@@ -55,7 +55,7 @@ def find_jpeg_damage(data: bytes) -> str:
     return ""
 
 
-def is_scan_missing(data: bytes) -> bool:
+def lacks_progressive_scan(data: bytes) -> bool:
     """Return whether a progressive JPEG lacks a scan, so that some bits of its coefficients are missing."""
     missing_bits: dict[int, list[int]] = {}  # of each coefficient, by component
     position = len(START_OF_IMAGE)
@@ -102,6 +102,6 @@ def _decode_strictly(data: bytes, **options: Any) -> Pixels:
         if DAMAGE_PATTERN.match(reason) and not (padding and int(padding[1]) <= MAX_PADDING_BYTES):
             raise DamagedJPEGError(reason) from None
         pixels = simplejpeg.decode_jpeg(data, strict=False, **options)  # the warning is about something else
-    if is_scan_missing(data):
+    if lacks_progressive_scan(data):
         raise DamagedJPEGError("a scan of the progressive JPEG is missing")
     return pixels

@@ -74,7 +74,7 @@ def _list_series_files(source: Path | list[Path], name: str) -> list[Path]:
     return files
 
 
-def _read_slice_headers(files: Sequence[Path], name: str) -> tuple[list[SliceHeader], tuple[str, ...]]:
+def _read_slice_headers_and_warnings(files: Sequence[Path], name: str) -> tuple[list[SliceHeader], tuple[str, ...]]:
     """Read the headers of all DICOM images among the files. Return them with warnings that count the other files."""
     slices, n_not_dicom, n_damaged = [], 0, 0
     for path in files:
@@ -160,14 +160,14 @@ def read_series(source: str | Path | Iterable[str | Path], *, series: int | None
     files = source if isinstance(source, str | Path) else sorted(map(Path, source))
     require_pydicom()
     with selected_source(files, series, "series") as (path, name, series):
-        slices, left_out = _read_slice_headers(_list_series_files(path, name), name)
+        slices, left_out = _read_slice_headers_and_warnings(_list_series_files(path, name), name)
         group = _select_series(_group_slices(slices), series, name)
         scan = replace(read_dicom(group[0].path), name=name) if len(group) == 1 else _read_volume(group, name)
         return replace(scan, flags=(*scan.flags, *left_out))
 
 
 def _read_volume(group: list[SliceHeader], name: str) -> Scan:
-    group, copy_flags = _drop_duplicates(group)
+    group, copy_flags = _drop_duplicates_and_warn(group)
     first = group[0]
     planes = [header.plane for header in group if header.plane]
     if len(planes) < len(group):
@@ -207,7 +207,7 @@ def _hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _drop_duplicates(group: list[SliceHeader]) -> tuple[list[SliceHeader], tuple[str, ...]]:
+def _drop_duplicates_and_warn(group: list[SliceHeader]) -> tuple[list[SliceHeader], tuple[str, ...]]:
     """Remove copies of files. Return the remaining headers and a warning with the number of copies."""
     instances = Counter(header.instance_uid for header in group)
     unique: dict[str, SliceHeader] = {}
