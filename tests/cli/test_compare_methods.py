@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from camscope.cli import app, base
+from camscope.cli import app, load_model_and_methods
 from camscope.cli.input_images_and_output_paths import build_file_stem
 from camscope.errors import LayerError
 from camscope.explainers import METHODS, BaseCAM
@@ -153,7 +153,7 @@ def test_a_layer_is_of_those_methods_that_have_one_to_choose(here, only_methods)
 def test_a_layer_that_nobody_could_look_at_is_refused_before_the_model_is_loaded(here, monkeypatch):
     (error,) = errors(run("explain", "nodule.png", "--layers", "nope", "--methods", "gradcam,fullgrad", code=2))
     assert "no layer 'nope'" in error
-    monkeypatch.setattr(base, "load_model_on_device", lambda *_: pytest.fail("the model is loaded"))
+    monkeypatch.setattr(load_model_and_methods, "load_model_on_device", lambda *_: pytest.fail("the model is loaded"))
     for command in ("explain", "compare"):
         (error,) = errors(run(command, "nodule.png", "--layers", "layer4", "--methods", "fullgrad,center", code=2))
         assert "fullgrad and center have no layer setting" in error
@@ -222,7 +222,7 @@ def test_wrong_use_and_bad_images_are_one_line(here, words, code, saying):
 
 @pytest.mark.parametrize("words", [["explain"], ["compare"], ["features", "-l", "layer2"]], ids=lambda words: words[0])
 def test_an_image_that_is_not_there_is_noticed_before_the_model_is_loaded(here, monkeypatch, words):
-    monkeypatch.setattr(base, "load_model_on_device", lambda *_: pytest.fail("the model is loaded"))
+    monkeypatch.setattr(load_model_and_methods, "load_model_on_device", lambda *_: pytest.fail("the model is loaded"))
     (error,) = errors(run(words[0], "none.png", *words[1:], code=1))
     assert "none.png: there is no such file" in error
 

@@ -14,7 +14,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from camscope import GradCAM, load_model
-from camscope.cli import app, base, demo, json_output
+from camscope.cli import app, commands_and_error_reports, demo, json_output
 from camscope.cli.json_output import RESULT_FIELDS, describe_json_output, to_json_value
 from camscope.errors import CamscopeError, Remedy
 from camscope.phantom import draw_radiograph
@@ -339,7 +339,7 @@ def commands(group=None, path=()):
 def test_every_command_has_json_and_a_documented_schema():
     for path, command in commands():
         assert "--json" in [name for parameter in command.params for name in parameter.opts], path
-        assert isinstance(command, base.Command)
+        assert isinstance(command, commands_and_error_reports.Command)
         assert "-".join(path) in RESULT_FIELDS or " ".join(path) in json_output.OTHER_SCHEMAS, path
     names = {"-".join(path) for path, _ in commands()}
     assert set(RESULT_FIELDS) - names == {"error", "demo-audit", "compare-dataset"}

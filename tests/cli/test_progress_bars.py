@@ -11,7 +11,7 @@ import rich
 from PIL import Image
 from typer.testing import CliRunner
 
-from camscope.cli import app, base, option_parsing, progress_bars
+from camscope.cli import app, commands_and_error_reports, console_output, option_parsing, progress_bars
 from camscope.explainers import METHODS, RISE, GradCAM
 from camscope.models import load_model
 from camscope.phantom import draw_radiograph
@@ -97,7 +97,7 @@ def test_without_anybody_to_see_it_no_method_has_a_bar():
 def test_the_console_of_others_is_what_it_was_afterwards():
     console = rich.get_console()
     before = console.__dict__
-    shown = progress_bars.progress_bar("explaining", 2, base.stdout_console())
+    shown = progress_bars.progress_bar("explaining", 2, console_output.stdout_console())
     bar = shown.__enter__()
     assert console.stderr
     bar.pause_for_methods([RISE(load_model("phantom"), progress=True)])
@@ -114,5 +114,5 @@ def test_an_interrupted_method_says_how_far_it_came(here, monkeypatch):
 
     monkeypatch.setattr("camscope.cli.explain_images.ImageExplanationWriter.explain_and_write", interrupted)
     result = CliRunner().invoke(app, ["explain", "nodule.png", "--methods", "rise"])
-    assert result.exit_code == base.EXIT_INTERRUPTED
+    assert result.exit_code == commands_and_error_reports.EXIT_INTERRUPTED
     assert "error: interrupted; rise, image 1 of 1: stopped after 8 of 96 passes" in result.stderr

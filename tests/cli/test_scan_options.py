@@ -13,7 +13,7 @@ pytest.importorskip("highdicom")
 
 import pydicom
 
-from camscope.cli import app, base, progress_bars
+from camscope.cli import app, console_output, progress_bars
 from tests.scans import series
 
 CT = Path(pydicom.__file__).parent / "data" / "test_files" / "CT_small.dcm"
@@ -87,7 +87,7 @@ def test_a_gif_of_a_volume_has_a_bar_of_its_slices(tmp_path, monkeypatch):
 
 
 def test_bars_of_one_terminal_stand_below_one_another():
-    with progress_bars.progress_bar("explaining", 1, base.stderr_console()) as bar:
+    with progress_bars.progress_bar("explaining", 1, console_output.stderr_console()) as bar:
         with bar.nested_bar("drawing") as watch:
             watch(2, 5)
             assert [(task.description, task.completed, task.total) for task in bar._progress.tasks] == [

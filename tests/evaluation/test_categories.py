@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 from camscope.audit.core.config import Config
 from camscope.cli import app
-from camscope.cli.base import split_list
 from camscope.cli.scan_options import read_named_masks
+from camscope.cli.shared_options import split_list
 from camscope.errors import CategoryError, ImageError, InputError, TargetError
 from camscope.evaluation import load_ground_truth
 from camscope.evaluation.map_generation import load_and_check_ground_truth

@@ -21,7 +21,8 @@ from camscope.cli import (
     show_contact_sheet,
     version_and_device_info,
 )
-from camscope.cli.base import Command, CommandGroup, stdout_console
+from camscope.cli.commands_and_error_reports import Command, CommandGroup
+from camscope.cli.console_output import stdout_console
 
 __all__ = ["app", "main"]
 

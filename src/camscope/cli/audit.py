@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from camscope.atomic_writes_and_folder_locks import read_bytes, write_bytes
-from camscope.cli import base, json_output, open_or_compute_run, progress_bars, shared_options
+from camscope.cli import (
+    commands_and_error_reports,
+    console_output,
+    json_output,
+    open_or_compute_run,
+    progress_bars,
+    shared_options,
+)
 from camscope.cli.shared_options import argument, option
 from camscope.errors import InputError
 from camscope.plurals import plural
@@ -36,7 +43,7 @@ MAPS_CONTRADICT_STYLE = "yellow"  # a verdict on maps does not count against the
 
 
 @app.command(
-    cls=base.Command,
+    cls=commands_and_error_reports.Command,
     epilog="Example: camscope audit init manifest.csv --model models.py:net --weights net.safetensors -o audit.toml",
 )
 def init(
@@ -75,32 +82,32 @@ def init(
         preprocess=preprocess,
         root=root,
         anywhere=allow_outside_root,
-        findings=base.split_list(finding_names or ""),
+        findings=shared_options.split_list(finding_names or ""),
         modality=modality,
         relative_to=output.parent,
     )
     write_bytes(output, generated.text.encode(), overwrite=overwrite)
-    base.print_field("config", output, "cyan")
+    console_output.print_field("config", output, "cyan")
     for note in generated.notes:
-        base.print_note(note)
+        console_output.print_note(note)
     for number, line in generated.lines_to_fill_in.items():
-        base.print_field("fill in", f"line {number}: {line}", "yellow")
+        console_output.print_field("fill in", f"line {number}: {line}", "yellow")
     if generated.lines_to_fill_in:
-        base.print_field("next", f"fill in the marked lines, then: camscope audit run {output}")
+        console_output.print_field("next", f"fill in the marked lines, then: camscope audit run {output}")
     else:
-        with base.spinner("trying one image"), base.collect_warnings():
+        with console_output.spinner("trying one image"), console_output.collect_warnings():
             context = try_config_on_one_image(output)
         maps = [f"{row['method']} at {row['layer']}" if row["layer"] else row["method"] for row in context.first_maps]
-        base.print_field(
+        console_output.print_field(
             "tried",
             f"{plural(len(context.cohort.rows), 'image')}, one of them explained: {', '.join(dict.fromkeys(maps))}",
         )
-        base.print_field("next", f"read it, then: camscope audit run {output}")
+        console_output.print_field("next", f"read it, then: camscope audit run {output}")
     lines = [{"line": number, "text": line} for number, line in generated.lines_to_fill_in.items()]
     json_output.print_result("audit-init", {"config": output, "fill_in": lines, "notes": generated.notes})
 
 
-@app.command(cls=base.Command, epilog="Example: camscope audit run audit.toml -o audit")
+@app.command(cls=commands_and_error_reports.Command, epilog="Example: camscope audit run audit.toml -o audit")
 def run(
     config: Annotated[Path, argument("CONFIG", "The config file, as camscope audit init writes it.")],
     output: Annotated[Path, option("--output -o", "FOLDER", "Folder to write the audit to.")] = Path("camscope-audit"),
@@ -122,7 +129,7 @@ def run(
 
     with (
         open_or_compute_run.add_resume_hint_on_interrupt(output),
-        base.collect_warnings(),
+        console_output.collect_warnings(),
         show_stage_progress() as on_progress,
     ):
         audit = run_audit(
@@ -136,12 +143,17 @@ def run(
     print_audit_result(audit)
     json_output.print_result("audit-run", _describe_audit(audit))
     if audit.n_failures:
-        failures = base.to_printable_line(audit.folder / "failures.csv")
-        base.print_note(f"{plural(audit.n_failures, 'image has', 'images have')} no prediction or no map: {failures}")
-        raise typer.Exit(base.EXIT_FAILED)
+        failures = console_output.to_printable_line(audit.folder / "failures.csv")
+        console_output.print_note(
+            f"{plural(audit.n_failures, 'image has', 'images have')} no prediction or no map: {failures}"
+        )
+        raise typer.Exit(commands_and_error_reports.EXIT_FAILED)
 
 
-@app.command(cls=base.Command, epilog="Example: camscope audit compare audit-old audit-new -o comparison.json")
+@app.command(
+    cls=commands_and_error_reports.Command,
+    epilog="Example: camscope audit compare audit-old audit-new -o comparison.json",
+)
 def compare(
     first_run: Annotated[Path, argument("RUN_A", "The folder of an audit.")],
     second_run: Annotated[
@@ -161,9 +173,12 @@ def compare(
         write_bytes(output, comparison.to_json().encode(), overwrite=overwrite)
     if as_json:
         typer.echo(json.dumps(json.loads(comparison.to_json()), indent=2))  # in ASCII
-    console, table = base.stdout_console(), base.new_table("quantity", "finding", "A>", "B>", "B - A [95 %]>", "p>")
+    console, table = (
+        console_output.stdout_console(),
+        console_output.new_table("quantity", "finding", "A>", "B>", "B - A [95 %]>", "p>"),
+    )
     for row in comparison.differences:
-        names = base.to_printable_line(row.name), base.to_printable_line(row.finding)
+        names = console_output.to_printable_line(row.name), console_output.to_printable_line(row.finding)
         p = "" if row.difference.p_value is None else f"{row.difference.p_value:.2g}"
         values = (
             _format_value_without_interval(row.first),
@@ -177,16 +192,18 @@ def compare(
         correlation = format_interval(agreement.correlation)
         method = METHODS.display_name(agreement.method)
         description = f"{method}, {agreement.finding}: rank correlation of both models' maps {correlation}"
-        base.print_field("maps", description)
+        console_output.print_field("maps", description)
     for change in comparison.verdict_changes:
-        base.print_field("verdict", f"{change.claim} {change.first} → {change.second}")
+        console_output.print_field("verdict", f"{change.claim} {change.first} → {change.second}")
     if not comparison.verdict_changes:
-        console.print(base.styled_text(("no verdict changed", "dim")))
+        console.print(console_output.styled_text(("no verdict changed", "dim")))
     for text in comparison.notes:
-        base.print_note(text)
+        console_output.print_note(text)
 
 
-@app.command(cls=base.Command, epilog="Example: camscope audit verify audit --config audit.toml --rows 8")
+@app.command(
+    cls=commands_and_error_reports.Command, epilog="Example: camscope audit verify audit --config audit.toml --rows 8"
+)
 def verify(
     audit_folder: Annotated[Path, argument("RUN", "The folder of an audit.")],
     config: Annotated[
@@ -211,21 +228,29 @@ def verify(
         if not audit_folder.is_dir():
             raise
         # an audit folder with a missing or damaged file
-        base.report_error("InputError", base.format_error(error), base.EXIT_FAILED)
-        raise typer.Exit(base.EXIT_FAILED) from None
+        commands_and_error_reports.report_error(
+            "InputError", commands_and_error_reports.format_error(error), commands_and_error_reports.EXIT_FAILED
+        )
+        raise typer.Exit(commands_and_error_reports.EXIT_FAILED) from None
     facts = {"is_intact": result.is_intact, "checks": result.checks, "not_recomputed": result.not_recomputed}
     json_output.print_result("audit-verify", facts)
-    console = base.stdout_console()
+    console = console_output.stdout_console()
     for check in result.checks:
         mark = ("✓ ", "green") if check.is_intact else ("✗ ", "bold red")
-        console.print(base.styled_text(mark, (check.name, "bold"), (f"  {check.message}", "")), soft_wrap=True)
+        console.print(
+            console_output.styled_text(mark, (check.name, "bold"), (f"  {check.message}", "")), soft_wrap=True
+        )
     if result.not_recomputed:
-        console.print(base.styled_text((f"not recomputed:  {', '.join(result.not_recomputed)}", "dim")), soft_wrap=True)
+        console.print(
+            console_output.styled_text((f"not recomputed:  {', '.join(result.not_recomputed)}", "dim")), soft_wrap=True
+        )
     if not result.is_intact:
-        raise typer.Exit(base.EXIT_FAILED)
+        raise typer.Exit(commands_and_error_reports.EXIT_FAILED)
 
 
-@app.command(cls=base.Command, epilog="Example: camscope audit export audit --model-card README.md")
+@app.command(
+    cls=commands_and_error_reports.Command, epilog="Example: camscope audit export audit --model-card README.md"
+)
 def export(
     audit_folder: Annotated[Path, argument("RUN", "The folder of an audit.")],
     output: Annotated[
@@ -256,18 +281,18 @@ def export(
     summary = AuditRun(audit_folder).summary
     if output is not None:
         write_bytes(output, writers[output.suffix.lower()](summary).encode(), overwrite=overwrite)
-        base.print_field("summary", output, "cyan")
+        console_output.print_field("summary", output, "cyan")
     if model_card is not None:
         content = read_bytes(model_card, MAX_CARD_BYTES).decode() if model_card.is_file() else ""
         write_bytes(model_card, update_model_card(summary, content).encode(), overwrite=True)
-        base.print_field("model card", model_card, "cyan")
+        console_output.print_field("model card", model_card, "cyan")
     json_output.print_result("audit-export", {"summary": output, "model_card": model_card})
 
 
 @contextmanager
 def show_stage_progress() -> Iterator[Callable[[str, int, int], None]]:
     """Show the progress of each audit stage: by a bar in a terminal, otherwise by one line. Yield the progress callback."""
-    console = base.stderr_console()
+    console = console_output.stderr_console()
     with progress_bars.build_progress(console) as bars:
         tasks: dict[str, TaskID] = {}
 
@@ -284,7 +309,7 @@ def show_stage_progress() -> Iterator[Callable[[str, int, int], None]]:
 def print_time_estimate(seconds_by_stage: "Mapping[str, float]") -> None:
     """Print the estimated remaining time, and that of each stage."""
     stage_durations = ", ".join(f"{name} {_format_duration(seconds)}" for name, seconds in seconds_by_stage.items())
-    base.stderr_console().print(
+    console_output.stderr_console().print(
         f"about {_format_duration(sum(seconds_by_stage.values()))} from here: {stage_durations}",
         style="dim",
         soft_wrap=True,
@@ -320,36 +345,38 @@ def print_audit_result(audit: "AuditRun") -> None:
     """Print the verdicts, the main results, annotation sources, warnings and report path of an audit."""
     from camscope.audit.report.overview import build_overview, write_plain_text
 
-    base.stdout_console().print(build_verdict_table(audit))
+    console_output.stdout_console().print(build_verdict_table(audit))
     overview = build_overview(audit.summary)
     for answer in overview.answers:
         estimate, sample, sentence = map(write_plain_text, (answer.estimate, answer.sample, answer.sentence))
-        base.print_field("AUROC", f"{base.to_printable_line(answer.finding)}: {estimate}, {sample}. {sentence}")
+        console_output.print_field(
+            "AUROC", f"{console_output.to_printable_line(answer.finding)}: {estimate}, {sample}. {sentence}"
+        )
     concern = overview.concern
-    base.print_field("concern", f"{write_plain_text(concern.sentence)} {write_plain_text(concern.details)}")
+    console_output.print_field("concern", f"{write_plain_text(concern.sentence)} {write_plain_text(concern.details)}")
     for source in audit.summary.check.annotation_sources:
         counted = f"{', '.join(source.categories)} of {source.source}" if source.categories else source.source
         left_out = f"; not counted: {', '.join(source.excluded_categories)}" if source.excluded_categories else ""
-        base.print_field("marked", f"{source.name}: {counted}{left_out}")
+        console_output.print_field("marked", f"{source.name}: {counted}{left_out}")
     for text in audit.summary.warnings[:5]:
-        base.print_note(text)
-    base.print_field("report", audit.report_path, "cyan")
+        console_output.print_note(text)
+    console_output.print_field("report", audit.report_path, "cyan")
 
 
 def build_verdict_table(audit: "AuditRun") -> "Table":
     """Build a table with one row for each verdict of an audit."""
     from camscope.audit.verdicts.verdict_rules import find_topic
 
-    table = base.new_table("claim", "verdict", "effect [95 %]>", "n>", "reason")
+    table = console_output.new_table("claim", "verdict", "effect [95 %]>", "n>", "reason")
     for verdict in audit.verdicts:
         contradicts_maps = verdict.direction == "contradicts" and find_topic(verdict.question) == "maps"
         style = MAPS_CONTRADICT_STYLE if contradicts_maps else DIRECTION_STYLES[verdict.direction]
         table.add_row(
-            base.styled_text((base.to_printable_line(verdict.claim), style)),
-            base.styled_text((f"{VERDICT_SYMBOLS[verdict.conclusion]} {verdict.conclusion}", style)),
+            console_output.styled_text((console_output.to_printable_line(verdict.claim), style)),
+            console_output.styled_text((f"{VERDICT_SYMBOLS[verdict.conclusion]} {verdict.conclusion}", style)),
             format_interval(verdict.effect),
             str(verdict.effect.n_values or ""),
-            base.to_printable_line(verdict.reason),
+            console_output.to_printable_line(verdict.reason),
         )
     return table
 

@@ -5,7 +5,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import base, json_output, option_parsing, progress_bars, shared_options
+from camscope.cli import (
+    console_output,
+    json_output,
+    load_model_and_methods,
+    option_parsing,
+    progress_bars,
+    shared_options,
+)
 from camscope.cli.input_images_and_output_paths import check_overwrite_allowed
 from camscope.cli.shared_options import option
 from camscope.plurals import plural
@@ -66,45 +73,47 @@ def run(
 
     if save is not None:
         if Path(save).suffix.lower() != ".toml":
-            raise base.build_option_error("--save", f"{save}; expected a .toml file")
+            raise shared_options.build_option_error("--save", f"{save}; expected a .toml file")
         check_overwrite_allowed(Path(save), overwrite, option="--save")
     (parsed_target,) = option_parsing.parse_targets(target, None)
     manifest = build_manifest(source, root, anywhere=allow_outside_root)
     ground_truth = None
     if masks is not None:
-        category_names = base.split_list(categories or "")
+        category_names = shared_options.split_list(categories or "")
         ground_truth = load_and_check_ground_truth(
             masks, manifest, category_names, allow_outside_root=allow_outside_root
         )
     parsed_names = option_parsing.parse_class_names(class_names)
-    net = base.load_model_on_device(model, weights, device, context, parsed_names)
-    with base.collect_warnings():
+    net = load_model_and_methods.load_model_on_device(model, weights, device, context, parsed_names)
+    with console_output.collect_warnings():
         reader = GradCAM(net, preprocess=preprocess)
         samples, exclusions = load_samples(
             manifest, reader, parsed_target, ground_truth, group, max_images=n_images, seed=seed
         )
         notes = list(format_exclusions(exclusions))
         for line in notes:
-            base.print_note(line)
-        names = None if method_names is None else list(base.parse_methods(method_names))
-        layers = None if layer_names is None else base.split_list(layer_names)
-        with base.spinner("searching for layers"):
+            console_output.print_note(line)
+        names = None if method_names is None else list(load_model_and_methods.parse_methods(method_names))
+        layers = None if layer_names is None else shared_options.split_list(layer_names)
+        with console_output.spinner("searching for layers"):
             candidates = build_candidates(net, samples[0].item.x[None].to(device), names, layers)
         with progress_bars.progress_bar(
-            plural(len(candidates), "candidate"), len(samples), base.stdout_console()
+            plural(len(candidates), "candidate"), len(samples), console_output.stdout_console()
         ) as bar:
 
             def on_progress(n_done: int, n_samples: int, n_remaining: int) -> None:
                 bar.set_status(n_done, f"{plural(n_remaining, 'candidate')} left")
 
             choice = select_method(candidates, samples, seed=seed, never_drop=exhaustive, on_progress=on_progress)
-    base.stdout_console().print(_build_candidate_table(choice))
+    console_output.stdout_console().print(_build_candidate_table(choice))
     if ground_truth is not None:
-        base.print_field("evidence", ground_truth)
-    base.print_field("choice", choice.recommendation)
+        console_output.print_field("evidence", ground_truth)
+    console_output.print_field("choice", choice.recommendation)
     saved = None if save is None else save_selection(choice, save, overwrite=overwrite)
     if saved is not None:
-        base.print_field("saved", f"{saved}: {choice.chosen.title}" + ("" if choice.best else f", {NO_WINNER}"))
+        console_output.print_field(
+            "saved", f"{saved}: {choice.chosen.title}" + ("" if choice.best else f", {NO_WINNER}")
+        )
     evidence = None if ground_truth is None else str(ground_truth)
     facts = {
         "recommendation": choice.recommendation,
@@ -133,14 +142,14 @@ def _describe_candidate(candidate: "CandidateState", choice: "MethodSelection") 
 
 def _build_candidate_table(choice: "MethodSelection") -> "Table":
     criteria = list(choice.candidates[0].metric_values)
-    table = base.new_table("candidate", *(f"{name}>" for name in criteria), "images>", "s/image>", "dropped")
+    table = console_output.new_table("candidate", *(f"{name}>" for name in criteria), "images>", "s/image>", "dropped")
     for candidate in choice.candidates:
         style = "bold" if candidate in choice.best else "dim" if candidate.drop_reason else ""
         table.add_row(
-            base.styled_text((base.to_printable_line(candidate.title), style)),
+            console_output.styled_text((console_output.to_printable_line(candidate.title), style)),
             *(str(candidate.estimate_metric(name) or "–") for name in criteria),
             str(candidate.n_images),
             f"{candidate.seconds_per_image:.3f}" if candidate.n_images else "–",
-            base.to_printable_line(candidate.drop_reason),
+            console_output.to_printable_line(candidate.drop_reason),
         )
     return table

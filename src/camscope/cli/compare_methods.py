@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from camscope.atomic_writes_and_folder_locks import build_output_path, slug, write_bytes
-from camscope.cli import base, json_output, open_or_compute_run, option_parsing, progress_bars, shared_options
+from camscope.cli import (
+    console_output,
+    json_output,
+    load_model_and_methods,
+    open_or_compute_run,
+    option_parsing,
+    progress_bars,
+    shared_options,
+)
 from camscope.cli.evaluate_maps import (
     build_summary_table,
     format_p_value,
@@ -97,11 +105,11 @@ def run(
     """
     request = open_or_compute_run.EvaluationRequest.from_context(context)
     if open_or_compute_run.is_run_folder(source) or open_or_compute_run.is_image_collection(source):
-        base.check_options_unset(context, SINGLE_IMAGE_PARAMETERS, "this option applies only to one image")
+        shared_options.check_options_unset(context, SINGLE_IMAGE_PARAMETERS, "this option applies only to one image")
         _compare_on_dataset(context, request, output, figure)
         return
     reason = f"this option applies only to many images, and {source} is one file"
-    base.check_options_unset(context, DATASET_PARAMETERS, reason)
+    shared_options.check_options_unset(context, DATASET_PARAMETERS, reason)
     figure_options: dict[str, Any] = {
         "scale": "shared" if shared_scale else "auto",
         "alpha": alpha,
@@ -129,21 +137,23 @@ def _compare_on_image(
     check_image_exists(path, pseudonym)
     file = resolve_figure_path(output, DEFAULT_FOLDER, path, "", overwrite, pseudonym)
     parsed_names = option_parsing.parse_class_names(request.class_names)
-    net = base.load_model_on_device(request.model or "phantom", request.weights, request.device, context, parsed_names)
+    net = load_model_and_methods.load_model_on_device(
+        request.model or "phantom", request.weights, request.device, context, parsed_names
+    )
     explainers = chosen.build(net, request.preprocess)
-    with base.collect_warnings(quote_messages=pseudonym is None) as warnings:
+    with console_output.collect_warnings(quote_messages=pseudonym is None) as warnings:
         comparison = _compare_with_progress(explainers, path, targets, names == "all")
     write_bytes(file, encode_image(comparison.figure(**figure_options), file.suffix), overwrite=overwrite)
-    console = base.stdout_console()
-    console.print(pseudonym or base.to_printable_line(path), style="bold cyan", soft_wrap=True)
+    console = console_output.stdout_console()
+    console.print(pseudonym or console_output.to_printable_line(path), style="bold cyan", soft_wrap=True)
     console.print(_build_map_table(comparison))
     console.print(LEGEND, style="dim", soft_wrap=True)
     for sentence in comparison.equivalence_notes:
-        base.print_field("same", sentence)
+        console_output.print_field("same", sentence)
     notes = [*warnings, *(note for explanation in comparison.explanations for note in explanation.notes)]
     for text in dict.fromkeys(notes):
-        console.print(f"note    {base.to_printable_line(text)}", style="dim", soft_wrap=True)
-    base.print_field("figure", file, "cyan")
+        console.print(f"note    {console_output.to_printable_line(text)}", style="dim", soft_wrap=True)
+    console_output.print_field("figure", file, "cyan")
     facts = {"image": pseudonym or path, "maps": comparison.to_records(), "equivalences": comparison.equivalence_notes}
     json_output.print_result("compare", {**facts, "notes": list(dict.fromkeys(notes)), "figure": file})
 
@@ -158,7 +168,7 @@ def _compare_with_progress(
     n_layer_explainers = sum(isinstance(explainer, LayerExplainer) and explainer.runs_model for explainer in explainers)
     total = len({(explainer.mode, explainer.share_key) for explainer in explainers}) + n_layer_explainers * len(targets)
     n_finished = itertools.count()
-    with progress_bars.progress_bar("", total, base.stdout_console()) as bar:
+    with progress_bars.progress_bar("", total, console_output.stdout_console()) as bar:
 
         def on_pass(running_methods: "Sequence[BaseMethod]") -> None:
             names = list(dict.fromkeys(method.name for method in running_methods))
@@ -172,14 +182,14 @@ def _compare_with_progress(
 def _build_map_table(comparison: "Comparison") -> "Table":
     """Build a table with one row per attribution map."""
     columns = ("method", "layer", "class", "score>", "status", "forwards>", "backwards>", "seconds>", "correlation>")
-    table = base.new_table(*columns)
+    table = console_output.new_table(*columns)
     for row, entry in zip(comparison.to_records(), comparison.entries, strict=True):
         table.add_row(
-            base.to_printable_line(METHODS.display_name(row["method"])),
-            base.to_printable_line(row["layer"] or "–"),
-            base.format_class(row["target"], row["label"]),
+            console_output.to_printable_line(METHODS.display_name(row["method"])),
+            console_output.to_printable_line(row["layer"] or "–"),
+            console_output.format_class(row["target"], row["label"]),
             f"{row['score']:.4g}",
-            base.format_status(row["status"]),
+            console_output.format_status(row["status"]),
             row["forward_passes"],
             row["backward_passes"],
             f"{row['seconds']:.2g}",
@@ -209,7 +219,7 @@ def _compare_on_dataset(
         check_overwrite_allowed(figure_path, request.overwrite)
     with open_or_compute_run.add_resume_hint_on_interrupt(folder):
         run, net, outcome = request.open_or_generate_run(context, folder)
-        with progress_bars.progress_bar("comparing", 1, base.stdout_console()) as bar:
+        with progress_bars.progress_bar("comparing", 1, console_output.stdout_console()) as bar:
             comparison = compare_methods(
                 run,
                 folder,
@@ -223,7 +233,7 @@ def _compare_on_dataset(
                 overwrite=request.overwrite,
                 on_progress=bar.set_progress,
             )
-        with base.spinner("drawing"):
+        with console_output.spinner("drawing"):
             comparison.save(figure_path)
     _print_dataset_comparison(comparison, figure_path)
     json_output.print_result("compare-dataset", _describe_dataset_comparison(comparison, figure_path, outcome))
@@ -235,7 +245,7 @@ def _resolve_output_folder(source: str, output: str | None) -> Path:
         return build_output_path(DEFAULT_FOLDER, slug(_choose_folder_name(source)))
     if Path(output).is_file() or Path(output).suffix.lower() in (".png", ".jpg", ".jpeg", ".webp", ".svg", ".pdf"):
         problem = f"{output}: for many images --output must be a folder"
-        raise base.build_option_error("--output", f"{problem}; name a file with --figure")
+        raise shared_options.build_option_error("--output", f"{problem}; name a file with --figure")
     return Path(output)
 
 
@@ -277,22 +287,22 @@ def _describe_dataset_comparison(
 
 
 def _print_dataset_comparison(comparison: "ComparisonResult", figure: Path) -> None:
-    console = base.stdout_console()
-    console.print(base.to_printable_line(comparison.title), style="bold cyan", soft_wrap=True)
+    console = console_output.stdout_console()
+    console.print(console_output.to_printable_line(comparison.title), style="bold cyan", soft_wrap=True)
     for name, lines in comparison.summaries.items():
         print_metric_heading(name, lines[0])
         console.print(_build_metric_table(comparison, lines))
     if 1 < len(comparison.method_names) <= MAX_METHODS_IN_TABLE:
         parts = (("agreement", "bold"), (": Spearman's correlation of maps, mean over images", "dim"))
-        console.print(base.styled_text(*parts))
+        console.print(console_output.styled_text(*parts))
         console.print(_build_agreement_table(comparison))
     console.print(DATASET_LEGEND, style="dim", soft_wrap=True)
     if comparison.ground_truth is not None:
-        base.print_field("evidence", comparison.ground_truth)
+        console_output.print_field("evidence", comparison.ground_truth)
     for sentence in comparison.statements:
-        base.print_field("says", sentence)
-    base.print_field("values", comparison.evaluation.folder)
-    base.print_field("figure", figure, "cyan")
+        console_output.print_field("says", sentence)
+    console_output.print_field("values", comparison.evaluation.folder)
+    console_output.print_field("figure", figure, "cyan")
 
 
 def _build_metric_table(comparison: "ComparisonResult", summaries: "Sequence[MethodSummary]") -> "Table":
@@ -331,8 +341,11 @@ def _format_difference(difference: "Estimate | None", sign_format: str = "") -> 
 
 def _build_agreement_table(comparison: "ComparisonResult") -> "Table":
     """Build a table of the mean rank correlation between the maps of each pair of methods."""
-    keys, methods = comparison.agreement.keys, [base.to_printable_line(name) for name in comparison.method_names]
-    table = base.new_table("", *(f"{name}>" for name in methods[:-1]))
+    keys, methods = (
+        comparison.agreement.keys,
+        [console_output.to_printable_line(name) for name in comparison.method_names],
+    )
+    table = console_output.new_table("", *(f"{name}>" for name in methods[:-1]))
     for i in range(1, len(keys)):
         correlations = [comparison.agreement.get_correlation(keys[i], keys[j]) for j in range(i)]
         if len(keys) <= MAX_METHODS_WITH_PRINTED_INTERVALS:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from camscope.atomic_writes_and_folder_locks import slug
-from camscope.cli import base, json_output, shared_options
+from camscope.cli import console_output, json_output, load_model_and_methods, shared_options
 from camscope.cli.input_images_and_output_paths import check_image_exists, resolve_figure_path
 from camscope.cli.scan_options import ScanOptions
 from camscope.cli.shared_options import option
@@ -40,15 +40,20 @@ def run(
     pseudonym = ScanOptions().pseudonym(path)
     check_image_exists(path, pseudonym)
     file = resolve_figure_path(output, "camscope-features", path, f"-{slug(layer)}", overwrite, pseudonym)
-    net = base.load_model_on_device(model, weights, device, context)
+    net = load_model_and_methods.load_model_on_device(model, weights, device, context)
     maps = _extract_channels(net, path, layer, preprocess)
     channel_grid = draw_channel_grid(maps.float().cpu().numpy(), max_channels=max_channels)
     write_bytes(file, encode_image(channel_grid, file.suffix), overwrite=overwrite)
     shape = "×".join(map(str, maps.shape))
-    console, drawn = base.stdout_console(), f"{min(max_channels, len(maps))} of {plural(len(maps), 'channel')}"
-    heading = base.styled_text((pseudonym or base.to_printable_line(path), "bold cyan"), (f"  {layer}  {shape}", ""))
+    console, drawn = (
+        console_output.stdout_console(),
+        f"{min(max_channels, len(maps))} of {plural(len(maps), 'channel')}",
+    )
+    heading = console_output.styled_text(
+        (pseudonym or console_output.to_printable_line(path), "bold cyan"), (f"  {layer}  {shape}", "")
+    )
     console.print(heading, soft_wrap=True)
-    console.print(f"  {drawn}: {base.to_printable_line(file)}", soft_wrap=True)
+    console.print(f"  {drawn}: {console_output.to_printable_line(file)}", soft_wrap=True)
     facts = {"image": pseudonym or path, "layer": layer, "shape": maps.shape, "n_drawn": min(max_channels, len(maps))}
     json_output.print_result("features", {**facts, "file": file})
 

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from camscope.atomic_writes_and_folder_locks import write_bytes
-from camscope.cli import base, json_output, open_or_compute_run, progress_bars, shared_options
+from camscope.cli import (
+    commands_and_error_reports,
+    console_output,
+    json_output,
+    open_or_compute_run,
+    progress_bars,
+    shared_options,
+)
 from camscope.cli.input_images_and_output_paths import check_can_be_folder, check_overwrite_allowed
 from camscope.cli.shared_options import option
 from camscope.plurals import plural
@@ -89,7 +96,7 @@ def run(
     request = open_or_compute_run.EvaluationRequest.from_context(context)
     with open_or_compute_run.add_resume_hint_on_interrupt(output):
         run_to_evaluate, net, outcome = request.open_or_generate_run(context, output)
-        with progress_bars.progress_bar("evaluating", 1, base.stdout_console()) as bar:
+        with progress_bars.progress_bar("evaluating", 1, console_output.stdout_console()) as bar:
             evaluation = evaluate(
                 run_to_evaluate,
                 output,
@@ -97,7 +104,7 @@ def run(
                 request.metric_names,
                 model=net,
                 preprocess=preprocess,
-                imputations=base.split_list(imputation),
+                imputations=shared_options.split_list(imputation),
                 n_steps=n_steps,
                 categories=request.ground_truth_categories,
                 allow_outside_root=allow_outside_root,
@@ -129,10 +136,12 @@ def print_evaluation(
     from camscope.evaluation.interval_plots import draw_summary_figure
     from camscope.evaluation.method_summaries import require_some_ground_truth, summarize_values
 
-    table, console = evaluation.table(where), base.stdout_console()
+    table, console = evaluation.table(where), console_output.stdout_console()
     if not table.num_rows:
-        base.report_error("InputError", f"no row matches {where}", base.EXIT_FAILED)
-        raise typer.Exit(base.EXIT_FAILED)
+        commands_and_error_reports.report_error(
+            "InputError", f"no row matches {where}", commands_and_error_reports.EXIT_FAILED
+        )
+        raise typer.Exit(commands_and_error_reports.EXIT_FAILED)
     require_some_ground_truth(table)
     summaries = summarize_values(table, group, metrics=metrics)
     has_differences = False
@@ -146,15 +155,15 @@ def print_evaluation(
         console.print(build_summary_table(lines, attrgetter("title"), columns))
         reasons = format_undefined_reasons(table, lines[0])
         for text in [*reasons, *format_missing_interval(lines)]:
-            console.print(base.to_printable_line(text), style="dim", soft_wrap=True)
+            console.print(console_output.to_printable_line(text), style="dim", soft_wrap=True)
     if figure is not None:
         image = draw_summary_figure(summaries, figure.suffix.lower(), evaluation.title)
         write_bytes(figure, image, overwrite=overwrite)
     if annotations := evaluation.facts.get("evidence"):
-        base.print_field("evidence", annotations)
+        console_output.print_field("evidence", annotations)
     if has_differences:
         console.print(LEGEND, style="dim", soft_wrap=True)
-    base.print_field("values", f"{plural(table.num_rows, 'row')}: {evaluation.folder}")
+    console_output.print_field("values", f"{plural(table.num_rows, 'row')}: {evaluation.folder}")
     facts = {"metrics": json_output.describe_summaries(summaries), "evidence": evaluation.facts.get("evidence")}
     files = {"folder": evaluation.folder, "figure": figure}
     failures = json_output.describe_failures(outcome)
@@ -187,12 +196,12 @@ def build_summary_table(
         "undefined>": lambda line: str(line.n_undefined),
         **(last_columns or {}),
     }
-    table = base.new_table("method", *cells)
+    table = console_output.new_table("method", *cells)
     for line in summaries:
-        name = base.to_printable_line(get_name(line))
+        name = console_output.to_printable_line(get_name(line))
         suffix = " (control)" if line.is_control and "(control)" not in name else ""
         is_dim = line.is_control or line.is_worse_than_best
-        title = base.styled_text((name + suffix, "" if is_dim or not line.beats_control else "bold"))
+        title = console_output.styled_text((name + suffix, "" if is_dim or not line.beats_control else "bold"))
         table.add_row(title, *(cell(line) for cell in cells.values()), style="dim" if is_dim else "")
     return table
 
@@ -203,8 +212,10 @@ def print_metric_heading(name: str, summary: "MethodSummary") -> None:
 
     metric = METRICS[summary.metric]
     direction = {True: ", higher is better", False: ", lower is better", None: ""}[metric.higher_is_better]
-    heading = base.styled_text((METRICS.display_name(name), "bold"), (f"{direction}: {metric.formula}", "dim"))
-    base.stdout_console().print(heading, soft_wrap=True)
+    heading = console_output.styled_text(
+        (METRICS.display_name(name), "bold"), (f"{direction}: {metric.formula}", "dim")
+    )
+    console_output.stdout_console().print(heading, soft_wrap=True)
 
 
 def format_p_value(difference: "Estimate | None") -> str:
@@ -244,7 +255,9 @@ def require_new_figure_path(path: str | Path, overwrite: bool) -> Path:
 
     file = Path(path)
     if file.suffix.lower() not in FIGURE_FORMATS:
-        raise base.build_option_error("--figure", f"{file}; expected a file ending in {', '.join(FIGURE_FORMATS)}")
+        raise shared_options.build_option_error(
+            "--figure", f"{file}; expected a file ending in {', '.join(FIGURE_FORMATS)}"
+        )
     check_can_be_folder(file.parent, "--figure")
     check_overwrite_allowed(file, overwrite, option="--figure")
     import_matplotlib_figure()

@@ -11,7 +11,15 @@ import typer
 
 from camscope import errors
 from camscope.atomic_writes_and_folder_locks import write_bytes
-from camscope.cli import base, json_output, option_parsing, progress_bars, shared_options
+from camscope.cli import (
+    commands_and_error_reports,
+    console_output,
+    json_output,
+    load_model_and_methods,
+    option_parsing,
+    progress_bars,
+    shared_options,
+)
 from camscope.cli.input_images_and_output_paths import (
     MAP_FILE_FORMATS,
     OUTPUT_FORMATS,
@@ -118,7 +126,7 @@ def run(
     parsed_targets = option_parsing.parse_targets(target, targets)
     if expected is not None:
         if target is not None or targets is not None:
-            raise base.build_option_error(
+            raise shared_options.build_option_error(
                 "--expected", "it is compared with the predicted class; omit --target and --targets"
             )
         parsed_targets = [None, *option_parsing.parse_targets(expected, None)]
@@ -127,7 +135,12 @@ def run(
     chosen.check_methods_accept_layers()
     overlay_options = option_parsing.parse_overlay_options(colormap, alpha, contour, boxes)
     scan_settings = ScanOptions(
-        series, window, allow_burned_in_text, base.split_list(export_formats or ""), profile or "research", slice_axis
+        series,
+        window,
+        allow_burned_in_text,
+        shared_options.split_list(export_formats or ""),
+        profile or "research",
+        slice_axis,
     )
     destination = Destination.from_options(output, formats, overwrite)
     paths = list_images(images, folders_are_series=series)
@@ -145,7 +158,7 @@ def run(
             failures[path] = _describe_failure(error, path, scan_settings, debug=debug)
     if len(failures) < len(paths):
         parsed_names = option_parsing.parse_class_names(class_names)
-        net = base.load_model_on_device(model, weights, device, context, parsed_names)
+        net = load_model_and_methods.load_model_on_device(model, weights, device, context, parsed_names)
         explainers = chosen.build(net, preprocess)
         scan_settings = scan_settings.with_privacy_for(explainers)
         writer = ImageExplanationWriter(
@@ -173,10 +186,12 @@ def run(
 def _check_single_output_file(destination: Destination, n_images: int, n_maps: int) -> None:
     file, file_format = destination.file, destination.formats[0]
     if file is not None and n_images > 1:
-        raise base.build_option_error("--output", f"{file} is one file for {plural(n_images, 'image')}; name a folder")
+        raise shared_options.build_option_error(
+            "--output", f"{file} is one file for {plural(n_images, 'image')}; name a folder"
+        )
     if file is not None and file_format in MAP_FILE_FORMATS and n_maps > 1:
         fix = f"name a folder, and --format {file_format}"
-        raise base.build_option_error("--output", f"{file} holds one map, but {n_maps} are requested; {fix}")
+        raise shared_options.build_option_error("--output", f"{file} holds one map, but {n_maps} are requested; {fix}")
 
 
 def _describe_failure(
@@ -208,7 +223,7 @@ def _explain_images(
     """
     from rich.text import Text
 
-    console, settings = base.stdout_console(), writer.scan_settings
+    console, settings = console_output.stdout_console(), writer.scan_settings
     results: list[dict[str, Any]] = []
     with progress_bars.progress_bar("explaining", len(paths) - len(failures), console) as bar:
         for image_number, path in enumerate(paths, start=1):
@@ -234,19 +249,23 @@ def _print_summary(failures: dict[Path, str | OutputExistsError], n_images: int)
     existing_files = [failure for failure in failures.values() if isinstance(failure, OutputExistsError)]
     for failure in failures.values():
         if isinstance(failure, str):
-            base.print_error(failure)
+            commands_and_error_reports.print_error(failure)
     if len(existing_files) > 1:
         count = plural(len(existing_files), "image has", "images have")
-        base.print_error(f"{count} output already, such as {existing_files[0].path}; pass --overwrite, or another -o")
+        commands_and_error_reports.print_error(
+            f"{count} output already, such as {existing_files[0].path}; pass --overwrite, or another -o"
+        )
     elif existing_files:
-        base.print_error(str(existing_files[0]))
+        commands_and_error_reports.print_error(str(existing_files[0]))
     if n_images > 1 and failures:
         n_failed = len(failures) - len(existing_files)
         failed = [f"{n_failed} of {plural(n_images, 'image')} failed"] if n_failed else []
         skipped = [f"{len(existing_files)} are unchanged"] if existing_files else []
-        base.stderr_console().print(", ".join([*failed, *skipped, f"{n_images - len(failures)} are explained"]))
+        console_output.stderr_console().print(
+            ", ".join([*failed, *skipped, f"{n_images - len(failures)} are explained"])
+        )
     if failures:
-        raise typer.Exit(base.EXIT_FAILED)
+        raise typer.Exit(commands_and_error_reports.EXIT_FAILED)
 
 
 @dataclass(frozen=True)
@@ -274,7 +293,7 @@ class ImageExplanationWriter:
         figures, map_files, exports = destination.list_output_files(
             image_number, path, self._build_map_names(), pseudonym, export_suffixes
         )
-        with base.collect_warnings(quote_messages=pseudonym is None) as warnings:
+        with console_output.collect_warnings(quote_messages=pseudonym is None) as warnings:
             methods, by_method = self._explain(settings.read_scan_or_return_path(path), progress_bar.pause_for_methods)
         explanations = [settings.redact_explanation(each, path) for each in chain.from_iterable(by_method)]
         map_indices = [self.explainers.index(method) * n_targets + q for method in methods for q in range(n_targets)]
@@ -296,7 +315,9 @@ class ImageExplanationWriter:
             if facts["expected"]["is_predicted"]:
                 notes["the model predicts the expected class: both maps are the same"] = None
         facts |= {"notes": list(notes), "files": written}
-        return self._format_lines(pseudonym or base.to_printable_line(path), explanations, written, notes), facts
+        return self._format_lines(
+            pseudonym or console_output.to_printable_line(path), explanations, written, notes
+        ), facts
 
     def _explain(self, source: Any, on_pass: "OnPass") -> "tuple[Sequence[Explainer], list[list[Explanation]]]":
         """Return the explainers that support the image, and their explanations, indexed by [explainer][class]."""
@@ -306,7 +327,7 @@ class ImageExplanationWriter:
         if (axis := self.scan_settings.slice_axis) is not None:
             from camscope.medical import explain_slices
 
-            show = base.stderr_console().is_terminal
+            show = console_output.stderr_console().is_terminal
             return self.explainers, [
                 [explain_slices(explainer, source, target, axis=axis, progress=show).volume for target in self.targets]
                 for explainer in self.explainers
@@ -356,7 +377,7 @@ class ImageExplanationWriter:
         elif image is not None:
             height = min(MAX_FIGURE_HEIGHT, max(MIN_FIGURE_HEIGHT, image.shape[0]))
         rows, columns = len(self.targets), None
-        first = [] if image is None else [(image, base.to_printable_line(explanations[0].name), None, 0)]
+        first = [] if image is None else [(image, console_output.to_printable_line(explanations[0].name), None, 0)]
         has_bar = self.overlay_options["colorbar"]
         scales: Sequence[ScaleOption] = ["auto"] * len(explanations)
         if self.shared_scale:
@@ -392,11 +413,11 @@ class ImageExplanationWriter:
         from rich.padding import Padding
 
         def format_line(label: str, text: object, style: str = "") -> "Text":
-            return base.styled_text((f"  {label}", "dim"), (base.to_printable_line(text), style))
+            return console_output.styled_text((f"  {label}", "dim"), (console_output.to_printable_line(text), style))
 
         steps = "; ".join(explanations[0].scan_steps)
         return [
-            base.styled_text((display_name, "bold cyan")),
+            console_output.styled_text((display_name, "bold cyan")),
             format_line(
                 "top  ", " · ".join(map(_format_class_score, explanations[0].top_classes[: self.n_top_classes]))
             ),
@@ -404,7 +425,7 @@ class ImageExplanationWriter:
             *([format_line("read ", steps, "dim")] if steps else []),
             *(format_line("note: ", text, "dim") for text in notes),
             *(format_line("to   ", path) for path in files),
-            base.styled_text(("", "")),
+            console_output.styled_text(("", "")),
         ]
 
 
@@ -454,19 +475,19 @@ def _describe_expected_class(explanations: "Sequence[Explanation]") -> dict[str,
 
 def _format_class_score(class_score: "ClassScore") -> str:
     value = f"score {class_score.score:.3g}" if class_score.probability is None else f"{class_score.probability:.3f}"
-    return f"{base.format_class(class_score.index, class_score.label)} {value}"
+    return f"{console_output.format_class(class_score.index, class_score.label)} {value}"
 
 
 def _build_explanation_table(explanations: "Sequence[Explanation]") -> "Table":
-    table = base.new_table("method", "class", "score>", "probability>", "layer", "grid>", "status")
+    table = console_output.new_table("method", "class", "score>", "probability>", "layer", "grid>", "status")
     for explanation in explanations:
         table.add_row(
             explanation.method_title,
-            base.format_class(explanation.target, explanation.label),
+            console_output.format_class(explanation.target, explanation.label),
             f"{explanation.score:.4g}",
             "–" if explanation.probability is None else f"{explanation.probability:.3f}",
-            base.to_printable_line(explanation.layer or "–"),
+            console_output.to_printable_line(explanation.layer or "–"),
             "×".join(map(str, explanation.grid)),
-            base.format_status(explanation.status),
+            console_output.format_status(explanation.status),
         )
     return table

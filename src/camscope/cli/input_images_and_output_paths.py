@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from camscope.atomic_writes_and_folder_locks import build_output_path, slug
-from camscope.cli import base
+from camscope.cli import shared_options
 from camscope.errors import ImageError, OutputError
 from camscope.images.files import find_and_open_image_files
 from camscope.images.files.find_and_open_image_files import split_path_and_index
@@ -31,7 +31,7 @@ def list_images(sources: Sequence[str], *, folders_are_series: bool = False) -> 
             continue
         matches = sorted(map(Path, find_and_open_image_files.list_image_paths(source, recursive=False)))
         if not matches:
-            raise base.build_option_error("IMAGE", _describe_no_image(source))
+            raise shared_options.build_option_error("IMAGE", _describe_no_image(source))
         paths.update(dict.fromkeys(matches))
     return list(paths)
 
@@ -87,17 +87,19 @@ class Destination:
         path = Path(output)
         if path.suffix.lower()[1:] in OUTPUT_FORMATS and not path.is_dir() and not output.endswith(("/", os.sep)):
             if formats is not None:
-                raise base.build_option_error("--format", f"-o {output} sets the format already")
+                raise shared_options.build_option_error("--format", f"-o {output} sets the format already")
             check_can_be_folder(path.parent)
             return cls(path.parent, (path.suffix.lower()[1:],), overwrite, path)
         if formats is None and re.fullmatch(r"\.[A-Za-z]\w{1,4}", path.suffix) and not path.exists():
             expected = f"expected a folder, or a file ending in {', '.join(OUTPUT_FORMATS)}"
-            raise base.build_option_error("--output", f"cannot write {path.suffix}: {expected}")
+            raise shared_options.build_option_error("--output", f"cannot write {path.suffix}: {expected}")
         check_can_be_folder(path)
         chosen = tuple(dict.fromkeys((formats or "png").replace(",", " ").lower().split()))
         if not chosen or (unknown := [name for name in chosen if name not in OUTPUT_FORMATS]):
             received = ", ".join(unknown) if chosen else "nothing"
-            raise base.build_option_error("--format", f"{received}; expected some of {', '.join(OUTPUT_FORMATS)}")
+            raise shared_options.build_option_error(
+                "--format", f"{received}; expected some of {', '.join(OUTPUT_FORMATS)}"
+            )
         return cls(path, chosen, overwrite)
 
     def list_output_files(
@@ -168,7 +170,9 @@ def resolve_figure_path(
     stem = build_file_stem(1, image, pseudonym)
     file = build_output_path(default_folder, f"{stem}{stem_suffix}.png") if output is None else Path(output)
     if file.suffix.lower()[1:] not in RASTER_FORMATS:
-        raise base.build_option_error("--output", f"{file}; expected a file ending in {', '.join(RASTER_FORMATS)}")
+        raise shared_options.build_option_error(
+            "--output", f"{file}; expected a file ending in {', '.join(RASTER_FORMATS)}"
+        )
     check_can_be_folder(file.parent)
     check_overwrite_allowed(file, overwrite, image)
     return file
@@ -178,4 +182,4 @@ def check_can_be_folder(path: Path, option: str = "--output") -> None:
     """Raise typer.BadParameter if the path, or one of its parents, is a file, so that it cannot be a folder."""
     for parent in (path, *path.parents):
         if parent.exists() and not parent.is_dir():
-            raise base.build_option_error(option, f"{parent} is a file, not a folder")
+            raise shared_options.build_option_error(option, f"{parent} is a file, not a folder")

@@ -5,7 +5,7 @@ import re
 from math import prod
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from camscope.cli import base, json_output, shared_options
+from camscope.cli import console_output, json_output, load_model_and_methods, shared_options
 from camscope.cli.shared_options import option
 from camscope.errors import CamscopeError
 from camscope.plurals import plural
@@ -35,8 +35,8 @@ def run(
     """List the layers of a model, and mark the layers with a spatial grid. Maps can be computed at these layers."""
     from camscope.hooks import inspect_layers
 
-    net = base.load_model_on_device(model, weights)
-    with base.collect_warnings() as warnings, base.spinner("one forward pass"):
+    net = load_model_and_methods.load_model_on_device(model, weights)
+    with console_output.collect_warnings() as warnings, console_output.spinner("one forward pass"):
         x = _build_example_input(net, size)
         layer_table = inspect_layers(net, x)
         candidates, default = _find_spatial_layers(net, x)
@@ -49,14 +49,16 @@ def run(
     listed_names = {
         row.name for row in layer_table if list_all or row.name.count(".") < MAX_LISTED_DEPTH or row.name == default
     }
-    console = base.stdout_console()
+    console = console_output.stdout_console()
     console.print(_build_layer_table(layer_table, listed_names, candidates, default))
-    console.print(base.styled_text(("●", "green"), (" has a grid   ", "dim"), ("★", "bold green"), (" default", "dim")))
+    console.print(
+        console_output.styled_text(("●", "green"), (" has a grid   ", "dim"), ("★", "bold green"), (" default", "dim"))
+    )
     if len(listed_names) < len(layer_table):
         n_more = len(layer_table) - len(listed_names)
         console.print(f"{plural(n_more, 'more layer')} inside these; to list them: --all", style="dim")
     for text in warnings:
-        base.print_note(text)
+        console_output.print_note(text)
 
 
 def _build_example_input(model: "nn.Module", size: str | None) -> "Tensor":
@@ -88,11 +90,11 @@ def _build_example_input(model: "nn.Module", size: str | None) -> "Tensor":
 
 def _parse_size(text: str, n_dimensions: int) -> list[int]:
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text) or len(text.split("x")) not in (1, n_dimensions):
-        raise base.build_option_error("--size", f"{text!r}; expected N or {'x'.join('DHW'[-n_dimensions:])}")
+        raise shared_options.build_option_error("--size", f"{text!r}; expected N or {'x'.join('DHW'[-n_dimensions:])}")
     sides = [int(part[:20]) for part in text.split("x")]
     sides = sides * n_dimensions if len(sides) == 1 else sides
     if prod(sides) > MAX_INPUT_VALUES:
-        raise base.build_option_error("--size", f"{text[:60]}; expected {MAX_INPUT_VALUES:,} numbers at most")
+        raise shared_options.build_option_error("--size", f"{text[:60]}; expected {MAX_INPUT_VALUES:,} numbers at most")
     return sides
 
 
@@ -121,7 +123,7 @@ def _find_spatial_layers(model: "nn.Module", x: "Tensor") -> SpatialLayers:
             default_name = choose_layer(inner, Score(inner).compute_fixed_mix_of_class_scores, x).name
             return SpatialLayers(candidates, default_name)
         except CamscopeError as error:  # a model without class scores has no default layer
-            base.print_note(f"no default layer: {error}")
+            console_output.print_note(f"no default layer: {error}")
             return SpatialLayers(candidates, None)
 
 
@@ -130,10 +132,10 @@ def _build_layer_table(
 ) -> "Table":
     from rich.text import Text
 
-    table = base.new_table("", "layer", "type", "output>", "stride>", "parameters>", "calls>")
+    table = console_output.new_table("", "layer", "type", "output>", "stride>", "parameters>", "calls>")
     shape = "×".join(map(str, layer_table.input_shape))
     parameters = plural(layer_table.n_parameters, "parameter", spec=",")
-    table.title = Text(f"{base.to_printable_line(layer_table.model)} · input {shape} · {parameters}")
+    table.title = Text(f"{console_output.to_printable_line(layer_table.model)} · input {shape} · {parameters}")
     table.title_justify = "left"
     for row in layer_table:
         if row.name in listed_names:
@@ -141,5 +143,5 @@ def _build_layer_table(
             style = "bold green" if row.name == default_name else "green" if mark else "dim"
             indent = "  " * row.name.count(".")
             name, *other_cells = row.format_cells()
-            table.add_row(mark, indent + base.to_printable_line(name), *other_cells, style=style)
+            table.add_row(mark, indent + console_output.to_printable_line(name), *other_cells, style=style)
     return table

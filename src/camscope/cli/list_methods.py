@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from camscope.cli import base, json_output, shared_options
+from camscope.cli import console_output, json_output, load_model_and_methods, shared_options
 from camscope.cli.option_parsing import list_setting_types
 from camscope.registry import METHODS
 
@@ -41,12 +41,12 @@ def run(
 ) -> None:
     """List all methods, or describe one method with its paper, settings and cost."""
     if name is not None:
-        (method,) = base.parse_methods(name).values()
+        (method,) = load_model_and_methods.parse_methods(name).values()
         _print_method_page(method)
         methods = [method]
     else:
         _print_method_table()
-        methods = base.order_methods_by_cost(METHODS.values())
+        methods = load_model_and_methods.order_methods_by_cost(METHODS.values())
     json_output.print_result("methods", {"methods": list(map(describe_method, methods))})
 
 
@@ -78,13 +78,15 @@ def _print_method_page(explainer_cls: "type[Explainer]") -> None:
     """Print the page of a method: its description, its settings with their defaults, and an example command."""
     from camscope.explainers.core import method_docstrings
 
-    console = base.stdout_console()
+    console = console_output.stdout_console()
     facts = describe_method(explainer_cls)
-    console.print(base.styled_text((facts["title"], "bold"), (f"  {facts['name']} · {facts['paper']}", "dim")))
+    console.print(
+        console_output.styled_text((facts["title"], "bold"), (f"  {facts['name']} · {facts['paper']}", "dim"))
+    )
     console.print()
     console.print(method_docstrings.read_description(explainer_cls), soft_wrap=False)
     meanings = method_docstrings.read_setting_descriptions(explainer_cls)
-    table = base.new_table("setting", "default", "meaning")
+    table = console_output.new_table("setting", "default", "meaning")
     for name, value in facts["settings"].items():
         table.add_row(name, json.dumps(value, ensure_ascii=False), " ".join(meanings.get(name, "").split()))
     console.print(table)
@@ -112,7 +114,7 @@ def _print_method_table() -> None:
     in_folders = [m for methods in by_folder.values() for m in methods]
     whole_network = [m for m in ours if m not in (*controls, *layered, *attention, *in_folders)]
     shared = {*list_setting_types(Explainer), *list_setting_types(BaseCAM), *list_setting_types(PixelExplainer)}
-    table = base.new_table("method", "description", "forward>", "backward>", "settings")
+    table = console_output.new_table("method", "description", "forward>", "backward>", "settings")
     for column, max_width in zip(table.columns, MAX_COLUMN_WIDTHS, strict=True):
         column.max_width = max_width
     table.columns[1].min_width = MIN_DESCRIPTION_WIDTH
@@ -126,7 +128,7 @@ def _print_method_table() -> None:
     }
     for title, methods in families.items():
         _add_method_family(table, title, methods, shared)
-    console = base.stdout_console()
+    console = console_output.stdout_console()
     console.print(table)
     console.print(COST_LEGEND, style="dim")
     console.print(f"settings of every method, by --set name=value: {', '.join(sorted(shared))}", style="dim")
@@ -137,12 +139,12 @@ def _add_method_family(
     table: "Table", title: str, methods: "Iterable[type[Explainer]]", shared_settings: set[str]
 ) -> None:
     """Add the heading of a method family to the table, and one row for each method."""
-    rows = base.order_methods_by_cost(methods)
+    rows = load_model_and_methods.order_methods_by_cost(methods)
     if rows:
-        table.add_row("", base.styled_text((title, "bold")))
+        table.add_row("", console_output.styled_text((title, "bold")))
     for method in rows:
         settings = ", ".join(setting for setting in list_setting_types(method) if setting not in shared_settings)
-        description = base.styled_text((f"{_summarize_docstring(method)} ", ""), (method.paper, "dim"))
+        description = console_output.styled_text((f"{_summarize_docstring(method)} ", ""), (method.paper, "dim"))
         table.add_row(method.name, description, method.forward_passes, method.backward_passes, settings or "–")
     if rows:
         table.add_section()

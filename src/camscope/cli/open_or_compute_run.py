@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
-from camscope.cli import base, option_parsing, progress_bars
+from camscope.cli import (
+    commands_and_error_reports,
+    console_output,
+    load_model_and_methods,
+    option_parsing,
+    progress_bars,
+    shared_options,
+)
 from camscope.plurals import plural
 
 if TYPE_CHECKING:
@@ -111,20 +118,20 @@ class EvaluationRequest:
         print_missing_images_note(run)
         reason = f"{self.source} is a run with computed maps; to explain images, name them, such as 'images/*.png'"
         parameters = [name for name in IMAGE_PARAMETERS if scans is None or name != "root"]
-        base.check_options_unset(context, parameters, reason)
+        shared_options.check_options_unset(context, parameters, reason)
         if self.model is None:
             return OpenedRun(run, None, None)
-        return OpenedRun(run, base.load_model_on_device(self.model, self.weights, self.device), None)
+        return OpenedRun(run, load_model_and_methods.load_model_on_device(self.model, self.weights, self.device), None)
 
     @property
     def metric_names(self) -> list[str] | None:
         """The names of the requested metrics, or None for the default metrics."""
-        return None if self.metrics is None else base.split_list(self.metrics)
+        return None if self.metrics is None else shared_options.split_list(self.metrics)
 
     @property
     def ground_truth_categories(self) -> list[str]:
         """The mask categories that the user chose as ground truth."""
-        return base.split_list(self.categories or "")
+        return shared_options.split_list(self.categories or "")
 
     @property
     def needs_model(self) -> bool:
@@ -151,11 +158,13 @@ class EvaluationRequest:
                 self.masks, manifest, self.ground_truth_categories, allow_outside_root=self.allow_outside_root
             )
         parsed_names = option_parsing.parse_class_names(self.class_names)
-        net = base.load_model_on_device(self.model or "phantom", self.weights, self.device, context, parsed_names)
+        net = load_model_and_methods.load_model_on_device(
+            self.model or "phantom", self.weights, self.device, context, parsed_names
+        )
         explainers = chosen.build(net, self.preprocess, show_method_bars=False)
         if self.method_names == "all":
             explainers = _select_supporting_explainers(explainers, manifest)
-        with base.collect_warnings(), progress_bars.show_batch_progress("maps") as on_progress:
+        with console_output.collect_warnings(), progress_bars.show_batch_progress("maps") as on_progress:
             outcome = generate_maps(
                 explainers, manifest, folder, targets, overwrite=self.overwrite, on_progress=on_progress
             )
@@ -163,7 +172,9 @@ class EvaluationRequest:
 
     def _check_group_column(self, columns: "Sequence[str]") -> None:
         if self.group is not None and self.group not in columns:
-            raise base.build_option_error("--group", f"no column {self.group!r}; choose from {', '.join(columns)}")
+            raise shared_options.build_option_error(
+                "--group", f"no column {self.group!r}; choose from {', '.join(columns)}"
+            )
 
 
 def _select_supporting_explainers(explainers: "list[Explainer]", manifest: "Manifest") -> "list[Explainer]":
@@ -174,8 +185,8 @@ def _select_supporting_explainers(explainers: "list[Explainer]", manifest: "Mani
     for row in manifest.rows(0, MAX_IMAGES_TRIED):
         with (
             contextlib.suppress(ImageError, InputError),
-            base.collect_warnings(),
-            base.spinner("checking which methods support the model"),
+            console_output.collect_warnings(),
+            console_output.spinner("checking which methods support the model"),
         ):
             source = (
                 manifest.path_resolver.resolve(row["path"]) if manifest.images is None else manifest.images[row["row"]]
@@ -213,8 +224,10 @@ def is_image_or_collection(source: str) -> bool:
 def count_matching_rows_or_exit(run: "BatchRun", query: "Query") -> int:
     """Count the rows of a run that match a query. If no row matches, print an error and exit with code 1."""
     if not (n_rows := query.count_matching(run.dataset)):
-        base.report_error("InputError", f"no row of {len(run):,} matches: {query.where}", base.EXIT_FAILED)
-        raise typer.Exit(base.EXIT_FAILED)
+        commands_and_error_reports.report_error(
+            "InputError", f"no row of {len(run):,} matches: {query.where}", commands_and_error_reports.EXIT_FAILED
+        )
+        raise typer.Exit(commands_and_error_reports.EXIT_FAILED)
     return n_rows
 
 
@@ -224,7 +237,7 @@ def open_image_source(source: str | None, root: str | None, *, allow_outside_roo
 
     if source is None:
         if root is not None or allow_outside_root:
-            raise base.build_option_error(
+            raise shared_options.build_option_error(
                 "--root" if root is not None else "--anywhere", "it belongs to --scans SOURCE"
             )
         return None
@@ -235,7 +248,7 @@ def print_missing_images_note(run: "BatchRun") -> None:
     """Print a note if images of a run are not on this machine. It names the option `--fetch`, which downloads them."""
     if count := run.n_unfetched_images:
         images = plural(count, "image of the run is", "images of the run are")
-        base.print_note(f"{images} not on this machine, not fetched; to fetch them pass --fetch")
+        console_output.print_note(f"{images} not on this machine, not fetched; to fetch them pass --fetch")
 
 
 @contextlib.contextmanager
@@ -252,5 +265,5 @@ def print_failures(outcome: "BatchOutcome | None") -> None:
     """If images have no map, print the reasons on stderr, and exit with code 1."""
     if outcome is not None and outcome.n_failures:
         for reason, count in outcome.failure_counts.most_common(20):
-            base.print_note(f"{plural(count, 'image')} without a map: {reason}")
-        raise typer.Exit(base.EXIT_FAILED)
+            console_output.print_note(f"{plural(count, 'image')} without a map: {reason}")
+        raise typer.Exit(commands_and_error_reports.EXIT_FAILED)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get
 import typer
 
 from camscope.atomic_writes_and_folder_locks import read_bytes
-from camscope.cli import base, progress_bars
+from camscope.cli import console_output, load_model_and_methods, progress_bars, shared_options
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,13 +26,15 @@ def parse_overlay_options(
     from camscope.render import COLORMAPS
 
     if colormap not in ("auto", *COLORMAPS):
-        raise base.build_option_error("--colormap", f"{colormap!r}; choose from auto, {', '.join(COLORMAPS)}")
+        raise shared_options.build_option_error("--colormap", f"{colormap!r}; choose from auto, {', '.join(COLORMAPS)}")
     try:
-        levels = None if contour is None else tuple(map(float, base.split_list(contour)))
+        levels = None if contour is None else tuple(map(float, shared_options.split_list(contour)))
     except ValueError:
         levels = ()
     if levels is not None and not (levels and all(0 < level <= 1 for level in levels)):
-        raise base.build_option_error("--contour", f"{contour!r}; expected levels in 0..1, such as 0.5 or 0.3,0.6")
+        raise shared_options.build_option_error(
+            "--contour", f"{contour!r}; expected levels in 0..1, such as 0.5 or 0.3,0.6"
+        )
     settings = {"colormap": colormap, "alpha": alpha, "contour": levels, "box_threshold": boxes}
     return {**settings, "colorbar": boxes is None}
 
@@ -40,10 +42,12 @@ def parse_overlay_options(
 def parse_targets(target: str | None, targets: str | None) -> list[int | str | None]:
     """Parse `--target` or `--targets` to class indices or names, each once. None stands for the top class of each image."""
     if target is not None and targets is not None:
-        raise base.build_option_error("--targets", "pass one class with --target or several with --targets, not both")
-    class_names = base.split_list(targets) if targets is not None else [target]
+        raise shared_options.build_option_error(
+            "--targets", "pass one class with --target or several with --targets, not both"
+        )
+    class_names = shared_options.split_list(targets) if targets is not None else [target]
     if not class_names:
-        raise base.build_option_error("--targets", "no class is named")
+        raise shared_options.build_option_error("--targets", "no class is named")
     parsed: list[int | str | None] = []
     for name in dict.fromkeys(class_names):
         try:
@@ -62,20 +66,20 @@ def parse_class_names(value: str | None) -> tuple[str, ...] | None:
         try:
             lines = read_bytes(file, MAX_CLASS_NAME_BYTES).decode("utf-8-sig").splitlines()
         except OSError as error:
-            raise base.build_option_error("--class-names", f"{file}: {error.strerror or error}") from error
+            raise shared_options.build_option_error("--class-names", f"{file}: {error.strerror or error}") from error
         except ValueError as error:
-            raise base.build_option_error("--class-names", f"{file} is not a text file in UTF-8") from error
+            raise shared_options.build_option_error("--class-names", f"{file} is not a text file in UTF-8") from error
         names = [line.strip() for line in lines]
         while names and not names[-1]:
             names.pop()
         if not all(names):
-            raise base.build_option_error(
+            raise shared_options.build_option_error(
                 "--class-names", f"{file}: line {names.index('') + 1} is empty; expected a name in each line"
             )
     else:
-        names = base.split_list(value)
+        names = shared_options.split_list(value)
     if not names:
-        raise base.build_option_error(
+        raise shared_options.build_option_error(
             "--class-names", f"{value!r} names no class; expected names such as cat,dog, or a text file"
         )
     return tuple(names)
@@ -105,14 +109,14 @@ class ExplainerOptions:
         """Parse `--methods`, `--layers`, `--set` and `--choice`. Raise typer.BadParameter for a wrong value."""
         model_digest = None
         if choice is not None:
-            if any(base.is_option_set(context, name) for name in ("method_names", "layer_names")):
+            if any(shared_options.is_option_set(context, name) for name in ("method_names", "layer_names")):
                 problem = "the file names method and layer already; omit --methods and --layers"
-                raise base.build_option_error("--choice", problem)
+                raise shared_options.build_option_error("--choice", problem)
             from camscope.evaluation.selection.method_selection import read_selection
 
             selection = read_selection(choice)
             method_names, layer_names, model_digest = selection.method, selection.layer, selection.model_digest
-        methods = base.parse_methods(method_names)
+        methods = load_model_and_methods.parse_methods(method_names)
         layers = _parse_layers(layer_names, methods)
         return cls(methods, layers, parse_settings(setting_pairs or (), methods), model_digest)
 
@@ -126,7 +130,7 @@ class ExplainerOptions:
         from camscope.model_card import compute_model_digest
 
         if self.model_digest is not None and self.model_digest != compute_model_digest(unwrap(model)):
-            base.print_note("the choice was made for another model or other weights")
+            console_output.print_note("the choice was made for another model or other weights")
         explainers: list[Explainer] = []
         for name, explainer_cls in self.methods.items():
             bar_setting = progress_bars.build_method_bar_settings(explainer_cls, show=show_method_bars)
@@ -144,7 +148,9 @@ class ExplainerOptions:
         for name, method in self.methods.items() if self.layers and len(self.layers) > 1 else ():
             if accepts_layer_choice(method) and not accepts_several_layers(method):
                 problem = f"{name} takes one layer, but {len(self.layers or ())} are named"
-                raise base.build_option_error("--layers", f"{problem}; to compare layers use camscope compare")
+                raise shared_options.build_option_error(
+                    "--layers", f"{problem}; to compare layers use camscope compare"
+                )
 
 
 def _parse_layers(names: str | None, explainer_classes: "dict[str, type[Explainer]]") -> list[str] | None:
@@ -153,11 +159,11 @@ def _parse_layers(names: str | None, explainer_classes: "dict[str, type[Explaine
 
     if names is None:
         return None
-    if not (layers := list(dict.fromkeys(base.split_list(names)))):
-        raise base.build_option_error("--layers", "no layer is named")
+    if not (layers := list(dict.fromkeys(shared_options.split_list(names)))):
+        raise shared_options.build_option_error("--layers", "no layer is named")
     if not any(map(accepts_layer_choice, explainer_classes.values())):
         methods_have = f"{' and '.join(explainer_classes)} {'has' if len(explainer_classes) == 1 else 'have'}"
-        raise base.build_option_error("--layers", f"{methods_have} no layer setting")
+        raise shared_options.build_option_error("--layers", f"{methods_have} no layer setting")
     return layers
 
 
@@ -194,7 +200,7 @@ def parse_settings(setting_pairs: Sequence[str], explainer_classes: dict[str, ty
         accepting_methods = [name for name, settings in settings_by_method.items() if key in settings]
         if not equals or not accepting_methods:
             reason = _explain_rejected_setting(pair, explainer_classes, settings_by_method)
-            raise base.build_option_error("--set", reason)
+            raise shared_options.build_option_error("--set", reason)
         for name in accepting_methods:
             parsed[name][key] = _parse_value(key, value, settings_by_method[name][key])
     return parsed
@@ -251,7 +257,7 @@ def _parse_value(name: str, value: str, value_types: tuple[Any, ...]) -> Any:
             except ValueError:
                 continue
     ordered = sorted(value_types, key=lambda value_type: value_type is NotExpressible)
-    raise base.build_option_error("--set", f"{name}={value!r}: expected {_describe_value_types(ordered)}")
+    raise shared_options.build_option_error("--set", f"{name}={value!r}: expected {_describe_value_types(ordered)}")
 
 
 def _describe_value_types(value_types: Iterable[Any]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-from camscope.cli import base
+from camscope.cli import console_output
 from camscope.plurals import plural
 
 if TYPE_CHECKING:
@@ -38,12 +38,12 @@ class ProgressBar:
 
     def set_status(self, done: int, text: str) -> None:
         """Set the number of finished steps and the text next to the bar."""
-        self._progress.update(self._task, completed=done, description=base.to_printable_line(text))
+        self._progress.update(self._task, completed=done, description=console_output.to_printable_line(text))
 
     @contextlib.contextmanager
     def nested_bar(self, text: str) -> "Iterator[Callable[[int, int], None]]":
         """Show a second bar on the next line. Yield a callback that takes the number of finished steps and the total."""
-        task = self._progress.add_task(base.to_printable_line(text), total=None)
+        task = self._progress.add_task(console_output.to_printable_line(text), total=None)
         try:
             yield lambda done, total: self._progress.update(task, completed=done, total=total)
         finally:
@@ -61,7 +61,7 @@ def show_batch_progress(label: str = "") -> "Iterator[Callable[[BatchOutcome], N
 
     Without a terminal, print a line every 30 seconds.
     """
-    console, started = base.stderr_console(), time.monotonic()
+    console, started = console_output.stderr_console(), time.monotonic()
     last_line_at = started
     with build_progress(console) as progress:
         task = progress.add_task("", total=None)
@@ -90,13 +90,13 @@ def progress_bar(label: str, total: int, console: "Console") -> Iterator[Progres
     """
     import rich
 
-    console = base.stderr_console() if console.quiet else console
+    console = console_output.stderr_console() if console.quiet else console
     global_console = rich.get_console()
     original_state = global_console.__dict__
     rich.reconfigure(stderr=True)
     try:
         with build_progress(console) as progress:
-            yield ProgressBar(progress, progress.add_task(base.to_printable_line(label), total=total))
+            yield ProgressBar(progress, progress.add_task(console_output.to_printable_line(label), total=total))
     finally:
         global_console.__dict__ = original_state
 

@@ -6,7 +6,14 @@ from typing import Annotated
 
 import typer
 
-from camscope.cli import base, open_or_compute_run, option_parsing, progress_bars, shared_options
+from camscope.cli import (
+    console_output,
+    load_model_and_methods,
+    open_or_compute_run,
+    option_parsing,
+    progress_bars,
+    shared_options,
+)
 from camscope.cli.evaluate_maps import PRINTED_METRICS, print_evaluation, require_new_figure_path
 from camscope.cli.shared_options import option
 from camscope.registry import METHODS
@@ -42,11 +49,11 @@ def run(
     from camscope.explainers.comparison.explain_by_supported_methods import explain_supported
 
     if benchmark not in BENCHMARKS:
-        raise base.build_option_error("WHAT", f"{benchmark!r}; expected {', '.join(BENCHMARKS)}")
+        raise shared_options.build_option_error("WHAT", f"{benchmark!r}; expected {', '.join(BENCHMARKS)}")
     file = None if figure is None else require_new_figure_path(figure, overwrite)
     names = ",".join(METHODS) if include_slow and method_names == "all" else method_names
     chosen = option_parsing.ExplainerOptions.parse(context, names, None, setting_pairs)
-    folder, net = Path(output), base.load_model_on_device("phantom")
+    folder, net = Path(output), load_model_and_methods.load_model_on_device("phantom")
     manifest = write_phantom_dataset(folder, n_images, seed, overwrite=overwrite)
     explainers = chosen.build(net, None, show_method_bars=False)
     with open_or_compute_run.add_resume_hint_on_interrupt(folder), warnings.catch_warnings():
@@ -65,7 +72,7 @@ def run(
             )
     with (
         open_or_compute_run.add_resume_hint_on_interrupt(folder),
-        progress_bars.progress_bar("evaluating", 1, base.stdout_console()) as bar,
+        progress_bars.progress_bar("evaluating", 1, console_output.stdout_console()) as bar,
     ):
         evaluation = evaluate(
             folder / "maps", folder / "measures", "mask", overwrite=overwrite, on_progress=bar.set_progress

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from camscope.cli import base
+from camscope.cli import commands_and_error_reports, console_output, shared_options
 from camscope.errors import CategoryError, ImageError
 from camscope.images.files.find_and_open_image_files import is_scan_name
 
@@ -34,10 +34,12 @@ class ScanOptions:
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.export_formats if name not in EXPORT_SUFFIXES]:
-            raise base.build_option_error("--export", f"{unknown[0]!r}; expected {', '.join(EXPORT_SUFFIXES)}")
+            raise shared_options.build_option_error(
+                "--export", f"{unknown[0]!r}; expected {', '.join(EXPORT_SUFFIXES)}"
+            )
         if self.profile != "clinical" and {"pmap", "sc"} & set(self.export_formats):
             problem = "DICOM objects hold the patient's name and study, as an archive needs them"
-            raise base.build_option_error("--export", f"{problem}; pass --profile clinical")
+            raise shared_options.build_option_error("--export", f"{problem}; pass --profile clinical")
 
     def require_export_packages(self) -> None:
         """Raise MissingExtraError if a package for a requested export format is not installed."""
@@ -84,7 +86,7 @@ class ScanOptions:
 
     def display_name(self, path: Path) -> str:
         """Return the text to print for a path: the pseudonym of a private path, otherwise the path."""
-        return self.pseudonym(path) or base.to_printable_line(path)
+        return self.pseudonym(path) or console_output.to_printable_line(path)
 
     def with_privacy_for(self, explainers: "Sequence[Explainer]") -> "ScanOptions":
         """Return a copy of these options that treats all images as private if an explainer's preprocessing reads scans."""
@@ -108,14 +110,14 @@ class ScanOptions:
         """Format an error as one line. If the path is private, remove it, and hide the messages of other libraries."""
         pseudonym = self.pseudonym(path)
         if pseudonym is None:
-            return base.format_error(error)
+            return commands_and_error_reports.format_error(error)
         from camscope.images.files.redacted_errors_and_file_pseudonyms import format_error_without_causes
 
         if isinstance(error, OSError) and error.strerror:
             return f"{type(error).__name__}: {error.strerror}"
         message = format_error_without_causes(error).replace(str(path), pseudonym)
         message = re.sub(rf"(?<!\w){re.escape(path.name)}(?!\w)", pseudonym, message)
-        return base.format_error(error, message)
+        return commands_and_error_reports.format_error(error, message)
 
     def export_map(
         self, explanation: "Explanation", paths: Sequence[Path], source: Path, *, overwrite: bool
@@ -152,7 +154,7 @@ def read_named_masks(mask_options: Sequence[str], shape: tuple[int, ...]) -> "di
         file, colon, label_text = file_and_labels.rpartition(":")
         if not colon or len(file) < 2 or Path(file_and_labels).exists() or "/" in label_text or "\\" in label_text:
             file, label_text = file_and_labels, ""  # an existing path, or a drive letter, holds no labels
-        categories = tuple(base.split_list(label_text))
+        categories = tuple(shared_options.split_list(label_text))
         path, mask_title = Path(file), f"mask {name}" if name else DEFAULT_MASK_NAME
         try:
             labels = read_label_image(path, is_volume=len(shape) == 3)

@@ -6,7 +6,7 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Any
 
-from camscope.cli import base, json_output, shared_options
+from camscope.cli import console_output, json_output, shared_options
 
 EXAMPLE = "camscope info --json"
 PACKAGES = ("torch", "torchvision", "numpy", "opencv-python-headless", "pillow", "pyarrow", "duckdb", "typer")
@@ -19,16 +19,16 @@ def run(
     """Show package versions, installed extras and devices for a bug report."""
     facts = collect_environment()
     json_output.print_result("info", facts)
-    table = base.new_table("", "")
+    table = console_output.new_table("", "")
     for title in ("versions", "devices"):
-        table.add_row(base.styled_text((title, "bold")), "")
+        table.add_row(console_output.styled_text((title, "bold")), "")
         for name, value in facts[title].items():
             table.add_row(name, str(value))
-    table.add_row(base.styled_text(("extras", "bold")), "")
+    table.add_row(console_output.styled_text(("extras", "bold")), "")
     for name, missing in facts["extras"].items():
         fix = f'missing: {", ".join(missing)}; pip install "camscope[{name}]"'
         table.add_row(name, fix if missing else "installed")
-    base.stdout_console().print(table)
+    console_output.stdout_console().print(table)
 
 
 def collect_environment() -> dict[str, Any]:

@@ -749,7 +749,7 @@ def test_the_terminal_has_room(planted, monkeypatch):
         trouble(planted)
     planted.file(0).unlink()
     for width in (80, 120):
-        monkeypatch.setattr("camscope.cli.base.MIN_WIDTH_WITHOUT_TERMINAL", width)
+        monkeypatch.setattr("camscope.cli.console_output.MIN_WIDTH_WITHOUT_TERMINAL", width)
         monkeypatch.setenv("COLUMNS", str(width))
         done = command(planted.list(), "--by", "site")
         assert max(map(len, done.stdout.splitlines())) <= width

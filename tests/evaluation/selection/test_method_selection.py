@@ -14,7 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from camscope import Explainer, GradCAM, HiResCAM, LayerCAM, Saliency, load_model
-from camscope.cli import app, base
+from camscope.cli import app, load_model_and_methods
 from camscope.errors import InputError
 from camscope.explainers import EdgeDetector
 from camscope.geometry import Placement, project_mask_to_input
@@ -406,7 +406,7 @@ def test_what_is_removed_is_a_fourteenth_of_the_shortest_side(shape):
 )
 def test_wrong_use_is_noticed_before_the_model_is_loaded(tmp_path, monkeypatch, words, saying):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(base, "load_model_on_device", lambda *_: pytest.fail("the model is loaded"))
+    monkeypatch.setattr(load_model_and_methods, "load_model_on_device", lambda *_: pytest.fail("the model is loaded"))
     write_phantom_dataset(tmp_path / "set", 8, 700)
     (tmp_path / "empty").mkdir()
     result = CliRunner().invoke(app, ["choose", "set/list.csv", *words])
