@@ -29,7 +29,7 @@ NO_COUNTS = {  # but several numbers at once, or none
     ("images/scans/scan.py", "size"),
     ("images/photo_reader.py", "getattr(image, 'n_frames', 'its')"),
     ("metrics/randomization_result.py", "relation"),
-    ("render/image_grid.py", "sorted(heights)"),
+    ("render/pad_and_stack_images.py", "sorted(heights)"),
 }
 
 

@@ -113,7 +113,7 @@ def test_beside_the_stabilities_stands_how_often_the_answer_itself_held(cases):
     import torch
 
     from camscope import GradCAM
-    from camscope.metrics.robustness import compare_under_transforms
+    from camscope.metrics.stability_under_transforms import compare_under_transforms
     from camscope.models import load_model
     from camscope.phantom.shortcut_study import draw_study, to_study_input
 

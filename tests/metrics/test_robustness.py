@@ -30,7 +30,7 @@ from camscope.metrics import (
     stability,
 )
 from camscope.metrics.explain_changed_inputs import ExplainerProbe, reuse_passes
-from camscope.metrics.robustness import compute_stable_prediction_share
+from camscope.metrics.stability_under_transforms import compute_stable_prediction_share
 from tests.nets import CASES, Flat
 from tests.untouched import untouched
 

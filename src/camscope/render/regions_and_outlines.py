@@ -23,7 +23,7 @@ from camscope.render.image_encoding import (
     check_rgb_image,
     to_finite_float64,
 )
-from camscope.render.image_grid import arrange_tiles, pad_image, paste_tile, stack_tiles
+from camscope.render.pad_and_stack_images import arrange_tiles, pad_image, paste_tile, stack_tiles
 
 # The first eight are after Okabe & Ito (2008), distinguishable with any color vision; more than twelve are not.
 REGION_COLORS: tuple[Color, ...] = (

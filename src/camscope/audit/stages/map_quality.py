@@ -47,7 +47,7 @@ from camscope.metrics import RandomizationResult, run_randomization_test
 from camscope.metrics.explain_changed_inputs import ExplainerProbe
 from camscope.metrics.input_transforms import ACQUISITION_TRANSFORMS, InputTransform
 from camscope.metrics.mean_estimates import estimate_mean
-from camscope.metrics.robustness import DEFAULT_TRANSFORMS, compute_stable_prediction_share
+from camscope.metrics.stability_under_transforms import DEFAULT_TRANSFORMS, compute_stable_prediction_share
 
 FAITHFULNESS_METRICS = (
     "lerf-morf-gap", "deletion", "insertion", "aopc", "necessity", "sufficiency", "average-drop", "average-gain", "road",

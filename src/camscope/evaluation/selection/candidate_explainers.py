@@ -37,7 +37,7 @@ from camscope.metrics.imputation import DEFAULT_IMPUTATIONS
 from camscope.metrics.input_transforms import GaussianNoise, Shift
 from camscope.metrics.model_scorer import scoring_scope
 from camscope.metrics.perturbation_test import PerturbationTest
-from camscope.metrics.robustness import compare_batch_under_transforms
+from camscope.metrics.stability_under_transforms import compare_batch_under_transforms
 from camscope.targets import Score
 
 DEFAULT_CANDIDATE_METHODS = (

@@ -1,4 +1,4 @@
-"""Robustness metrics: how much a map changes under noise, shifts, rotations, other batches and repetition.
+"""Stability of maps: compare the maps of an input before and after shifts, rotations, noise and other transforms.
 
 The target stays the same. A map of zeros or with NaN raises UndefinedError.
 """
@@ -14,8 +14,6 @@ from torch import Tensor
 
 from camscope.errors import InputError, UndefinedError
 from camscope.explainers.core.explainer import Explainer
-from camscope.explainers.core.random_mixin import draw_seeds
-from camscope.explainers.core.setting_checks import check_positive_integer, check_positive_number
 from camscope.geometry import Placement
 from camscope.hooks.find_layers import unwrap
 from camscope.metrics.explain_changed_inputs import ExplainerProbe, check_single_sample, compute_once
@@ -27,82 +25,7 @@ from camscope.targets import TargetLike
 DEFAULT_TRANSFORMS: tuple[InputTransform, ...] = (Shift(1), Shift(4), Rotation(1), Rotation(3), GaussianNoise(0.01))
 MAX_PROBABILITY_CHANGE = 0.05  # of probability, below which a prediction counts as stable
 MIN_SHARED_AREA = 0.25  # share of the pixels that both inputs must show
-_register_change = partial(register_metric, input_kind="explainer", upper_bound=None, higher_is_better=False)
 _register_agreement = partial(register_metric, input_kind="explainer", lower_bound=-1.0, chance_level="0")
-
-
-@_register_change(
-    "max-sensitivity",
-    title="Max-Sensitivity",
-    formula="max of |map(x + d) - map(x)| / |map(x)| over draws of d, |d| at most radius in each value; Euclidean norms",
-    paper="Yeh et al. 2019, arXiv:1901.09392; here divided by the map's own norm, a Monte Carlo lower bound",
-    chance_level="about 1.4 for maps of independent noise with mean zero",
-)
-def max_sensitivity(
-    explainer: Explainer,
-    x: Tensor,
-    target: TargetLike = None,
-    *,
-    radius: float = 0.02,
-    n_samples: int = 10,
-    seed: int = 0,
-) -> float:
-    """Return the largest relative change of the map of x (1,C,*S) under random noise, 0 or more.
-
-    Args:
-        explainer: The method.
-        x: (1,C,*S) the clean input.
-        target: What `Score` accepts.
-        radius: Largest change of each value, in shares of the input's range.
-        n_samples: Number of noisy inputs.
-        seed: Seed of the noise.
-
-    Returns:
-        A relative change of the Euclidean norm.
-
-    >>> from camscope import GradCAM, load_model
-    >>> max_sensitivity(GradCAM(load_model("phantom"), "layer4"), torch.rand(1, 1, 64, 64), 1, n_samples=2) >= 0
-    True
-
-    """
-    return float(_compute_sensitivities(explainer, x, target, radius, n_samples, seed).max())
-
-
-@_register_change(
-    "average-sensitivity",
-    title="Average Sensitivity",
-    formula="mean of |map(x + d) - map(x)| / |map(x)| over draws of d",
-    paper="Yeh et al. 2019, arXiv:1901.09392, with the mean in place of the maximum",
-    chance_level="about 1.4 for maps of independent noise with mean zero",
-)
-def average_sensitivity(
-    explainer: Explainer,
-    x: Tensor,
-    target: TargetLike = None,
-    *,
-    radius: float = 0.02,
-    n_samples: int = 10,
-    seed: int = 0,
-) -> float:
-    """Return the mean relative change of the map of x (1,C,*S) under random noise (see `max_sensitivity`).
-
-    Args:
-        explainer: The method.
-        x: (1,C,*S) the clean input.
-        target: What `Score` accepts.
-        radius: Largest change of each value, in shares of the input's range.
-        n_samples: Number of noisy inputs.
-        seed: Seed of the noise.
-
-    Returns:
-        A relative change of the Euclidean norm, 0 or more.
-
-    >>> from camscope import GradCAM, load_model
-    >>> average_sensitivity(GradCAM(load_model("phantom"), "layer4"), torch.rand(1, 1, 64, 64), 1, n_samples=2) >= 0
-    True
-
-    """
-    return float(_compute_sensitivities(explainer, x, target, radius, n_samples, seed).mean())
 
 
 @dataclass(frozen=True)
@@ -341,100 +264,6 @@ def acquisition_stability(
     )
 
 
-@_register_change(
-    "determinism",
-    formula="largest difference between repeated maps of one input / largest absolute value of the map",
-    paper="repeated computation",
-    chance_level="0 is expected",
-)
-def determinism(explainer: Explainer, x: Tensor, target: TargetLike = None, *, n_repeats: int = 3) -> float:
-    """Return the largest relative difference between repeated maps of x (1,C,*S). Bit-exact maps give 0.
-
-    Args:
-        explainer: The method.
-        x: (1,C,*S) the input.
-        target: What `Score` accepts.
-        n_repeats: Number of repetitions.
-
-    Returns:
-        A relative change of the Euclidean norm, 0 for equal maps.
-
-    >>> from camscope import GradCAM, load_model
-    >>> determinism(GradCAM(load_model("phantom"), "layer4"), torch.rand(1, 1, 64, 64), 1) < 0.001
-    True
-
-    """
-    check_positive_integer(n_repeats=n_repeats)
-    probe = ExplainerProbe.from_explainer(explainer, check_single_sample(x), target)
-    first, *repeats = map(
-        to_finite_array, (probe.clean_maps[0], *(probe.compute_maps(x, [0])[0] for _ in range(n_repeats)))
-    )
-    return max(_compute_relative_difference(first, repeat) for repeat in repeats)
-
-
-@_register_change(
-    "batch-invariance",
-    formula="largest difference between the maps computed alone and in a batch / largest absolute value of the map",
-    paper="repeated computation in a batch",
-    chance_level="rounding: about 1e-6 in float32",
-)
-def batch_invariance(
-    explainer: Explainer, x: Tensor, target: TargetLike = None, *, other_images: Tensor | None = None
-) -> float:
-    """Compute the map of x (1,C,*S) alone and in a batch. Return their largest relative difference.
-
-    By default the batch holds x, x flipped along each axis, and x inverted.
-
-    Args:
-        explainer: The method.
-        x: (1,C,*S) the input.
-        target: What `Score` accepts.
-        other_images: (M,C,*S) the other images of the batch. By default they are copies of x, flipped or inverted.
-
-    Returns:
-        A relative change of the Euclidean norm, 0 for a method that treats every image alone.
-
-    Raises:
-        InputError: The other images do not have the shape of x.
-
-    >>> from camscope import GradCAM, load_model
-    >>> batch_invariance(GradCAM(load_model("phantom"), "layer4"), torch.rand(1, 1, 64, 64), 1) < 0.01
-    True
-
-    """
-    probe = ExplainerProbe.from_explainer(explainer, check_single_sample(x), target)
-    images = torch.cat([*(x.flip(axis) for axis in range(2, x.ndim)), -x, x]) if other_images is None else other_images
-    if images.shape[1:] != x.shape[1:] or not len(images):
-        received = f"other_images is of shape {tuple(images.shape)} and x of shape {tuple(x.shape)}"
-        raise InputError(f"{received}: expected one or more images of the same shape as x")
-    alone, half = to_finite_array(probe.clean_maps[0]), len(images) // 2
-    batch = torch.cat([images[:half], x, images[half:]])
-    in_batch = probe.compute_maps(batch, [0] * len(batch), batch_size=len(batch))[half]
-    return _compute_relative_difference(alone, to_finite_array(in_batch))
-
-
-def _compute_sensitivities(
-    explainer: Explainer, x: Tensor, target: TargetLike, radius: float, n_samples: int, seed: int
-) -> FloatArray:
-    """Return the relative change of the map for each noisy input (n_samples,)."""
-    check_positive_number(radius=radius)
-    check_positive_integer(n_samples=n_samples)
-    probe = ExplainerProbe.from_explainer(explainer, check_single_sample(x), target)
-    generator = torch.Generator(device="cpu")
-    max_change = radius * float(x.max() - x.min())
-    draws = [
-        torch.rand(x.shape, generator=generator.manual_seed(draw_seed), dtype=torch.float32, device="cpu")
-        for draw_seed in draw_seeds(n_samples, torch.Generator(device="cpu").manual_seed(seed))
-    ]
-    noisy = x + max_change * (2 * torch.cat(draws).to(x) - 1)
-    clean_map = to_finite_array(probe.clean_maps).ravel()
-    maps = to_finite_array(probe.compute_maps(noisy, [0] * n_samples)).reshape(n_samples, -1)
-    norm = np.linalg.norm(clean_map)
-    if not norm > 0:
-        raise UndefinedError("the map is zero everywhere: its relative change is not defined")
-    return np.asarray(np.linalg.norm(maps - clean_map, axis=1) / norm)
-
-
 class CoveredSimilarity(NamedTuple):
     """The similarity of two maps on shared pixels, the share of these pixels, and a reason if it is undefined."""
 
@@ -454,11 +283,3 @@ def _compute_similarity_on_covered_pixels(
     except UndefinedError as error:
         return CoveredSimilarity(None, share, str(error))
     return CoveredSimilarity(value, share, "")
-
-
-def _compute_relative_difference(first: FloatArray, second: FloatArray) -> float:
-    """Return the largest absolute difference divided by the largest absolute value of `first`."""
-    peak = np.abs(first).max()
-    if not peak > 0:
-        raise UndefinedError("the map is zero everywhere: its relative difference is not defined")
-    return float(np.abs(second - first).max() / peak)
