@@ -1,4 +1,4 @@
-"""`Explanation`: the attribution map of one image. It draws, saves and loads itself."""
+"""`Explanation`: the attribution map of one image, with methods that draw, save and load the map."""
 
 import html
 import os

@@ -43,7 +43,7 @@ def encode_npz(explanation: Any) -> bytes:
 
 
 def _to_metadata(explanation: Any) -> dict[str, Any]:
-    """Return the fields of an `Explanation` as JSON values. Its maps and images are left out."""
+    """Return the fields of an `Explanation` as JSON values, without maps and images."""
     names = [field.name for field in fields(explanation) if field.name not in ARRAY_FIELDS]
     return {
         **{name: getattr(explanation, name) for name in names},

@@ -296,7 +296,7 @@ def _read_parameters(model: nn.Module) -> list[Parameter]:
 
 
 def list_forward_keywords(model: nn.Module) -> frozenset[str]:
-    """Return the names of all keyword arguments of a model's forward, including those of `Unpack[SomeTypedDict]`."""
+    """Return the names of all keyword arguments that a model's forward accepts, also by `Unpack[SomeTypedDict]`."""
     keywords: set[str] = set()
     for parameter in _read_parameters(model):
         if parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY):

@@ -193,7 +193,10 @@ class Placement:
         return (self.matrix.tobytes(), self.input_size, self.image_size)
 
     def _precompose(self, linear: FloatArray, offset: ArrayLike, size: Sequence[int]) -> Self:
-        """Return the placement of a new input. `linear` and `offset` transform its coordinates to those of the present input."""
+        """Return the placement of a new input.
+
+        `linear` and `offset` transform its coordinates to coordinates of the present input.
+        """
         matrix = np.column_stack([self.matrix[:, :-1] @ linear, self.to_image(np.asarray(offset)[None])[0]])
         return type(self)(matrix, _check_plane_size(size, self._n_axes), self.image_size)
 

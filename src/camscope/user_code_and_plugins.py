@@ -41,7 +41,7 @@ class Plugin:
 
     @property
     def module_name(self) -> str:
-        """The module name of the plugin. It is the same in every process, so that its classes can be pickled."""
+        """The module name of the plugin. The name is the same in every process, so that the plugin's classes can be pickled."""
         return f"{PLUGIN_MODULE_PREFIX}{self.digest}"
 
 

@@ -160,7 +160,7 @@ def detect_evidence_column(manifest: Manifest, name: str) -> EvidenceColumn | No
 
 
 def _sample_filled_cells(manifest: Manifest, name: str) -> list[Any]:
-    """Return some of the filled cells of a column of texts or lists, spread over its rows."""
+    """Return some filled cells of a column with texts or lists. The cells are spread over the rows."""
     column, types = manifest.table[name], import_arrow().types
     if not (types.is_string(column.type) or types.is_large_string(column.type) or types.is_nested(column.type)):
         return []
@@ -207,7 +207,7 @@ def list_paths(manifest: Manifest, name: str) -> list[str]:
 
 
 def assign_column_roles(columns: Sequence[EvidenceColumn], class_names: Sequence[str]) -> EvidenceRoles:
-    """Choose the columns of the organ, of markers and of the finding by their names.
+    """Choose by name which columns hold the organ, the markers and the finding.
 
     A single column without a telling name is that of the finding. Of several such columns, none is chosen.
     """

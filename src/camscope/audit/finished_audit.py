@@ -70,7 +70,7 @@ class AuditRun:
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """The verdicts. Those that contradict the model come first."""
+        """The verdicts, first the verdicts that contradict the model."""
         order = ("contradicts", "neither", "supports", "untested")
         return tuple(sorted(self.summary.verdicts, key=lambda verdict: order.index(classify_verdict(verdict))))
 

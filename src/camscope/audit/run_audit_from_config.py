@@ -149,7 +149,7 @@ def _write_metrics(context: AuditContext) -> None:
 
 
 def _read_metric_rows(folder: Path, target: str) -> "pa.Table":
-    """Return the metric values of one finding and of the control maps from the folder of a stage."""
+    """Read the metric values of a finding, and of the control maps, from the folder of a stage."""
     table = EvaluationResult(folder).table()
     rows = zip(table["target"].to_pylist(), table["control"].to_pylist(), strict=True)
     is_selected = [name in (None, target) or control for name, control in rows]

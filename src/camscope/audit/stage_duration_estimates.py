@@ -56,7 +56,7 @@ class StageEstimator:
 
     @classmethod
     def from_context(cls, context: AuditContext) -> "StageEstimator | None":
-        """Load the images. None if none is readable."""
+        """Load the images to be timed. Return None if no image is readable."""
         cohort = context.cohort
         batches = context.iter_batches(cohort.rows[: 2 * N_TIMED_IMAGES])
         images = next((batch for batch in batches if batch[0].item), None)

@@ -94,7 +94,7 @@ class BatchWorker:
         )
 
     def targets_for(self, image: LoadedImage) -> Sequence[TargetLike]:
-        """Return the targets of an image: its target in the manifest, or otherwise those of the run."""
+        """Return the targets of an image: the target in the manifest, or otherwise the targets of the run."""
         target = image.row.get("target")
         return self.targets if target is None else [parse_target(target)]
 

@@ -37,7 +37,7 @@ class RowExport:
 
 
 def build_coco_annotations(explanation: Explanation, threshold: float) -> list[dict[str, Any]]:
-    """Return a COCO annotation for each region of a map above `threshold` x its maximum. Pixels are those of the image."""
+    """Return a COCO annotation for each region of a map above `threshold` x its maximum, in pixels of the image."""
     if explanation.placement is None:
         raise GeometryError("the position of the map on the image is unknown")
     explanation._check_two_axes()

@@ -229,7 +229,7 @@ def find_reserved_names(names: Sequence[str]) -> list[str]:
 
 
 def _rename_label_column(names: Sequence[str]) -> list[str]:
-    """Return column names with `class` in place of `label`, which is the label of a map in the rows of a run."""
+    """Rename the column `label` to `class`, because the rows of a run use `label` for the label of a map."""
     is_free = LABEL_COLUMN not in [name.lower() for name in names]
     return [LABEL_COLUMN if name == "label" and is_free else name for name in names]
 

@@ -38,7 +38,7 @@ ImageReader = Callable[[], OverlayImages]
 
 @dataclass(frozen=True)
 class OverlayWriter:
-    """Writes overlays into the folder of a run, in one image format and height. Without a height, use that of the image."""
+    """Writes overlays into the folder of a run, in one image format and height. Without a height, images keep their own."""
 
     folder: Path
     image_format: str

@@ -1,4 +1,4 @@
-"""`PathResolver`: resolve and read the file paths and URLs of a table. They may be confined to a root folder."""
+"""`PathResolver`: resolve and read the file paths and URLs of a table. A root folder may confine the paths."""
 
 import errno
 import os

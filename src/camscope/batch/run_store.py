@@ -144,7 +144,7 @@ class RunStore:
             self._lock = None
 
     def _replace_run(self, data: bytes) -> bool:
-        """Remove the existing run, and write the run.json of a new run. Both must have the same kind of content."""
+        """Remove the existing run, and write the run.json of a new run. Both runs must have the same kind of content."""
         if self._lock is None or not self._lock.acquire_exclusive():
             raise OutputError(f"{self.folder}: {FOLDER_BUSY_MESSAGE}")
         existing = self.run_info
@@ -164,7 +164,7 @@ class RunStore:
             )
 
     def _require_same_run(self, run_info: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the contents of run.json. Raise an OutputError if it is that of another run."""
+        """Return the contents of run.json. Raise an OutputError if the file belongs to another run."""
         existing = self.run_info or {}
         differences = diff_run_configs(existing, run_info)
         if differences.keys() == {"chunk_size"}:

@@ -44,7 +44,7 @@ ROWS_PER_FETCH = 4096  # rows that are converted to Python at a time
 
 @dataclass(frozen=True)
 class Query:
-    """A selection of rows of a run by an SQL condition, in the dialect of DuckDB.
+    """Selects rows of a run by an SQL condition in DuckDB's dialect.
 
     Attributes:
         where: A condition, such as `label = 'nodule' and probability < 0.6`. Default: all rows.

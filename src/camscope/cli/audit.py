@@ -307,7 +307,7 @@ def show_stage_progress() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def print_time_estimate(seconds_by_stage: "Mapping[str, float]") -> None:
-    """Print the estimated remaining time, and that of each stage."""
+    """Print the estimated remaining time, and the estimated time of each stage."""
     stage_durations = ", ".join(f"{name} {_format_duration(seconds)}" for name, seconds in seconds_by_stage.items())
     console_output.stderr_console().print(
         f"about {_format_duration(sum(seconds_by_stage.values()))} from here: {stage_durations}",

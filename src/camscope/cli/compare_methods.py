@@ -340,7 +340,7 @@ def _format_difference(difference: "Estimate | None", sign_format: str = "") -> 
 
 
 def _build_agreement_table(comparison: "ComparisonResult") -> "Table":
-    """Build a table of the mean rank correlation between the maps of each pair of methods."""
+    """Build a table with the mean rank correlation between the maps of two methods, for each pair."""
     keys, methods = (
         comparison.agreement.keys,
         [console_output.to_printable_line(name) for name in comparison.method_names],

@@ -40,7 +40,7 @@ def install_ascii_fallback() -> None:
 
 
 def _replace_unencodable(error: UnicodeError) -> tuple[str, int]:
-    """Return ASCII text for characters that cannot be encoded, and the position after them. This handles encoding errors."""
+    """Handle an encoding error. Return ASCII text for the characters that cannot be encoded, and the position after them."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return "".join(map(_transliterate_to_ascii, error.object[error.start : error.end])), error.end

@@ -245,7 +245,7 @@ def open_image_source(source: str | None, root: str | None, *, allow_outside_roo
 
 
 def print_missing_images_note(run: "BatchRun") -> None:
-    """Print a note if images of a run are not on this machine. It names the option `--fetch`, which downloads them."""
+    """Print a note if images of a run are not on this machine. The note names the option `--fetch`, which downloads them."""
     if count := run.n_unfetched_images:
         images = plural(count, "image of the run is", "images of the run are")
         console_output.print_note(f"{images} not on this machine, not fetched; to fetch them pass --fetch")

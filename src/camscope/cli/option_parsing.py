@@ -178,7 +178,7 @@ class NotExpressible:
 
 @dataclass(frozen=True)
 class ListOf:
-    """A type of comma-separated lists. Their items have one of `item_types`."""
+    """The type of a comma-separated list whose items have one of `item_types`."""
 
     item_types: tuple[Any, ...]
 

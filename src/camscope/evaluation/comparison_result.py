@@ -344,7 +344,7 @@ def _draw_agreement_and_examples(
 
 
 def _draw_agreement_matrix(figure: Any, comparison: ComparisonResult, method_names: Sequence[str]) -> None:
-    """Draw the mean correlation of the maps of each pair of methods as a matrix."""
+    """Draw a matrix: the mean correlation between the maps of two methods, for each pair."""
     panel, places = figure.subplots(), [comparison.method_names.index(name) for name in method_names]
     n_methods, values = len(method_names), comparison.compute_correlation_matrix()[np.ix_(places, places)]
     below = np.where(np.tri(n_methods, k=-1), values, np.nan)[1:, :-1]  # each pair once

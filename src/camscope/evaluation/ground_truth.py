@@ -335,7 +335,7 @@ def read_mask(source: str | bytes, size: ImageSize, label_choice: LabelChoice | 
 
 
 def is_mask_path(value: object) -> TypeGuard[str]:
-    """Return whether a cell of a column holds the path of a mask, not a list of boxes or points."""
+    """Return whether a table cell holds the path of a mask, not a list of boxes or points."""
     return isinstance(value, str) and bool(value) and not value.lstrip().startswith("[")
 
 

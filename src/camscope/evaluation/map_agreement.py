@@ -45,7 +45,7 @@ AGREEMENT_COLUMNS = {
 
 @dataclass(frozen=True)
 class MapAgreement:
-    """The mean correlation of each pair of methods of a run, and the groups of methods with the same maps."""
+    """The mean correlation between the maps of each two methods in a run, and the groups of methods with the same maps."""
 
     keys: Sequence[MethodKey]  # in the run's order
     estimates: Mapping[tuple[int, int], Estimate]  # of the i-th and the j-th method over images, for i < j
@@ -66,7 +66,7 @@ def compute_agreement(
     overwrite: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> MapAgreement:
-    """Correlate the maps of each pair of methods of a run. An interrupted computation resumes from `output`."""
+    """Correlate the maps of each two methods in a run. An interrupted computation resumes from `output`."""
     require_valid_num_threads(num_threads)
     store, pa = RunStore(output), import_arrow()
     schema = pa.schema([pa.field(name, getattr(pa, kind)()) for name, kind in AGREEMENT_COLUMNS.items()])

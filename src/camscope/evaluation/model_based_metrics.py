@@ -40,7 +40,7 @@ MapBatch = tuple[Tensor, Sequence[Row | None], MapFunction | None]
 
 @dataclass
 class EvaluationCase:
-    """One image with one target. Its rows are those of the maps that explain this target."""
+    """One image with one target, and the rows of the maps that explain this target."""
 
     x: Tensor | None  # (C,*S) the model's input, None if it is not available, with the `reason`
     target: TargetLike = None
@@ -122,7 +122,7 @@ CONTROL_EXPLAINERS = ("center", "edges")  # the controls that are explainers
 
 @dataclass(frozen=True)
 class ModelMetricEvaluator:
-    """Evaluates metrics that need the model, in batches of cases. The fields are those of `evaluate`."""
+    """Evaluates metrics that need the model, in batches of cases. `evaluate` documents the fields."""
 
     replay: RunReplay
     metrics: Sequence[Metric]

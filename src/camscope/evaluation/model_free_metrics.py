@@ -56,7 +56,7 @@ def crop_map_and_mask_to_model_input(explanation: Explanation, mask: Mask | None
 
 
 def make_control_maps(x: Tensor, explanation: Explanation) -> Mapping[str, FloatArray]:
-    """Return control maps (*S) of an image x (C,*S) by their name. They do not depend on the model."""
+    """Return control maps (*S) of an image x (C,*S) by name. Control maps do not depend on the model."""
     image = x.detach().cpu().double()[None]
     seed = int.from_bytes(explanation.name.encode()[-8:], "little")
     noise = np.random.default_rng(seed).random(explanation.grid)
@@ -73,7 +73,7 @@ def get_default_region_size(x: Tensor) -> int:
 
 
 def read_image_tensor(source: Any) -> Tensor:
-    """Read an image as it is displayed, as a tensor (C,*S). Return a float tensor unchanged."""
+    """Read an image as displayed, as a tensor (C,*S). Return a float tensor unchanged."""
     if isinstance(source, Tensor) and source.dtype != torch.uint8:
         return source.detach()
     if isinstance(source, Path) or is_scan(source):
@@ -88,7 +88,7 @@ VALUE_COLUMNS = {"control": "bool_", "metric": "string", "imputation": "string",
 
 
 def build_value_schema(run_schema: "pa.Schema") -> "pa.Schema":
-    """Return the Parquet schema of a table of metric values, with the columns of the run and of its manifest."""
+    """Return the Parquet schema for metric values, with the columns of the run and its manifest."""
     pa = import_arrow()
     value_fields = [pa.field(name, getattr(pa, kind)()) for name, kind in VALUE_COLUMNS.items()]
     manifest_fields = [field for field in run_schema if field.name not in (*RESERVED_COLUMNS, *VALUE_COLUMNS)]

@@ -35,7 +35,7 @@ class RunReplay:
 
     @classmethod
     def from_run(cls, run: BatchRun, model: nn.Module, preprocess: Any = None) -> "RunReplay":
-        """Check that the model and the preprocessing are those of the run, and build its replay."""
+        """Check that the run used this model and this preprocessing, and build the replay of the run."""
         settings, inner = run.run_info["run_config"], unwrap(model)
         expected_digest, digest = settings["model"]["digest"], compute_model_digest(inner)
         if digest != expected_digest:
@@ -133,7 +133,7 @@ class RunReplay:
 
 
 def format_method_key(row: Row) -> str:
-    """Return the method key of a row: the name of the method and the digest of its settings."""
+    """Return the method key of a row: the method's name with the digest of its settings."""
     return f"{row['method']} {row['parameters_digest']}"
 
 

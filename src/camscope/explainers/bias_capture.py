@@ -64,7 +64,7 @@ class OutputLayouts(NamedTuple):
 def infer_output_layouts(
     score: Score, x: Tensor, layout_hints: LayoutHints, sample_axis_by_shape: Mapping[tuple[int, ...], int]
 ) -> OutputLayouts:
-    """Infer the layouts of outputs with channels last, and test each layout by noise.
+    """Infer the layouts of outputs with channels last, and test each layout with noise.
 
     Layouts that the test contradicts are left out.
     """
@@ -129,7 +129,7 @@ def _infer_output_layout(shape: tuple[int, ...], x: Tensor, layout_hints: Layout
 def _verify_output_layout(
     score: Score, x: Tensor, shape: tuple[int, ...], sample_axis: int, layout: Layout
 ) -> LayoutVerdict:
-    """Test by noise whether the first output of this shape has the layout `layout`. See `probe_layout`."""
+    """Test with noise whether the first output of this shape has the layout `layout`. See `probe_layout`."""
     functions: Collection[object] = CHANNELS_LAST_FUNCTIONS
     if layout.kind == CHANNELS_FIRST:
         functions = BIAS_FUNCTIONS.difference(CHANNELS_LAST_FUNCTIONS)

@@ -44,7 +44,7 @@ class Completeness:
 
     @property
     def gap(self) -> Tensor:
-        """The unexplained part (N,) of the score. It is rounding in a piecewise linear model.
+        """The unexplained part (N,) of the score. In a piecewise linear model, only rounding remains.
 
         In other models, it also contains smooth functions and constants.
         """

@@ -47,9 +47,7 @@ class _ThreadTrainingFlag:
 
 
 def _get_training_flags_of_this_thread() -> Iterable[dict[int, bool]]:
-    """Return the `training` flags by module id that apply to this thread. Autograd's threads see those of all
-    threads.
-    """
+    """Return the `training` flags by module id that apply to this thread. Autograd's threads see the flags of all threads."""
     if (flags := _flags_by_thread.get(threading.get_ident())) is not None:
         return (flags,)
     return tuple(_flags_by_thread.values()) if is_autograd_thread() else ()

@@ -28,7 +28,7 @@ POOLING_OPS = {aten.max_pool2d_with_indices, aten.max_pool3d_with_indices, aten.
 
 @dataclass
 class CostTracker:
-    """Counts of the multiplications that incremental forward passes save and need, and of the bytes of a row.
+    """Counts the multiplications that incremental forward passes save and need, and the bytes per row.
 
     `saved_multiplications` are those that the variants did not need. `clean_multiplications` are those of the unchanged
     input. If a pass needs full tensors before `min_saved_multiplications` are saved, it ends with NotWorthwhileError.

@@ -53,7 +53,7 @@ def compute_output_extent(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Extent:
-    """Compute the extent of a function's output from the extent of its input. `size` is that of the input in cells."""
+    """Compute the extent of a function's output from the extent of its input. `size` is the input's size in cells."""
     if name == "pad":
         widths = list(args[1] if len(args) > 1 else kwargs["pad"])
         pairs = reversed([*zip(widths[::2], widths[1::2], strict=True), *[(0, 0)] * len(size)][: len(size)])
@@ -109,9 +109,7 @@ def _move_end_inward(cut: float, pad: float, distance: float, cell_size: float) 
 
 
 def _apply_window_margin(axis: AxisExtent, margin: float, cell: float) -> AxisExtent:
-    """Return the extent after a convolution or pooling that moves each end outward by `margin`. It uses up the
-    padding.
-    """
+    """Return the extent after a convolution or pooling, which moves each end outward by `margin` and uses up the padding."""
     unused = [max(0.0, pad + min(margin, 0.0)) for pad in (axis.low_pad, axis.high_pad)]
     low_left, high_left = (share if share > _round_up(cell) else 0.0 for share in unused)
     low, high = axis.low - margin, axis.high + margin

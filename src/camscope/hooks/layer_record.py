@@ -117,7 +117,7 @@ class LayerCall:
 
 
 class LayerRecord:
-    """All calls of one layer, in the order in which they ended. The properties are those of the last call.
+    """All calls of one layer, in the order in which they ended. The properties describe the last call.
 
     Args:
         name: Name of the layer.

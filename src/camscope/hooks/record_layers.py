@@ -111,7 +111,7 @@ def extract_features(
 
 
 class _Recorder(Hooks):
-    """The hooks that record a layer: one runs before the layer, one after it. They change nothing."""
+    """The hooks that record a layer: one runs before the layer, one after it. Neither hook changes the layer's values."""
 
     def __init__(self, inputs: bool, outputs: bool, gradients: bool, device: torch.device | None) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class _Recorder(Hooks):
     def _hook_gradients(
         self, call: LayerCall, edges: dict[LeafPath, GraphEdge], start_sequence_number: int, output: object
     ) -> None:
-        """Add hooks to one call of a layer that record the gradients of its output and of its inputs."""
+        """Add hooks that record the gradients of a layer call, at the output and at the inputs."""
         at_inputs, nodes = call._at_inputs.accumulators, list[Node]()
         for path, leaf in _iter_differentiable_tensors(output):
             self.add_handle(register_gradient_hook(leaf, call._at_output.accumulators[path].add_gradient))

@@ -64,7 +64,7 @@ ACTIVATION_BY_NODE_NAME |= {"PreluKernel": "prelu", "RreluWithNoise": "rrelu", "
 
 @dataclass
 class ReluReport:
-    """Counts of the ReLUs, of other activations, and of opaque operations in the autograd graph of a score."""
+    """How many ReLUs, other activations and opaque operations the autograd graph of a score has."""
 
     relus: Counter[str] = field(default_factory=Counter)
     other_activations: Counter[str] = field(default_factory=Counter)

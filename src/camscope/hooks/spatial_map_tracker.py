@@ -145,7 +145,7 @@ class SpatialMapTracker(BaseFunctionMode):
             return self._is_misplaced(tensor)
 
     def has_all_cells_in_position(self, tensor: Tensor) -> bool:
-        """Whether the cells of every channel of a tensor (N,K,*grid) lie in the order of the input.
+        """Whether all channels of a tensor (N,K,*grid) have their cells in the order of the input.
 
         Return False if that is unknown.
         """
@@ -322,7 +322,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return cells.data_ptr() == self._build_unknown_cell_numbers_like(cells).data_ptr()
 
     def _comes_from_no_cell(self, tensor: Tensor) -> bool:
-        """Whether the values of a tensor are known to come from no cell, as those of parameters do."""
+        """Whether a tensor's values are known to come from no cell, as the values of parameters do."""
         cells = self._read_cell_numbers_or_none(tensor)
         return cells is not None and self._depends_on_no_cell(cells)
 
@@ -371,7 +371,10 @@ class SpatialMapTracker(BaseFunctionMode):
         return merged
 
     def _find_cells_of_matrix_product(self, name: str, sources: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
-        """Return the cell numbers of a matrix product, those of its rows or columns, or None if they are unknown."""
+        """Return the cell numbers of a matrix product, from the rows or columns of its factors.
+
+        Return None if they are unknown.
+        """
         rows = self._read_cell_numbers_or_none(sources[0])
         if (
             rows is not None

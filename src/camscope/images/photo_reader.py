@@ -112,7 +112,7 @@ class ReducedPhoto(NamedTuple):
 
 
 def read_reduced_photo(data: bytes, required_size: Callable[[Size], Size]) -> ReducedPhoto:
-    """Decode an image file at a reduced size, if its format allows it. This is faster.
+    """Decode an image file at a reduced size, which is faster, if its format allows it.
 
     `required_size` maps the full size to the smallest size that is needed. A JPEG of at least twice that size is decoded
     at a half, a quarter or an eighth. All other formats are decoded at full size.

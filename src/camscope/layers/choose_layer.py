@@ -25,7 +25,7 @@ LAYERS_PER_PASS = 12  # layers that are probed in one forward pass, from the end
 
 
 def _find_per_frame_remedy(model: nn.Module, forward: Callable[[], object], input_shape: Sequence[int]) -> str:
-    """Return an error text with advice about the last layer that has one map per video frame. Return "" if none has."""
+    """Return an error text with advice about the last layer that has one map per video frame. Return "" without such a layer."""
     remedies: list[str] = []
 
     def collect_remedy(name: str, module: nn.Module, output: object) -> None:

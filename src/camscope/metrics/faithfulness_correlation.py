@@ -42,7 +42,7 @@ def infidelity(
     unit: AttributionUnit = "contributions",
     output_kind: OutputKind = "score",
 ) -> MetricValues:
-    """Return the mean squared difference (N,) of the attribution of a random square and the loss of output without it.
+    """Return the mean squared difference (N,) between a random square's attribution and the loss of output without the square.
 
     The unit is that of the output, squared. For a map of zeros the value is the mean of the squared losses.
 

@@ -1,4 +1,4 @@
-"""Scores of a model after regions, sets of regions or squares of its input are removed, for metrics of maps."""
+"""`PerturbationTest`: scores of a model after parts of its input are removed: single regions, sets of regions, or squares."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

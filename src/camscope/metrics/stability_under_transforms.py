@@ -64,7 +64,7 @@ def compare_under_transforms(
     similarity: str = "spearman",
     max_probability_change: float = MAX_PROBABILITY_CHANGE,
 ) -> list[TransformAgreement]:
-    """Compare the map of x (1,C,*S) with the map of each changed input, on the pixels of x.
+    """Compare the map of x (1,C,*S) with the maps of changed inputs, each projected back to the pixels of x.
 
     Args:
         explainer: The method.

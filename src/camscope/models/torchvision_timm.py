@@ -82,7 +82,7 @@ def _load_published_torchvision(builder: ModelBuilder, published: Any, name: str
 
 
 def _build_torchvision(builder: ModelBuilder, weights: str | os.PathLike[str]) -> BuiltModel:
-    """Build a model, with random weights or with those of a checkpoint file."""
+    """Build a model with random weights or with the weights of a checkpoint file."""
     if weights == RANDOM_WEIGHTS:
         return BuiltModel(builder(**_get_builder_options(builder, {})), has_published_classes=False)
     if builder.__module__.startswith("torchvision.models.detection"):
@@ -146,7 +146,7 @@ def _load_published_timm(timm: Any, name: str) -> nn.Module:
 
 
 def _build_timm(timm: Any, name: str, weights: str | os.PathLike[str]) -> BuiltModel:
-    """Build a model, with random weights or with those of a checkpoint file."""
+    """Build a model with random weights or with the weights of a checkpoint file."""
 
     def build(n_classes: int | None) -> nn.Module:
         try:

@@ -1,4 +1,4 @@
-"""Animate a volume slice by slice as a GIF or WebP, and draw selected frames, such as those of a video, in a grid."""
+"""Animate a volume slice by slice as a GIF or WebP, and draw selected frames of a video or volume in a grid."""
 
 import io
 from collections.abc import Callable, Iterator, Sequence

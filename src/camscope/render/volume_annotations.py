@@ -120,7 +120,7 @@ def format_slice_position(volume: Volume, voxel: VoxelIndex, normal_axis: int) -
 def draw_side_panel(
     volume: Volume, font_size: int, pixels_per_mm: float, height: int, text_lines: Sequence[str], *, bar: bool = True
 ) -> RGBImage:
-    """Draw a side panel of about `height` rows with a color bar, text lines and a legend of masks. It may show a warning too."""
+    """Draw a side panel of about `height` rows: a color bar, text lines, a legend of masks, and a warning if there is one."""
     edge, gap = max(2, font_size // 4), font_size // 2
     panel_width = 12 * font_size
     pieces = []

@@ -200,7 +200,7 @@ class Volume:
 
     @cached_property
     def warning(self) -> str | None:
-        """The warning to display: `flag`, or that the map is empty or flat. It may be None."""
+        """The warning to display: `flag`, or that the map is empty or flat. None without a warning."""
         if self.flag is not None:
             return self.flag or None
         covered_values = self.values if self.covered is None else self.values[self.covered]
@@ -300,7 +300,7 @@ def compute_spacing(affine: NDArray[np.float64]) -> tuple[float, float, float]:
 
 
 def compute_cell_affine(affine: ArrayLike | None, cells_to_voxels: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """Compute the affine (4,4) of a map's cells from that of the voxels. In both, index i is the center of cell or voxel i.
+    """Compute the affine (4,4) of a map's cells from the affine of the voxels. Index i is the center of cell or voxel i.
 
     Args:
         affine: (4,4) of the voxels, from index to millimeters, or None if it is unknown.

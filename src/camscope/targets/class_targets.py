@@ -22,7 +22,7 @@ from camscope.unusual_tensors import describe_unusual_tensor
 
 @dataclass(frozen=True)
 class Difference:
-    """The score of class `a` minus that of class `b`. For logits this is the log-odds of `a` over `b`.
+    """The score of class `a` minus the score of class `b`. For logits, this difference is the log-odds of `a` over `b`.
 
     Args:
         a: Index or name of the class.
@@ -61,7 +61,7 @@ class Class:
 
 
 class ClassPair(NamedTuple):
-    """The index of a class, and that of the class that it is compared with: -1 if the target compares nothing."""
+    """The index of a class, and the index of the class with which it is compared: -1 if the target compares nothing."""
 
     class_index: int
     contrast_index: int

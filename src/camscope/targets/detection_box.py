@@ -183,7 +183,7 @@ class Box(Target):
         return overlaps[best] * probabilities[best]
 
     def _select_class_probabilities(self, detections: Detections) -> Tensor:
-        """Return one probability (D,) per detection: that of the target's class, or the largest if no class is set."""
+        """Return one probability (D,) per detection: the probability of the target's class, or the largest if no class is set."""
         probabilities = detections.probabilities
         if not isinstance(self.label, int):
             return probabilities.amax(1)

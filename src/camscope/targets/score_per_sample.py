@@ -176,7 +176,7 @@ class Score:
         return torch.finfo(self.dtype).eps
 
     def read_score(self, output: object, n_rows: int, sample_index: Tensor | None = None) -> Tensor:
-        """Read the score (N,) from a model output with `n_rows` rows. `sample_index` is that of `__call__`."""
+        """Read the score (N,) from a model output with `n_rows` rows. `sample_index` is the argument of `__call__`."""
         values = self._read_full_precision(output, n_rows, sample_index)
         self._track_range("score", values, sample_index)
         return values

@@ -164,7 +164,7 @@ def _multiply_along_axes(values: FloatArray, weights: list[FloatArray]) -> Float
 
 
 def _build_area_weights(size: int, grid_size: int) -> FloatArray:
-    """Return the weight (grid_size,size) of each of `size` cells in the mean over each of `grid_size` larger cells."""
+    """Return the weights (grid_size,size) with which `size` cells are averaged to `grid_size` larger cells."""
     edges, cells = np.linspace(0, size, grid_size + 1), np.arange(size)
     shared = np.minimum(edges[1:, None], cells + 1) - np.maximum(edges[:-1, None], cells)
     return np.asarray(shared.clip(min=0) * grid_size / size)

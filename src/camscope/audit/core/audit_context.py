@@ -48,7 +48,7 @@ class AuditContext:
 
     @property
     def sample_sizes(self) -> SampleSizes:
-        """The number of images in each stage: those of the config, or fewer that fit the budget."""
+        """The number of images in each stage, from the config. A time budget may make the number smaller."""
         sizes: dict[str, int] = {planned.stage: planned.n_images for planned in self.planned_sizes}
         return self.config.sample_sizes.model_copy(update=sizes)
 

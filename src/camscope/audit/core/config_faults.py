@@ -49,7 +49,7 @@ class FaultCollector:
 
     @contextmanager
     def collect(self, key: str) -> Iterator[None]:
-        """Collect an error of the block as a fault of a key, instead of raising it."""
+        """If the block raises an error, collect the error as a fault of `key`."""
         try:
             yield
         except MissingExtraError:
@@ -197,7 +197,7 @@ def _choose_error_of_union(group: Sequence[Any]) -> Any:
 
 
 def _find_key_path_in_tables(tables: Any, location: Iterable[Any], *, is_missing: bool) -> KeyPath:
-    """Return the part of a location that leads to a key of the tables, without the names of types."""
+    """Return the path of the key at an error location. Names of types in the location are left out."""
     path: list[str] = []
     for part in location:
         if isinstance(tables, Mapping) and part in tables:

@@ -64,7 +64,7 @@ class _MeanSide:
     interval_method: ClassVar[str] = STUDENT_T_INTERVAL
 
     def compute_difference_interval(self, reference: Self, confidence_level: float) -> tuple[float, float]:
-        """Return the Student's t interval of the difference, with the degrees of freedom of the side that has fewer."""
+        """Return the Student's t interval of the difference. The side with fewer degrees of freedom sets their number."""
         gap = self.estimate.mean - reference.estimate.mean
         quantile = compute_t_quantile(min(self.dof, reference.dof), (1 - confidence_level) / 2)
         half = quantile * self._compute_standard_error(reference)
@@ -99,7 +99,7 @@ class _AurocSide:
         return np.unique(self.ranking.group_index)
 
     def compute_difference_interval(self, reference: Self, confidence_level: float) -> tuple[float, float]:
-        """Return the square-and-add interval of the difference. It uses the correlation of the resamples of both sides.
+        """Return the square-and-add interval of the difference, with the correlation between the resamples of both sides.
 
         Zou 2007, doi:10.1037/1082-989X.12.4.399.
         """
@@ -134,7 +134,7 @@ def compare_level_means(
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> tuple[Contrast, ...]:
-    """Compare the mean value of each level with that of all other levels. Two levels make one contrast.
+    """Compare the mean value of each level with the mean value of all other levels. Two levels make one contrast.
 
     Rows (N,) without a value or a level are left out. `groups` (N,) are the patients, who may have images of several levels.
     `margin` is the difference that would not matter, declared before the results are known. A side needs `min_patients`.
@@ -169,7 +169,7 @@ def compare_level_aurocs(
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> tuple[Contrast, ...]:
-    """Compare the AUROC of each level with that of all other levels.
+    """Compare the AUROC of each level with the AUROC of all other levels.
 
     A side needs five patients of either class.
     """

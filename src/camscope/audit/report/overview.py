@@ -310,7 +310,7 @@ def explain_conclusion(verdict: Verdict) -> Markup:
 
 
 def _iter_results(summary: Summary) -> Iterator[Concern]:
-    """Yield the decided verdicts: on the model, then on the maps, then on the data. Those against come first."""
+    """Yield the decided verdicts on the model, then on the maps, then on the data. In each group, contradictions come first."""
     ranks, topics = {"contradicts": 0, "supports": 1, "neither": 2}, ("model", "maps", "data")
     decided = [item for item in summary.verdicts if item.conclusion != "not testable"]
     groups: dict[tuple[str, ...], list[Verdict]] = {}

@@ -139,7 +139,7 @@ def describe_statistical_unit(check: DataCheckResult) -> str:
 
 
 def describe_config_declarations(provenance: Mapping[str, Any]) -> Markup:
-    """Describe whether the margins were declared before any results were known. The log of the folder decides."""
+    """Describe whether the margins were declared before any results were known, as the log of the folder shows."""
     count = provenance.get("declarations")
     if not isinstance(count, int):
         return Markup("It is not recorded whether other margins were declared earlier.")

@@ -52,7 +52,7 @@ class RegionSample:
 
 @dataclass(eq=False)
 class RegionSamples:
-    """Images of equal input size with their region masks. It counts why images were excluded or lack regions."""
+    """Images of equal input size with their region masks, and counts of the reasons why images or regions are missing."""
 
     samples: list[RegionSample]
     missing_reasons: dict[str, Counter[str]] = field(default_factory=dict)

@@ -78,7 +78,7 @@ class SampledStage:
     def _complete_summaries(
         self, summaries: Sequence[MetricSummary], first_table: "pa.Table", finding: Finding
     ) -> list[MetricSummary]:
-        """Return the summaries in order, with those of the metrics of the first look."""
+        """Return the summaries in order, and add the summaries of metrics that only the first look evaluated."""
         if not self.first_look_metrics:
             return _sort_summaries(summaries)
         once = import_arrow("compute").is_in(first_table["metric"], import_arrow().array(self.first_look_metrics))
@@ -99,7 +99,7 @@ class SampledStage:
         look: InterimLook,
         max_images: int,
     ) -> list[Explainer]:
-        """Add the summaries of the methods that stop at a look. Return the methods that go on."""
+        """Add the summaries of the methods that stop at a look. Return the methods that continue."""
         remaining, controls = [], list[MetricSummary]()
         for explainer in active:
             summaries = self._summarize(_select_method(table, explainer.composed_name), finding, look)
@@ -170,7 +170,7 @@ class SampledStage:
     def _compute_maps(
         self, finding: Finding, rows: Sequence[int], explainers: Sequence[Explainer], folder: Path
     ) -> BatchRun:
-        """Compute the maps of explainers whose settings are not those of the reported maps."""
+        """Compute the maps of explainers whose settings differ from the settings of the reported maps."""
         config, cohort = self.context.config, self.context.cohort
         positions = import_arrow().array([cohort.manifest_positions[row] for row in rows], import_arrow().int64())
 

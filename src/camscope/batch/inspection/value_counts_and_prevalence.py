@@ -164,7 +164,7 @@ def resolve_column_names(manifest: Manifest, requested: Mapping[str, str | None]
 
 @dataclass(frozen=True, eq=False)
 class TargetPrevalence:
-    """The number of rows of each target in each group of a column: `counts` (groups,targets).
+    """How many rows of each group have each target: `counts` (groups,targets). The groups are the values of a column.
 
     `association` is Cramér's V: 0 if group and target are independent, 1 if the group determines the target, None if
     undefined.

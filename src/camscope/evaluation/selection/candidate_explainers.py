@@ -77,7 +77,7 @@ def build_candidates(
 
 
 def find_stage_layers(model: nn.Module, x: Tensor) -> list[str]:
-    """Return the last layer of each of the last three resolutions of a CNN, or three blocks of a transformer."""
+    """Return three layers: in a CNN the last layer at each of the three lowest resolutions, in a transformer three blocks."""
     model_info = inspect_model(model)
     with inference_scope(model_info, "eval"):
         inner = model_info.model

@@ -39,7 +39,7 @@ def load_samples(
     max_images: int = 64,
     seed: int = 0,
 ) -> LoadedSamples:
-    """Load at most `max_images` random images, prepared by `explainer`. Keep those of the most frequent input size.
+    """Load at most `max_images` random images, prepared by `explainer`. Keep the images with the most frequent input size.
 
     `target` applies to images without a target.
     """

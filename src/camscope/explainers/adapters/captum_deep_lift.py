@@ -153,7 +153,7 @@ class _NoInputGradientError(Exception):
 
 
 class _ScoreModule(nn.Module):
-    """A module that computes the score of variants of one sample, by a copy of the model that captum can hook."""
+    """A module that scores variants of one sample. It runs a copy of the model that captum can hook."""
 
     def __init__(self, score: Score, call_records: ModuleCallRecords, sample: int) -> None:
         super().__init__()

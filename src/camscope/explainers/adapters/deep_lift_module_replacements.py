@@ -14,7 +14,7 @@ CLIPPED_RELU_TYPES = (nn.ReLU6, nn.Hardtanh)
 
 
 def convert_clipped_relus(model: nn.Module) -> None:
-    """Give clipping modules, such as ReLU6, the type ReLU, so that captum uses its rule for ReLUs. They still clip."""
+    """Give clipping modules, such as ReLU6, the type ReLU, so that captum uses its rule for ReLUs. The modules still clip."""
     modules: Iterator[Any] = model.modules()  # whose types change
     for part in modules:
         if type(part) in CLIPPED_RELU_TYPES:

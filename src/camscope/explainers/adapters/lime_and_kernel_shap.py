@@ -90,7 +90,7 @@ def format_explained_variance(
 
 
 class CellLabels(NamedTuple):
-    """The number of the cell of each pixel (*S), and the number of cells."""
+    """For each pixel (*S) the index of its cell, and the count of all cells."""
 
     labels: Tensor
     n_cells: int

@@ -1,4 +1,4 @@
-"""Copies of a model for the hooks of another package, with one copy of a module for each of its calls."""
+"""Copy a model so that another package can hook it. A module that is called several times gets one copy for each call."""
 
 import copy
 import weakref

@@ -154,7 +154,7 @@ def select_token_attentions(
 
 
 def is_layout_unverified(method_name: str, score: Score, x: Tensor, layout: Layout, n_tokens: int) -> bool:
-    """Test the layout of tokens by noise. Return True if it is undecided, and raise LayerError if it is contradicted."""
+    """Test with noise whether tokens have a layout. Return True if the test is undecided, and raise LayerError if it fails."""
 
     def read_values_of_first_attention(run: Callable[[Tensor], object], inputs: Tensor) -> list[Tensor | None]:
         with AttentionRecorder() as recorder:

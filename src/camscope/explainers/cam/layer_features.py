@@ -23,7 +23,7 @@ MIN_ROUNDING_STEPS = 20  # a change of fewer steps of rounding gets a note
 
 
 class InputVariants(NamedTuple):
-    """Variants of samples as inputs (R,C,*S), and the index (R,) of the sample of each variant."""
+    """Variants of samples as inputs (R,C,*S). An index (R,) tells from which sample each variant is made."""
 
     inputs: Tensor
     sample_index: Tensor
@@ -33,7 +33,7 @@ ActivationEdit = Callable[[Tensor], object]  # edits activations (R,K,*s) in pla
 
 
 class ActivationVariants(NamedTuple):
-    """A function that edits R copies of activations in place, and the index (R,) of the sample of each copy."""
+    """A function that edits R copies of activations in place. An index (R,) tells from which sample each copy is made."""
 
     edit: ActivationEdit
     sample_index: Tensor

@@ -77,7 +77,9 @@ class LayerSelectionMixin(Explainer):
         return [] if named else [f"layer {layer!r} was chosen"]
 
     def choose_layer_name(self, x: Tensor, score: Score) -> str:
-        """Choose the layer if the user names none: that of a loaded model, or the last spatial layer that affects the score."""
+        """Choose the layer if the user names none: the layer that a loaded model declares, or the last spatial layer that
+        affects the score.
+        """
         model = score.model
         card = get_card(model)
         if card and card.layer:

@@ -314,7 +314,7 @@ def _require_gradient(tap: Tap, layer: str) -> Tensor:
 
 
 def _compute_hessian_times_activation(values: Tensor, activation: Tensor) -> Tensor:
-    """Compute the Hessian of the values times the activation. It is zero if the values are linear in the activation."""
+    """Compute the Hessian of the values times the activation. The product is zero if the values are linear in the activation."""
     (gradient,) = torch.autograd.grad(values.sum(), activation, create_graph=True)
     if not gradient.requires_grad:
         return torch.zeros_like(activation)

@@ -75,7 +75,7 @@ class Comparison:
         return len({entry.target_index for entry in self.entries})
 
     def correlate_maps(self, kind: Literal["pearson", "spearman"] = "pearson") -> FloatArray:
-        """Return the correlation matrix (M,M) of the displayed maps. It is NaN for a constant map.
+        """Return the correlation matrix (M,M) of the displayed maps. A constant map has NaN.
 
         All maps are resized to the finest grid among them.
 

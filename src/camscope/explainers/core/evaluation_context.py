@@ -150,7 +150,7 @@ class EvaluationSettings(Protocol):
 
 @dataclass(frozen=True)
 class EvaluationContext:
-    """The input x (N,C,*S) of one call as the model takes it, and the options of every score of that call."""
+    """The input x (N,C,*S) of one call as the model takes it, and the options that all scores of the call share."""
 
     x: Tensor
     model: nn.Module

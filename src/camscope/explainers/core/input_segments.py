@@ -29,7 +29,7 @@ def check_segments(*allowed: object, segments: object) -> None:
 
 
 def resolve_segment_labels(segments: SegmentsLike, x: Tensor, compactness: float = SLIC_COMPACTNESS) -> Tensor:
-    """Compute the segment number of each pixel of an input (C,*S), as a label map (*S) of int64.
+    """Number the segments of an input (C,*S). Return the segment number of each pixel as a label map (*S) of int64.
 
     `segments` is a label map (*S), a function that returns one for x, or an approximate number of superpixels.
     Superpixels are computed by SLIC on the model's input (Achanta et al. 2012; scikit-image, extra `segments`).

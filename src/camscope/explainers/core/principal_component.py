@@ -66,7 +66,7 @@ def _scale_leading_vectors(values: Tensor, vectors: Tensor, source_dtype: torch.
 
 
 def _find_tied_eigenvalues(values: Tensor, source_dtype: torch.dtype) -> Tensor:
-    """Return a mask (N,m) of the eigenvalues that equal the largest eigenvalue. It is False if that is not positive."""
+    """Return a mask (N,m) of the eigenvalues that equal the largest one. If the largest is not positive, the mask is False."""
     top = values[:, -1:]
     return (top > 0) & (values >= top * (1 - _get_tie_tolerance(source_dtype)))
 
@@ -109,7 +109,7 @@ class RitzPairs(NamedTuple):
 
 
 def _compute_ritz_pairs(gram: Tensor, block: Tensor) -> RitzPairs:
-    """Compute the largest Ritz values of each matrix (N,n,n) in the Krylov space of a block of vectors."""
+    """Compute the largest Ritz values of each matrix (N,n,n) in the Krylov space that a block of vectors spans."""
     basis, images = block, gram @ block
     for _ in range(POWERS_PER_RESTART):
         fresh = images[..., -LANCZOS_BLOCK_SIZE:]

@@ -134,7 +134,7 @@ def select_baseline_rows(
 
 
 class SplitKeywords(NamedTuple):
-    """The keywords of a call: those for the forward of the model, and those for the settings of the method."""
+    """The keywords of a call, split into inputs for the model's forward and settings for the method."""
 
     for_model: dict[str, Any]
     for_method: dict[str, Any]

@@ -279,7 +279,7 @@ def _has_excitation_rule(node: Node) -> bool:
 
 
 def _carries_probability(value: object) -> TypeGuard[Tensor]:
-    """Whether probability is propagated back to a tensor. It is not propagated to parameters."""
+    """Whether probability is propagated back to a tensor. Parameters receive no probability."""
     return isinstance(value, Tensor) and value.requires_grad and not value.is_leaf and torch.is_grad_enabled()
 
 

@@ -16,7 +16,7 @@ from camscope.targets import full_precision
 
 
 class PathSamples(NamedTuple):
-    """Random points on paths to a sample: index of the baseline, fraction of the way, and seed of the noise for each."""
+    """Random points on paths from baselines to a sample. Each point has a baseline index, a fraction 0..1, and a noise seed."""
 
     baseline_indices: Tensor
     fractions: Tensor

@@ -88,7 +88,7 @@ class WindowScorer:
         return scores[:, order.argsort()]
 
     def _decide_pass_type_by_trial(self, corners: Tensor, scores: Tensor, n_multiplications: int) -> None:
-        """Decide whether to use window passes. Their scores of R windows must equal the `scores` (B,R) of full passes."""
+        """Decide whether to use window passes. The scores of R windows must equal the `scores` (B,R) of full passes."""
         evaluator, n_baselines = self._masked_input.evaluator, len(self._masked_input.baselines)
         self._n_rows = len(corners) * n_baselines
         self._multiplications_per_row = n_multiplications / self._n_rows

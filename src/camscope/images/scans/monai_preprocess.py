@@ -37,7 +37,7 @@ class MonaiInput(NamedTuple):
 
 @dataclass(frozen=True)
 class MonaiPreprocess:
-    """A preprocessing by MONAI transforms. They take a path, or a dictionary with a path, and return a MONAI tensor."""
+    """A preprocessing by MONAI transforms, which take a path, or a dictionary with a path, and return a MONAI tensor."""
 
     transform: Any
 
