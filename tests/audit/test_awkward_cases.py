@@ -13,7 +13,7 @@ from camscope import audit
 from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.cohort import Cohort
 from camscope.audit.core.config import Config
-from camscope.audit.core.predictions import Predictions
+from camscope.audit.core.stored_predictions import Predictions
 from camscope.audit.demo_dataset_and_model import write_demo_study
 from camscope.audit.performance.compute_log_odds_and_features import (
     are_probability_outputs,

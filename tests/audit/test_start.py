@@ -18,7 +18,7 @@ from camscope.audit.config_validation import validate_config
 from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.config import Config
 from camscope.audit.core.config_faults import find_key_lines
-from camscope.audit.core.predictions import StageResults
+from camscope.audit.core.stored_predictions import StageResults
 from camscope.audit.find_manifest_columns import EvidenceColumn, assign_column_roles, detect_evidence_column
 from camscope.audit.run_stages import _run_stage_and_measure_seconds, prepare_folder_and_digest_inputs
 from camscope.batch import build_manifest

@@ -159,7 +159,7 @@ def test_an_expected_class_that_is_unknown_is_an_error(here):
 def test_maps_of_different_layers_have_no_difference():
     from dataclasses import replace
 
-    from camscope.cli.explain_images import build_class_differences
+    from camscope.cli.explanation_writer import build_class_differences
 
     one = GradCAM(load_model("phantom"), "layer4").explain(np.zeros((64, 64, 3), np.uint8), 1)
     with pytest.raises(CamscopeError, match="layer4 and layer3") as error:

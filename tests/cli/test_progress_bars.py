@@ -112,7 +112,7 @@ def test_an_interrupted_method_says_how_far_it_came(here, monkeypatch):
         error.add_note("rise, image 1 of 1: stopped after 8 of 96 passes")
         raise error
 
-    monkeypatch.setattr("camscope.cli.explain_images.ImageExplanationWriter.explain_and_write", interrupted)
+    monkeypatch.setattr("camscope.cli.explanation_writer.ImageExplanationWriter.explain_and_write", interrupted)
     result = CliRunner().invoke(app, ["explain", "nodule.png", "--methods", "rise"])
     assert result.exit_code == commands_and_error_reports.EXIT_INTERRUPTED
     assert "error: interrupted; rise, image 1 of 1: stopped after 8 of 96 passes" in result.stderr

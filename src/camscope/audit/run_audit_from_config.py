@@ -15,7 +15,7 @@ from camscope.atomic_writes_and_folder_locks import (
 )
 from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.config import Config
-from camscope.audit.core.predictions import Predictions
+from camscope.audit.core.stored_predictions import Predictions
 from camscope.audit.core.summary_schema import Summary
 from camscope.audit.finished_audit import AuditRun
 from camscope.audit.provenance import provenance_file

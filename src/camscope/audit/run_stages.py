@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from camscope.atomic_writes_and_folder_locks import build_output_path, write_bytes
 from camscope.audit.config_validation import validate_config
 from camscope.audit.core.audit_context import AuditContext
-from camscope.audit.core.predictions import StageResults
 from camscope.audit.core.stage_result_schema import StageResult
+from camscope.audit.core.stored_predictions import StageResults
 from camscope.audit.core.summary_entries import describe_images
 from camscope.audit.core.summary_schema import Summary
 from camscope.audit.provenance import provenance_file

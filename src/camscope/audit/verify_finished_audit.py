@@ -12,7 +12,7 @@ import numpy as np
 from camscope.atomic_writes_and_folder_locks import read_bytes
 from camscope.audit.core.audit_context import AuditContext, ProgressCallback
 from camscope.audit.core.config import Config
-from camscope.audit.core.predictions import Predictions
+from camscope.audit.core.stored_predictions import Predictions
 from camscope.audit.finished_audit import check_folder_readable
 from camscope.audit.performance.compute_log_odds_and_features import compute_log_odds, compute_logits_and_features
 from camscope.audit.provenance import provenance_file

@@ -9,13 +9,13 @@ import pytest
 pytest.importorskip("pydantic")
 
 from camscope.audit.config_generation import MARGIN_COMMENTS
-from camscope.audit.core.predictions import Predictions
 from camscope.audit.core.stage_result_schema import (
     EstimateSummary,
     MetricSummary,
     RandomizationSimilarity,
     RandomizationTest,
 )
+from camscope.audit.core.stored_predictions import Predictions
 from camscope.audit.core.subgroup_levels import (
     MIN_PATIENTS_FOR_INTERVAL,
     MIN_PATIENTS_FOR_SINGLE_CLUSTER,

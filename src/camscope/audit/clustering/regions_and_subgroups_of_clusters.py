@@ -10,7 +10,7 @@ import numpy.typing as npt
 from camscope.audit.clustering.map_clustering import Partition, cluster_maps
 from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.cohort import Finding
-from camscope.audit.core.predictions import Predictions
+from camscope.audit.core.stored_predictions import Predictions
 from camscope.audit.core.subgroup_levels import build_level_masks
 from camscope.audit.core.summary_entries import round_significant
 from camscope.audit.core.summary_schema import ClusterAnalysis, ClusterStability, MapCluster

@@ -15,7 +15,7 @@ from torch import Tensor
 from camscope.atomic_writes_and_folder_locks import open_atomic
 from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.cohort import Finding
-from camscope.audit.core.predictions import Predictions
+from camscope.audit.core.stored_predictions import Predictions
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT
 from camscope.audit.core.summary_entries import summarize_estimate, summarize_estimate_or_reason
 from camscope.audit.core.summary_schema import InterventionEffect, MaskedAuroc

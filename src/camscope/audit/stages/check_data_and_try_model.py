@@ -9,7 +9,6 @@ import numpy as np
 
 from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.config import MaskSource
-from camscope.audit.core.predictions import StageResults
 from camscope.audit.core.stage_result_schema import (
     AnnotationSource,
     DataCheckResult,
@@ -19,6 +18,7 @@ from camscope.audit.core.stage_result_schema import (
     LevelCount,
     ResolveResult,
 )
+from camscope.audit.core.stored_predictions import StageResults
 from camscope.audit.core.subgroup_levels import (
     AGE_COLUMNS,
     format_age_band,

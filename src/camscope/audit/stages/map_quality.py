@@ -15,7 +15,6 @@ from torch import Tensor
 from camscope.atomic_writes_and_folder_locks import build_output_path
 from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.cohort import Finding
-from camscope.audit.core.predictions import StageResults
 from camscope.audit.core.reduce_integration_steps import reduce_integration_steps
 from camscope.audit.core.stage_result_schema import (
     EstimateSummary,
@@ -28,6 +27,7 @@ from camscope.audit.core.stage_result_schema import (
     StablePredictionShare,
     SubgroupDifference,
 )
+from camscope.audit.core.stored_predictions import StageResults
 from camscope.audit.core.summary_entries import (
     add_patient_column,
     collect_formulas,

@@ -11,7 +11,6 @@ from torch import Tensor
 from camscope.atomic_writes_and_folder_locks import build_output_path
 from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.cohort import Cohort, Finding
-from camscope.audit.core.predictions import Predictions, StageResults
 from camscope.audit.core.stage_result_schema import (
     EstimateSummary,
     ExplainResult,
@@ -22,6 +21,7 @@ from camscope.audit.core.stage_result_schema import (
     ReliabilityPoint,
     SubgroupPerformance,
 )
+from camscope.audit.core.stored_predictions import Predictions, StageResults
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT, build_level_masks
 from camscope.audit.core.summary_entries import round_significant, summarize_estimate_or_reason
 from camscope.audit.performance.auc import auroc, average_precision

@@ -7,8 +7,8 @@ import numpy as np
 
 from camscope.audit.clustering.regions_and_subgroups_of_clusters import analyze_clusters
 from camscope.audit.core.audit_context import AuditContext
-from camscope.audit.core.predictions import Predictions, StageResults
 from camscope.audit.core.stage_result_schema import FlowStep, SubgroupDifference
+from camscope.audit.core.stored_predictions import Predictions, StageResults
 from camscope.audit.core.summary_schema import AttributionMass, ClusterAnalysis, ReviewCase, ShortcutResult
 from camscope.audit.performance.feature_probes import probe_leakage_of_subgroup_columns
 from camscope.audit.performance.subgroup_differences import compare_subgroups
