@@ -644,7 +644,7 @@ def test_two_processes_on_one_folder_make_one_run(model, tmp_path):
 def test_of_two_processes_that_begin_different_runs_at_once_one_is_refused(tmp_path):
     store = _Racing(tmp_path / "out", {"run_config": {"targets": ["nodule"]}})
     with pytest.raises(OutputError, match=r"holds another run \(targets: \['nodule'\] there, \['effusion'\] here\)"):
-        store.begin({"run_config": {"targets": ["effusion"]}})
+        store.begin_or_resume({"run_config": {"targets": ["effusion"]}})
 
 
 class _Racing(RunStore):
@@ -658,7 +658,7 @@ class _Racing(RunStore):
     def run_info(self):
         self._looked += 1
         if self._looked == 1:
-            RunStore(self.folder).begin(self._said)
+            RunStore(self.folder).begin_or_resume(self._said)
             return None
         return RunStore(self.folder).run_info
 

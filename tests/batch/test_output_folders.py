@@ -88,7 +88,7 @@ def test_overwriting_removes_nothing_behind_a_link(tmp_path):
     out.parts_folder.rename(tmp_path / "aside" / "parts")
     out.parts_folder.symlink_to(there.parts_folder)
     with pytest.raises(OutputError, match="a link"):
-        RunStore(out.folder).begin(OTHER, overwrite=True)
+        RunStore(out.folder).begin_or_resume(OTHER, overwrite=True)
     assert there.finished_chunks() == {0}
 
 
@@ -257,7 +257,7 @@ def test_a_run_that_another_process_writes_is_not_replaced_and_shards_share_it(t
     first, second, third = (RunStore(tmp_path / "out") for _ in range(3))
     with first.open_run(FACTS), second.open_run(FACTS):
         with pytest.raises(OutputError, match="another process is writing"):
-            third.begin(OTHER, overwrite=True)
+            third.begin_or_resume(OTHER, overwrite=True)
         first.write_part(0, rows_of(0))
         second.write_part(1, rows_of(1))
     with third.open_run(OTHER, overwrite=True):
@@ -267,8 +267,8 @@ def test_a_run_that_another_process_writes_is_not_replaced_and_shards_share_it(t
 def test_a_process_whose_run_was_replaced_ends_with_one_error(tmp_path, monkeypatch):
     monkeypatch.setattr(FolderLock, "_try_lock", lambda self, kind: True)  # a file system without locks
     first, second = RunStore(tmp_path / "out"), RunStore(tmp_path / "out")
-    first.begin(FACTS)
-    second.begin(OTHER, overwrite=True)
+    first.begin_or_resume(FACTS)
+    second.begin_or_resume(OTHER, overwrite=True)
     with pytest.raises(RunError, match="replaced by another run"):
         first.write_part(0, rows_of(0))
     assert (second.finished_chunks(), os.listdir(second.parts_folder)) == (set(), [])  # noqa: PTH208 - names
@@ -286,7 +286,7 @@ def test_a_part_of_another_run_is_not_counted_as_done(tmp_path):
 
 def _hold(folder, ready):
     store = RunStore(folder)
-    store.begin(FACTS)
+    store.begin_or_resume(FACTS)
     ready.set()
     time.sleep(60)
 
@@ -298,7 +298,7 @@ def test_a_killed_process_leaves_no_lock(tmp_path):
     process.start()
     assert ready.wait(30)
     with pytest.raises(OutputError, match="another process"):
-        RunStore(tmp_path / "out").begin(OTHER, overwrite=True)
+        RunStore(tmp_path / "out").begin_or_resume(OTHER, overwrite=True)
     process.kill()
     process.join()
     with RunStore(tmp_path / "out").open_run(OTHER, overwrite=True) as new:

@@ -336,7 +336,7 @@ def test_workers_that_are_killed_while_they_read_and_while_they_write_leave_no_t
     for name in ("ray", "local"):
         tool = GradCAM(model, "layer4", preprocess=DiesOnceAtTheSixth(tmp_path))  # and by then it has
         worker, store = local_engine.BatchWorker([tool], [None], manifest, 2), DiesOnceWhileItWrites(tmp_path / name)
-        store.begin(build_run_info(worker, 3))
+        store.begin_or_resume(build_run_info(worker, 3))
         if name == "local":
             (store.folder / "seen").touch()
             (store.folder / "untold").touch()

@@ -30,7 +30,7 @@ def run(tmp_path_factory):
         "targets": [None],
     }
     made |= {"manifest": {"rows": PARTS * IMAGES, "dataset": None}, "chunk_size": IMAGES}
-    store.begin(
+    store.begin_or_resume(
         {
             "run_config": made,
             "root": {"folder": "", "confined": False},

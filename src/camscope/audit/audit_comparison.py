@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from camscope.audit.check_audits_comparable import check_comparable_and_list_notes
 from camscope.audit.core.stage_result_schema import EstimateSummary
@@ -99,11 +100,13 @@ class AuditComparison:
             **vars(self),
             "differences": [vars(row) | {"is_significant": row.is_significant} for row in self.differences],
         }
-        text = json.dumps(document, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False, default=_to_builtin)
+        text = json.dumps(
+            document, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False, default=_to_json_fields
+        )
         return text + "\n"
 
 
-def _to_builtin(value: Any) -> Any:
+def _to_json_fields(value: Any) -> Any:
     return value.model_dump(mode="json") if isinstance(value, EstimateSummary) else vars(value)
 
 
@@ -300,13 +303,13 @@ def _iter_paired_maps(
     """Yield the maps of the same images from both audits, one file at a time to limit the memory."""
     first_ids, second_ids = (run.maps.table(["id"])["id"] for run in (first_run, second_run))
     reader = RowReader(second_run.maps.dataset)
-    positions = _find_rows_with_ids(first_ids, import_arrow().array(ids))
+    positions = _find_positions_of_ids(first_ids, import_arrow().array(ids))
     for table in RowReader(first_run.maps.dataset).iter_tables(positions, MAP_COLUMNS):
-        paired = reader.take(_find_rows_with_ids(second_ids, table["id"].combine_chunks()), MAP_COLUMNS)
+        paired = reader.take(_find_positions_of_ids(second_ids, table["id"].combine_chunks()), MAP_COLUMNS)
         yield _collect_maps(first_run, table), _collect_maps(second_run, paired)
 
 
-def _find_rows_with_ids(id_column: Any, ids: Any) -> Any:
+def _find_positions_of_ids(id_column: Any, ids: Any) -> npt.NDArray[np.int64]:
     return np.flatnonzero(np.asarray(import_arrow("compute").is_in(id_column, value_set=ids)))
 
 

@@ -129,15 +129,15 @@ def build_column_fields_of_template(
 def _list_split_values(table: Any, split: str | None) -> list[str]:
     if split is None:
         return []
-    return [value for value in _as_text(table[split]).unique().to_pylist() if value is not None]
+    return [value for value in _cast_to_text(table[split]).unique().to_pylist() if value is not None]
 
 
-def _as_text(column: Any) -> Any:
+def _cast_to_text(column: Any) -> Any:
     return import_arrow("compute").cast(column, import_arrow().string())
 
 
 def _build_equality_mask(table: Any, column: str | None, value: str) -> Any:
-    return import_arrow("compute").equal(_as_text(table[column]), value)
+    return import_arrow("compute").equal(_cast_to_text(table[column]), value)
 
 
 def detect_evidence_column(manifest: Manifest, name: str) -> EvidenceColumn | None:

@@ -27,7 +27,7 @@ from camscope.batch.result_rows import EXPLANATION_COLUMNS, FAILED
 from camscope.batch.run_store import RUN_FILE, RunStore
 from camscope.batch.sql_query import Query, RowReader, open_map_parts, read_rows, table_to_dicts, translate_part_errors
 from camscope.errors import CamscopeError, ImageError, InputError
-from camscope.explanation import Explanation, PixelArray, check_explanation
+from camscope.explanation import Explanation, PixelArray, require_valid_explanation
 from camscope.geometry import Placement
 from camscope.images.photo_reader import read_photo
 from camscope.images.scans.scan import convert_scan_to_display_pixels
@@ -299,7 +299,7 @@ class RunReader:
         with read_errors_converted(
             "a row of the run holds no map", quote_original=not self.is_pseudonymized, wrap_camscope_errors=True
         ):
-            return check_explanation(self._build_explanation(row, image))
+            return require_valid_explanation(self._build_explanation(row, image))
 
     def _build_explanation(self, row: Mapping[str, Any], image: PixelArray | None) -> Explanation:
         run_config, class_names, target = self.run_info["run_config"], self.run_info["class_names"], row["target"]

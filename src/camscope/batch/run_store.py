@@ -95,7 +95,7 @@ class RunStore:
         value = (self.run_info or {"run_config": {}})["run_config"].get("chunk_size")
         return value if isinstance(value, int) and value > 0 else None
 
-    def begin(self, run_info: Mapping[str, Any], *, overwrite: bool = False) -> bool:
+    def begin_or_resume(self, run_info: Mapping[str, Any], *, overwrite: bool = False) -> bool:
         """Begin or resume a run. Return whether the run is new. Until `release`, other processes cannot replace it."""
         data = json.dumps({"schema": SCHEMA_VERSION, **run_info}, indent=1, sort_keys=True).encode()
         make_folder(self.folder)
@@ -103,7 +103,9 @@ class RunStore:
             check_inside_folder(self.folder / name, self.folder)
         try:
             self._lock = FolderLock(self.folder)
-            is_new = self._replace_run(data) if overwrite else False
+            is_new = overwrite
+            if overwrite:
+                self._replace_run(data)
             if not self._lock.acquire_shared():
                 raise OutputError(f"{self.folder}: {FOLDER_BUSY_MESSAGE}")
             if not overwrite and self.run_info is None:
@@ -131,7 +133,7 @@ class RunStore:
     @contextmanager
     def open_run(self, run_info: Mapping[str, Any], *, overwrite: bool = False) -> Iterator[bool]:
         """Begin or resume a run, and release it at the end of the `with`. Yield whether the run is new."""
-        is_new = self.begin(run_info, overwrite=overwrite)
+        is_new = self.begin_or_resume(run_info, overwrite=overwrite)
         try:
             yield is_new
         finally:
@@ -143,7 +145,7 @@ class RunStore:
             self._lock.release()
             self._lock = None
 
-    def _replace_run(self, data: bytes) -> bool:
+    def _replace_run(self, data: bytes) -> None:
         """Remove the existing run, and write the run.json of a new run. Both runs must have the same kind of content."""
         if self._lock is None or not self._lock.acquire_exclusive():
             raise OutputError(f"{self.folder}: {FOLDER_BUSY_MESSAGE}")
@@ -155,7 +157,6 @@ class RunStore:
         else:
             self._remove_outputs()
         write_bytes(self.folder / RUN_FILE, data)
-        return True
 
     def _require_no_parts(self) -> None:
         if self.finished_chunks():
@@ -285,7 +286,7 @@ class RunStore:
                 os.close(handle)
 
     def require_current_run(self) -> None:
-        """Raise a RunError if the run was removed or replaced since `begin`."""
+        """Raise a RunError if the run was removed or replaced since `begin_or_resume`."""
         if self.identity is None:
             return
         run_info = self.run_info

@@ -57,7 +57,9 @@ class ImageExplanationWriter:
             image_number, path, self._build_map_names(), pseudonym, export_suffixes
         )
         with console_output.collect_warnings(quote_messages=pseudonym is None) as warnings:
-            methods, by_method = self._explain(settings.read_scan_or_return_path(path), progress_bar.pause_for_methods)
+            methods, by_method = self._explain_by_supported_methods(
+                settings.read_scan_or_return_path(path), progress_bar.pause_for_methods
+            )
         explanations = [settings.redact_explanation(each, path) for each in chain.from_iterable(by_method)]
         map_indices = [self.explainers.index(method) * n_targets + q for method in methods for q in range(n_targets)]
         map_files, exports = ([files[n] for n in map_indices] for files in (map_files, exports))
@@ -82,7 +84,9 @@ class ImageExplanationWriter:
             pseudonym or console_output.to_printable_line(path), explanations, written, notes
         ), facts
 
-    def _explain(self, source: Any, on_pass: "OnPass") -> "tuple[Sequence[Explainer], list[list[Explanation]]]":
+    def _explain_by_supported_methods(
+        self, source: Any, on_pass: "OnPass"
+    ) -> "tuple[Sequence[Explainer], list[list[Explanation]]]":
         """Return the explainers that support the image, and their explanations, indexed by [explainer][class]."""
         from camscope.explainers.comparison.explain_by_supported_methods import explain_supported
         from camscope.explainers.core.run_methods_in_shared_passes import explain_grid

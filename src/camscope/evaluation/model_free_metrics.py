@@ -129,11 +129,11 @@ class MapMetricEvaluator:
         if not maps:
             reasons = [(row, f"no map: {row['error']}") for row in rows]
             return [build_value_row(row, m.name, None, reason) for row, reason in reasons for m in self.metrics]
-        mask, no_mask_reason = self._load_mask(maps[0])
+        mask, no_mask_reason = self._load_mask_or_reason(maps[0])
         values = [value_row for row in maps for value_row in self._evaluate_map(row, mask, no_mask_reason)]
         return values + self._evaluate_controls(maps[0], mask, no_mask_reason)
 
-    def _load_mask(self, row: Row) -> tuple[Mask | None, str]:
+    def _load_mask_or_reason(self, row: Row) -> tuple[Mask | None, str]:
         if self.ground_truth is None:
             return None, "no ground truth was passed"
         if row["image_size"] is None:

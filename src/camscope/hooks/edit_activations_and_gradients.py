@@ -110,10 +110,10 @@ def _hook_in_thread_or_autograd(hook: Callable[P, T]) -> Callable[P, T | None]:
 def _edit_output(hooks: Hooks, name: str, function: EditFunction, module: nn.Module, args: object, output: Any) -> Any:
     path, tensor = find_main_tensor(name, output)
     changed = function(tensor.clone())
-    return None if changed is None else replace_leaf(output, path, _check_tensor(name, changed))
+    return None if changed is None else replace_leaf(output, path, _require_tensor(name, changed))
 
 
-def _edit_input(
+def _edit_args_and_kwargs(
     hooks: Hooks, name: str, function: EditFunction, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Any] | None:
     inputs: Any = (args, kwargs)
@@ -132,7 +132,7 @@ def _edit_input(
             f"layer {name!r} receives {count}: the edit function must return a tuple of as many tensors, or None"
         )
     for (path, _), part in zip(leaves, parts, strict=True):
-        inputs = replace_leaf(inputs, path, _check_tensor(name, part))
+        inputs = replace_leaf(inputs, path, _require_tensor(name, part))
     return inputs[0], inputs[1]
 
 
@@ -145,7 +145,7 @@ def _edit_gradient(
 
     def edit_gradient(gradient: Tensor) -> Tensor | None:
         result: Tensor | None = function(gradient.clone())
-        if result is not None and _check_tensor(name, result).shape != gradient.shape:
+        if result is not None and _require_tensor(name, result).shape != gradient.shape:
             shapes = f"{tuple(result.shape)}; expected the gradient's own {tuple(gradient.shape)}"
             raise LayerError(f"the edit of the gradient at layer {name!r} returns shape {shapes}")
         return result
@@ -156,7 +156,7 @@ def _edit_gradient(
     return replace_leaf(output, path, leaving)
 
 
-def _check_tensor(name: str, value: object) -> Tensor:
+def _require_tensor(name: str, value: object) -> Tensor:
     if not isinstance(value, Tensor):
         raise LayerError(f"the edit of layer {name!r} returns a {type(value).__name__}; expected a tensor, or None")
     return value
@@ -164,6 +164,6 @@ def _check_tensor(name: str, value: object) -> Tensor:
 
 _EDITORS: dict[str, tuple[Callable[[nn.Module, Any], Any], Callable[..., Any]]] = {
     "output": (nn.Module.register_forward_hook, _edit_output),
-    "input": (partial(nn.Module.register_forward_pre_hook, with_kwargs=True), _edit_input),
+    "input": (partial(nn.Module.register_forward_pre_hook, with_kwargs=True), _edit_args_and_kwargs),
     "gradient": (nn.Module.register_forward_hook, _edit_gradient),
 }

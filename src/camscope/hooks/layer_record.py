@@ -160,14 +160,14 @@ class LayerRecord:
     @property
     def gradient(self) -> Any:
         """The gradient of the last backward pass with respect to `output`, of the same shape."""
-        return self._check_gradient(self.last_call.gradient, "output")
+        return self._require_recorded_gradient(self.last_call.gradient, "output")
 
     @property
     def input_gradient(self) -> Any:
         """The gradient with respect to `input`. Paths that bypass this layer do not count."""
-        return self._check_gradient(_unwrap_single(self.last_call.input_gradients), "input")
+        return self._require_recorded_gradient(_unwrap_single(self.last_call.input_gradients), "input")
 
-    def _check_gradient(self, gradient: object, location: str) -> Any:
+    def _require_recorded_gradient(self, gradient: object, location: str) -> Any:
         if "gradients" not in self._recorded_kinds:
             self._raise_not_recorded("gradients")
         if next(iter_leaves(gradient), None) is not None:

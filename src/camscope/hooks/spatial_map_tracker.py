@@ -159,7 +159,7 @@ class SpatialMapTracker(BaseFunctionMode):
         """
         if is_fake_mode_active():  # of the model: its results have no values, and neither would the cell numbers
             return func(*args, **kwargs)
-        name = _read_name(func)
+        name = _get_function_name(func)
         with torch._C.DisableTorchFunction():  # before the call, which may change its input in place
             extent = self._find_source_extent(name, args, kwargs)
             size = _get_first_tensor_argument(args, kwargs).shape[2:] if extent and _is_window_function(name) else ()
@@ -490,7 +490,7 @@ class SpatialMapTracker(BaseFunctionMode):
                 yield item
 
 
-def _read_name(func: Callable[..., Any]) -> str:
+def _get_function_name(func: Callable[..., Any]) -> str:
     """Return the name of a PyTorch function or property. Return "" for an operation of another library."""
     if isinstance(func, OpOverload | OpOverloadPacket):
         return ""

@@ -116,7 +116,7 @@ class ExplainerProbe:
         return _to_float_array(torch.cat(probabilities))
 
 
-def check_single_sample(x: Tensor) -> Tensor:
+def require_single_sample(x: Tensor) -> Tensor:
     """Return x if it holds one sample (1,C,*S). Otherwise raise InputError."""
     if x.ndim < 3 or len(x) != 1:
         raise InputError(

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from camscope.errors import InputError, UndefinedError
 from camscope.explainers.core.setting_checks import check_number
-from camscope.metrics.metric_registry import FloatArray, Mask, check_mask, positive_part, register_metric
+from camscope.metrics.metric_registry import FloatArray, Mask, positive_part, register_metric, require_valid_mask
 from camscope.optional_packages import require
 from camscope.plurals import plural
 
@@ -328,7 +328,7 @@ def centroid_distance(attribution: npt.ArrayLike, mask: npt.ArrayLike, spacing: 
 def _clip_negatives_and_check_mask(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> tuple[FloatArray, Mask]:
     """Return the map with negative values set to 0, and the mask as booleans. Raise InputError for an unsuitable mask."""
     values = positive_part(attribution)
-    return values, check_mask(values, mask)
+    return values, require_valid_mask(values, mask)
 
 
 def _find_positive_peak(values: FloatArray) -> float:

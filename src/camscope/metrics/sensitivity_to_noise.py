@@ -10,7 +10,7 @@ from camscope.errors import UndefinedError
 from camscope.explainers.core.explainer import Explainer
 from camscope.explainers.core.random_mixin import draw_seeds
 from camscope.explainers.core.setting_checks import check_positive_integer, check_positive_number
-from camscope.metrics.explain_changed_inputs import ExplainerProbe, check_single_sample
+from camscope.metrics.explain_changed_inputs import ExplainerProbe, require_single_sample
 from camscope.metrics.metric_registry import FloatArray, register_metric, to_finite_array
 from camscope.targets import TargetLike
 
@@ -97,7 +97,7 @@ def _compute_sensitivities(
     """Return the relative change of the map for each noisy input (n_samples,)."""
     check_positive_number(radius=radius)
     check_positive_integer(n_samples=n_samples)
-    probe = ExplainerProbe.from_explainer(explainer, check_single_sample(x), target)
+    probe = ExplainerProbe.from_explainer(explainer, require_single_sample(x), target)
     generator = torch.Generator(device="cpu")
     max_change = radius * float(x.max() - x.min())
     draws = [

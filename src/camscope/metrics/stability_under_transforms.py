@@ -16,7 +16,7 @@ from camscope.errors import InputError, UndefinedError
 from camscope.explainers.core.explainer import Explainer
 from camscope.geometry import Placement
 from camscope.hooks.find_layers import unwrap
-from camscope.metrics.explain_changed_inputs import ExplainerProbe, check_single_sample, compute_once
+from camscope.metrics.explain_changed_inputs import ExplainerProbe, compute_once, require_single_sample
 from camscope.metrics.input_transforms import ACQUISITION_TRANSFORMS, GaussianNoise, InputTransform, Rotation, Shift
 from camscope.metrics.map_similarity import SIMILARITIES
 from camscope.metrics.metric_registry import FloatArray, Mask, register_metric, to_finite_array
@@ -86,7 +86,7 @@ def compare_under_transforms(
 
     """
     return compare_batch_under_transforms(
-        ExplainerProbe.from_explainer(explainer, check_single_sample(x), target),
+        ExplainerProbe.from_explainer(explainer, require_single_sample(x), target),
         transforms,
         similarity,
         max_probability_change,

@@ -7,7 +7,7 @@ from torch import Tensor
 from camscope.errors import InputError, UndefinedError
 from camscope.explainers.core.explainer import Explainer
 from camscope.explainers.core.setting_checks import check_positive_integer
-from camscope.metrics.explain_changed_inputs import ExplainerProbe, check_single_sample
+from camscope.metrics.explain_changed_inputs import ExplainerProbe, require_single_sample
 from camscope.metrics.metric_registry import FloatArray, register_metric, to_finite_array
 from camscope.targets import TargetLike
 
@@ -39,7 +39,7 @@ def determinism(explainer: Explainer, x: Tensor, target: TargetLike = None, *, n
 
     """
     check_positive_integer(n_repeats=n_repeats)
-    probe = ExplainerProbe.from_explainer(explainer, check_single_sample(x), target)
+    probe = ExplainerProbe.from_explainer(explainer, require_single_sample(x), target)
     first, *repeats = map(
         to_finite_array, (probe.clean_maps[0], *(probe.compute_maps(x, [0])[0] for _ in range(n_repeats)))
     )
@@ -79,7 +79,7 @@ def batch_invariance(
     True
 
     """
-    probe = ExplainerProbe.from_explainer(explainer, check_single_sample(x), target)
+    probe = ExplainerProbe.from_explainer(explainer, require_single_sample(x), target)
     images = torch.cat([*(x.flip(axis) for axis in range(2, x.ndim)), -x, x]) if other_images is None else other_images
     if images.shape[1:] != x.shape[1:] or not len(images):
         received = f"other_images is of shape {tuple(images.shape)} and x of shape {tuple(x.shape)}"

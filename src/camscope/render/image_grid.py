@@ -14,7 +14,7 @@ from camscope.render.image_encoding import (
     Color,
     RGBImage,
     check_image_height,
-    check_rgb_image,
+    require_rgb_image,
     resize_to_fit,
 )
 from camscope.render.pad_and_stack_images import arrange_tiles, pad_image, paste_tile, stack_tiles
@@ -43,7 +43,7 @@ def add_caption(
     True
 
     """
-    height, columns = check_rgb_image(image).shape[:2]
+    height, columns = require_rgb_image(image).shape[:2]
     width = columns if width is None else width
     font_size = min(36, max(11, min(height, width) // 18)) if font_size is None else font_size
     lines = [] if flag is None else [draw_text(flag, font_size, width=width, max_lines=3, background=WARNING_COLOR)]
@@ -162,7 +162,7 @@ def draw_contact_sheet(
     3
 
     """
-    images = [check_rgb_image(cell.image) for row in rows for cell in row if cell is not None]
+    images = [require_rgb_image(cell.image) for row in rows for cell in row if cell is not None]
     if not images or not all(rows):
         raise InputError("the contact sheet has an empty row or no image; expected at least one image in each row")
     empty_cell = CaptionedImage(np.full_like(images[0], BACKGROUND_COLOR[0]), "")

@@ -10,7 +10,7 @@ from camscope.render.image_encoding import (
     BACKGROUND_COLOR,
     Color,
     RGBImage,
-    check_rgb_image,
+    require_rgb_image,
 )
 
 
@@ -30,7 +30,7 @@ def join_horizontally(*images: RGBImage) -> RGBImage:
     8
 
     """
-    heights = {check_rgb_image(image).shape[0] for image in images}
+    heights = {require_rgb_image(image).shape[0] for image in images}
     if len(heights) != 1:
         raise InputError(f"the images have {sorted(heights)} rows; resize all of them to one height first")
     gap = max(4, heights.pop() // 40)
@@ -50,7 +50,7 @@ def pad_to_height(*images: RGBImage) -> list[RGBImage]:
     [9, 9]
 
     """
-    max_height = max(check_rgb_image(image).shape[0] for image in images)
+    max_height = max(require_rgb_image(image).shape[0] for image in images)
     return [pad_image(image, bottom=max_height - image.shape[0]) for image in images]
 
 

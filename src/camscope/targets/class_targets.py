@@ -131,7 +131,7 @@ class Classes(Target):
         if isinstance(labels, str) or not isinstance(labels, Sequence) or not labels:
             raise TargetError(f"Classes({labels!r}): expected a list of classes, e.g. ['tabby', 'tiger cat']")
         parsed = [parse_class_label(label, "labels", "Classes") for label in labels]
-        object.__setattr__(self, "labels", self._check_distinct(parsed))
+        object.__setattr__(self, "labels", self._require_distinct_classes(parsed))
 
     def __call__(self, output: Any) -> Tensor:
         """Compute the mean score of the classes for each sample (N,)."""
@@ -146,9 +146,11 @@ class Classes(Target):
         )
 
     def _resolve_class_indices(self, n_classes: int, class_names: Sequence[str] | None) -> tuple[int, ...]:
-        return self._check_distinct([resolve_class_index(label, n_classes, class_names) for label in self.labels])
+        return self._require_distinct_classes(
+            [resolve_class_index(label, n_classes, class_names) for label in self.labels]
+        )
 
-    def _check_distinct(self, classes: list[Any]) -> tuple[Any, ...]:
+    def _require_distinct_classes(self, classes: list[Any]) -> tuple[Any, ...]:
         if len(set(classes)) < len(classes):
             raise TargetError(f"Classes({self.labels!r}) has a class twice: pass each class once")
         return tuple(classes)

@@ -131,7 +131,7 @@ def full_precision(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-def check_target_scores(scores: object, target: object) -> Tensor:
+def require_scores_of_callable_target(scores: object, target: object) -> Tensor:
     """Return the scores (N,) that a callable target returned. Raise TargetError unless they are one float per sample."""
     name = getattr(target, "__name__", type(target).__name__)
     if isinstance(scores, Tensor) and (kind := describe_unusual_tensor(scores, "scores")) is not None:
@@ -144,7 +144,7 @@ def check_target_scores(scores: object, target: object) -> Tensor:
     return scores.reshape(-1)
 
 
-def check_one_row_per_sample(scores: Tensor, n_samples: int) -> Tensor:
+def require_one_row_per_sample(scores: Tensor, n_samples: int) -> Tensor:
     """Return scores (N,...) unchanged. Raise TargetError unless there is one row per sample."""
     if len(scores) != n_samples:
         raise TargetError(

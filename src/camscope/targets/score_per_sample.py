@@ -17,10 +17,10 @@ from camscope.targets.class_targets import Difference, TargetLike, normalize_tar
 from camscope.targets.find_class_scores import (
     ScoreRange,
     are_probabilities,
-    check_one_row_per_sample,
-    check_target_scores,
     class_scores,
     full_precision,
+    require_one_row_per_sample,
+    require_scores_of_callable_target,
     select_rows,
 )
 from camscope.targets.forward_errors import forward_errors_explained
@@ -239,8 +239,10 @@ class Score:
         if callable(self.target) and sample_index is not None:
             return self._score_variants_by_callable(self.target, output, sample_index)
         if callable(self.target):
-            return check_one_row_per_sample(check_target_scores(self.target(output), self.target), n_rows)
-        logits = check_one_row_per_sample(class_scores(output, self._get_first_label()), n_rows)
+            return require_one_row_per_sample(
+                require_scores_of_callable_target(self.target(output), self.target), n_rows
+            )
+        logits = require_one_row_per_sample(class_scores(output, self._get_first_label()), n_rows)
         if self.class_pairs is None:
             self.class_pairs = self._resolve_class_pairs(logits.detach())
             self.classes = None if bool((self.class_pairs[:, 1] >= 0).any()) else self.class_pairs[:, 0]
@@ -286,8 +288,10 @@ class Score:
         rounds = list(_iter_one_variant_per_sample(sample_index, n_samples))
         round_scores: list[Tensor] = []
         for rows, row_per_sample in rounds:
-            scores = check_target_scores(target(select_rows(output, row_per_sample, len(sample_index))), target)
-            round_scores.append(check_one_row_per_sample(scores, n_samples)[sample_index[rows]])
+            scores = require_scores_of_callable_target(
+                target(select_rows(output, row_per_sample, len(sample_index))), target
+            )
+            round_scores.append(require_one_row_per_sample(scores, n_samples)[sample_index[rows]])
         return torch.cat(round_scores)[torch.cat([rows for rows, _ in rounds]).argsort()]
 
     def to_cpu(self) -> "Score":
@@ -420,7 +424,7 @@ class AllClassScores(Score):
             logits = class_scores(output)
         except TargetError:
             logits = torch.zeros(n_rows, 0, dtype=torch.float32, device="cpu")
-        logits = check_one_row_per_sample(logits, n_rows)
+        logits = require_one_row_per_sample(logits, n_rows)
         if self.values is None:
             self.values = self.logits = logits.detach()
         return logits

@@ -81,7 +81,7 @@ def _build_map_clusters(
     log_odds: Mapping[int, float],
 ) -> Iterator[MapCluster]:
     mass_shares = _compute_mass_shares(rows, attributions, samples)
-    enriched_levels = list(_describe_enriched_levels(context, partition, rows))
+    enriched_levels = list(_iter_clusters_and_enriched_levels(context, partition, rows))
     for number, cluster in enumerate(partition.clusters):
         members = list(cluster.rows)
         mean_shares = {
@@ -112,7 +112,7 @@ def _compute_mass_shares(
     return mass_shares
 
 
-def _describe_enriched_levels(
+def _iter_clusters_and_enriched_levels(
     context: AuditContext, partition: Partition, rows: Sequence[int]
 ) -> Iterator[tuple[int, str]]:
     """Yield cluster numbers with a description of a frequent level: `site B: 80 % here, 41 % elsewhere`."""

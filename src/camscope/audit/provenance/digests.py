@@ -124,13 +124,13 @@ def digest_masks(context: AuditContext) -> str:
     for part, source in sources.items():
         if isinstance(source, MaskSource) and source.category:
             sha.update(f"{part}\n{source.category}\n".encode())
-        files = () if source is None else _iter_mask_files(context, source)
+        files = () if source is None else _iter_mask_names_and_locations(context, source)
         for (key, _), digest in _map_in_threads(lambda item: _digest_mask(*item[1]), files):
             sha.update(f"{part}\n{key}\n{digest}\n".encode())
     return sha.hexdigest()
 
 
-def _iter_mask_files(
+def _iter_mask_names_and_locations(
     context: AuditContext, mask_config: str | MaskSource
 ) -> Iterator[tuple[str, tuple[PathResolver, str]]]:
     """Yield the mask files of a column, folder or COCO file in the order of the rows."""

@@ -255,7 +255,7 @@ def digest_files(folder: Path) -> dict[str, str]:
         with suppress(OSError):
             if path.suffix != ".parquet":
                 digests[name] = digest_file(path, MAX_OUTPUT_BYTES)
-            elif _is_whole_table(path):
+            elif _is_complete_parquet_file(path):
                 digests[name] = digest_file(path)
     return digests
 
@@ -267,7 +267,7 @@ def _iter_output_files(folder: Path) -> Iterator[tuple[str, Path]]:
             yield name, path
 
 
-def _is_whole_table(path: Path) -> bool:
+def _is_complete_parquet_file(path: Path) -> bool:
     with open_regular_file(path) as file:
         start = file.read(len(PARQUET_MAGIC))
         file.seek(-len(start), os.SEEK_END)

@@ -164,7 +164,9 @@ def draw_forest_plot(
     edges = list(accumulate((TWO_LINE_ROW_HEIGHT if "\n" in row.label else ROW_HEIGHT for row in rows), initial=0.0))
     n_characters = max((len(format_estimate_and_list_numbers(row.estimate)[0]) for row in rows), default=0)
     value_column_width = max(MIN_VALUE_COLUMN_WIDTH, 14 + VALUE_CHARACTER_WIDTH * n_characters)
-    figure, axes = _create_axes(edges[-1], edges[-1] + AXIS_HEIGHT, LABEL_COLUMN_WIDTH, value_column_width, top=4.0)
+    figure, axes = _create_figure_and_axes(
+        edges[-1], edges[-1] + AXIS_HEIGHT, LABEL_COLUMN_WIDTH, value_column_width, top=4.0
+    )
     axes.grid(axis="x", color=LINE, linewidth=0.7)
     axes.locator_params(axis="x", nbins=4)
     axes.set_xlabel(axis_label, color=MUTED, fontsize=FONT_SIZE - 0.5, labelpad=8)
@@ -233,7 +235,9 @@ def _compute_x_limits(
     return min(present) - pad, max(present) + pad
 
 
-def _create_axes(panel_height: float, height: float, left: float, right: float, *, top: float) -> "tuple[Figure, Axes]":
+def _create_figure_and_axes(
+    panel_height: float, height: float, left: float, right: float, *, top: float
+) -> "tuple[Figure, Axes]":
     """Create a figure with one axes. The sizes are in pixels, and only the bottom line is drawn."""
     from matplotlib.figure import Figure
 
@@ -250,8 +254,8 @@ def _create_axes(panel_height: float, height: float, left: float, right: float, 
     return figure, axes
 
 
-def _create_curve_axes(x_label: str, y_label: str, height: float = CURVE_HEIGHT) -> "tuple[Figure, Axes]":
-    figure, axes = _create_axes(height - 58, height, LEFT_MARGIN, RIGHT_MARGIN, top=12.0)
+def _create_figure_and_curve_axes(x_label: str, y_label: str, height: float = CURVE_HEIGHT) -> "tuple[Figure, Axes]":
+    figure, axes = _create_figure_and_axes(height - 58, height, LEFT_MARGIN, RIGHT_MARGIN, top=12.0)
     axes.grid(axis="y", color=LINE, linewidth=0.7)
     axes.locator_params(axis="y", nbins=5)
     axes.set_xlabel(x_label, color=MUTED, fontsize=FONT_SIZE, labelpad=8)
@@ -262,7 +266,7 @@ def _create_curve_axes(x_label: str, y_label: str, height: float = CURVE_HEIGHT)
 def draw_reliability_diagram(performance: FindingPerformance) -> "Figure":
     """Draw the observed share of a finding against the predicted probability."""
     bins = performance.bins
-    figure, axes = _create_curve_axes("predicted probability", "share with the finding", 270.0)
+    figure, axes = _create_figure_and_curve_axes("predicted probability", "share with the finding", 270.0)
     axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
     axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle=DASHES)
     predicted, observed = [point.predicted for point in bins], [point.observed for point in bins]
@@ -284,7 +288,7 @@ def draw_randomization_curve(
 
     The band shows the similarity of maps of different images.
     """
-    figure, axes = _create_curve_axes("weights randomized from the output layer", "similarity")
+    figure, axes = _create_figure_and_curve_axes("weights randomized from the output layer", "similarity")
     last_step = max(1, len(similarity.curve) - 1)
     axes.set_xlim(-0.03 * last_step, 1.03 * last_step)
     names = [sanitize_text(name)[:30] for name in (step_names[0], step_names[-1])] if step_names else ["", ""]
@@ -300,7 +304,7 @@ def draw_randomization_curve(
     if is_control:
         color, marker = CONTROL, "s"
     points = [(n, value) for n, value in enumerate(similarity.curve) if value is not None]
-    axes.plot(*_split_coordinates(points), f"-{marker}", color=color, markersize=5, zorder=4)
+    axes.plot(*_split_into_x_and_y(points), f"-{marker}", color=color, markersize=5, zorder=4)
     y_values = [*(value for _, value in points), similarity.null_low or 0.0, similarity.null_high or 0.0, 1.0, 0.0]
     axes.set_ylim(min(y_values) - 0.06, max(y_values) + 0.06)
     return figure
@@ -309,7 +313,7 @@ def draw_randomization_curve(
 def draw_eigenvalue_spectrum(analysis: ClusterAnalysis) -> "Figure":
     """Draw the smallest eigenvalues of the neighbor graph. A jump after the k-th value suggests k clusters."""
     n_values = len(analysis.eigenvalues)
-    figure, axes = _create_curve_axes("number of clusters", "eigenvalue")
+    figure, axes = _create_figure_and_curve_axes("number of clusters", "eigenvalue")
     axes.vlines(range(1, n_values + 1), 0, analysis.eigenvalues, color=LINE, linewidth=1.2)
     axes.plot(range(1, n_values + 1), analysis.eigenvalues, "o", color=SUPPORTS, markersize=5.5)
     largest = max(*analysis.eigenvalues, 1e-9)
@@ -321,11 +325,11 @@ def draw_eigenvalue_spectrum(analysis: ClusterAnalysis) -> "Figure":
 def draw_cluster_stability(analysis: ClusterAnalysis) -> "Figure":
     """Draw the stability of each number of clusters, compared with data of a single cluster."""
     rows = analysis.stability_by_n_clusters
-    figure, axes = _create_curve_axes("number of clusters", "stability")
+    figure, axes = _create_figure_and_curve_axes("number of clusters", "stability")
     stabilities = [(row.n_clusters, row.stability) for row in rows]
     expected = [(row.n_clusters, row.null_stability) for row in rows if row.null_stability is not None]
-    axes.plot(*_split_coordinates(stabilities), "-o", color=SUPPORTS, markersize=5.5)
-    axes.plot(*_split_coordinates(expected), "--D", color=CONTROL, markersize=4.5)
+    axes.plot(*_split_into_x_and_y(stabilities), "-o", color=SUPPORTS, markersize=5.5)
+    axes.plot(*_split_into_x_and_y(expected), "--D", color=CONTROL, markersize=4.5)
     numbers = [row.n_clusters for row in rows]
     axes.set_xticks(numbers)
     lowest = min(0.0, *(value for _, value in (*stabilities, *expected)))
@@ -333,5 +337,5 @@ def draw_cluster_stability(analysis: ClusterAnalysis) -> "Figure":
     return figure
 
 
-def _split_coordinates(points: Sequence[tuple[float, float]]) -> Any:
+def _split_into_x_and_y(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
     return [x for x, _ in points], [y for _, y in points]

@@ -77,7 +77,7 @@ def _predict_all(context: AuditContext, results: StageResults) -> Predictions:
     n_done = 0
     for batch in context.iter_batches():
         context.on_progress(n_done := n_done + len(batch), len(context.cohort.rows))
-        for image, prediction in _predict_batch(context, batch, layer, grid):
+        for image, prediction in _iter_logits_and_features_or_error(context, batch, layer, grid):
             if isinstance(prediction, str):
                 errors[image.row["row"]] = prediction
             else:
@@ -91,7 +91,7 @@ def _predict_all(context: AuditContext, results: StageResults) -> Predictions:
     return Predictions(list(outputs), names, log_odds.numpy(), features.numpy(), errors, are_probabilities)
 
 
-def _predict_batch(
+def _iter_logits_and_features_or_error(
     context: AuditContext, batch: Sequence[LoadedImage], layer: str | None, grid: tuple[int, ...]
 ) -> Iterator[tuple[LoadedImage, tuple[Tensor, Tensor] | str]]:
     """Yield each image with its logits and features, or with its error.
@@ -109,7 +109,7 @@ def _predict_batch(
     except Exception as error:
         if len(images) > 1:
             for image in images:
-                yield from _predict_batch(context, [image], layer, grid)
+                yield from _iter_logits_and_features_or_error(context, [image], layer, grid)
         elif is_out_of_memory(error):  # a problem of the machine, not of the image
             raise RunError(
                 f"{context.cohort.ids[images[0].row['row']]}: {describe_out_of_memory(error)}, for this image alone; "
@@ -148,7 +148,9 @@ def _summarize_performance(context: AuditContext, predictions: Predictions, find
             "without the finding. Check the label column"
         )
     patients = [cohort.patients[row] for row in rows]
-    estimates, bins = _compute_performance(truth, scores, patients, **context.config.bootstrap_options)
+    estimates, bins = _compute_performance_and_reliability_points(
+        truth, scores, patients, **context.config.bootstrap_options
+    )
     margin = context.config.margins.auroc_difference
     differences = compare_subgroups(cohort, finding, {row: log_odds[row] for row in rows}, margin, truths)
     return FindingPerformance(
@@ -163,7 +165,7 @@ def _summarize_performance(context: AuditContext, predictions: Predictions, find
     )
 
 
-def _compute_performance(
+def _compute_performance_and_reliability_points(
     truth: Mask, log_odds: FloatArray, patients: Sequence[Any], *, n_resamples: int, seed: int
 ) -> tuple[dict[str, EstimateSummary], tuple[ReliabilityPoint, ...]]:
     """Return the performance estimates by name, and the points of the reliability diagram."""
@@ -190,7 +192,9 @@ def _compute_subgroup_performance(
             estimates: dict[str, Any] = {"reason": "too few patients, or images of one class only"}
             if len(set(patients)) >= MIN_PATIENTS_FOR_VERDICT and positives and negatives:
                 options = cohort.config.bootstrap_options
-                estimates = _compute_performance(truth[mask], log_odds[mask], patients, **options)[0]
+                estimates = _compute_performance_and_reliability_points(
+                    truth[mask], log_odds[mask], patients, **options
+                )[0]
             yield SubgroupPerformance(
                 column=column, level=str(level), n_positives=positives, n_negatives=negatives, **estimates
             )

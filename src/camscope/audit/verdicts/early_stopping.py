@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from camscope.audit.core.stage_result_schema import EstimateSummary, MetricSummary
-from camscope.audit.verdicts.map_verdicts import ROBUSTNESS_CONDITIONS, combine_metrics
+from camscope.audit.verdicts.map_verdicts import ROBUSTNESS_CONDITIONS, combine_metrics_and_find_weakest
 from camscope.audit.verdicts.verdict_rules import EMPTY_ESTIMATE, FAITHFULNESS_VERDICT_METRICS, decide_above_margin
 from camscope.metrics.group_sequential import ERROR_RATE, InterimLook, compute_chances_above_and_below_margin
 from camscope.metrics.intervals_and_p_values import compute_t_quantile
@@ -42,7 +42,7 @@ def judge_faithfulness_at_look(n_methods: int, lines: Sequence[MetricSummary], l
     judged = [line for line in lines if line.metric in FAITHFULNESS_VERDICT_METRICS]
     if not judged:
         return LookDecision(is_decided=True, chance_at_last_look=0.0)
-    is_decided = combine_metrics(judged)[0][0] != "not testable"
+    is_decided = combine_metrics_and_find_weakest(judged)[0][0] != "not testable"
     n_comparisons = n_methods * sum(line.difference_to_control is not None for line in lines)
     differences = [line.difference_to_control or EMPTY_ESTIMATE for line in judged]
     chances = [estimate_chances_beyond_margin(difference, 0.0, look, n_comparisons) for difference in differences]

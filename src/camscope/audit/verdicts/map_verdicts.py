@@ -137,13 +137,13 @@ def judge_faithfulness(summary: Summary) -> Iterator[Verdict]:
             reason = stage.reason or f"no map of {finding} was tested"
             yield build_verdict("faithfulness", finding, ("not testable", reason), maps="The maps")
         for method in dict.fromkeys(line.method for line in lines):
-            decision, reported = combine_metrics([line for line in lines if line.method == method])
+            decision, reported = combine_metrics_and_find_weakest([line for line in lines if line.method == method])
             effect = reported.difference_to_control or EMPTY_ESTIMATE
             decision = decision[0], join_reasons(decision[1], _describe_stop(stage, finding, method))
             yield build_verdict("faithfulness", finding, decision, effect, 0.0, method, maps=_format_maps_name(method))
 
 
-def combine_metrics(lines: Sequence[MetricSummary]) -> tuple[Decision, MetricSummary]:
+def combine_metrics_and_find_weakest(lines: Sequence[MetricSummary]) -> tuple[Decision, MetricSummary]:
     """Combine the metrics of a method into one decision. Also return the weakest of the deciding metrics."""
     judged = [(line, decide_above_margin(line.difference_to_control or EMPTY_ESTIMATE, 0.0)) for line in lines]
     decisions = {

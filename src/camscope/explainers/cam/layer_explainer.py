@@ -78,7 +78,7 @@ class LayerExplainer(LayerSelectionMixin):
             group = [scores[i] for i in indices]
             with SharedLayerPass(layer_explainers, layers, x, group) as shared:
                 for i in range(len(group)):
-                    for t, features in shared.iter_features(i):
+                    for t, features in shared.iter_method_indices_and_features(i):
                         compute = partial(layer_explainers[t]._combine_to_maps, features)
                         is_deferred = layer_explainers[t].runs_model
                         results[t].append(compute if is_deferred else compute_map_or_return_error(compute))

@@ -55,7 +55,7 @@ class LayerMaps(NamedTuple):
 class SharedLayerPass(ExitStack):
     """One forward pass of x (N,C,*S) for several methods, layers and scores, with one backward pass per score.
 
-    The forward pass runs when the `with` begins. The backward passes run in `iter_features`.
+    The forward pass runs when the `with` begins. The backward passes run in `iter_method_indices_and_features`.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class SharedLayerPass(ExitStack):
             raise
         return self
 
-    def iter_features(self, score_index: int) -> Iterator[tuple[int, LayerFeatures]]:
+    def iter_method_indices_and_features(self, score_index: int) -> Iterator[tuple[int, LayerFeatures]]:
         """Run the backward passes of one score. Yield for each method its index and the features of its layer."""
         for g, group in enumerate(self._objective_groups):
             values = self._objective_values[score_index][g]
@@ -303,7 +303,7 @@ class SharedLayerPass(ExitStack):
 
 def _recompute_features(explainer: LayerSelectionMixin, layer: str, score: Score, x: Tensor) -> LayerFeatures:
     with SharedLayerPass([explainer], [layer], x, [score], allow_more_passes=False) as another:
-        return next(features for _, features in another.iter_features(0))
+        return next(features for _, features in another.iter_method_indices_and_features(0))
 
 
 def _require_gradient(tap: Tap, layer: str) -> Tensor:
