@@ -3,7 +3,7 @@
 Needs the extra `batch`: `pip install "camscope[batch]"`.
 """
 
-from camscope.batch.batch_run import BatchRun
+from camscope.batch.batch_run_with_exports import BatchRun
 from camscope.batch.batch_runner import BatchOptions, OverlayOptions, PrivacyOptions, run_batch
 from camscope.batch.build_manifest_from_source import build_manifest
 from camscope.batch.exporter import ExportResult
