@@ -257,7 +257,7 @@ def test_progress_is_a_line_every_thirty_seconds_without_a_terminal(capsys, monk
 def test_on_a_terminal_progress_is_one_bar(monkeypatch):
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=100)
-    monkeypatch.setattr(progress_bars.base, "stderr_console", lambda: console)
+    monkeypatch.setattr(progress_bars.console_output, "stderr_console", lambda: console)
     with progress_bars.show_batch_progress() as told:
         for done in (0, 1, 3):
             told(SimpleNamespace(n_processed=done, n_failures=done // 2, n_done_before=5, n_images=8))
