@@ -63,7 +63,6 @@ def last_linear(model):
 
 
 @EVERY_METHOD_AND_CASE
-@pytest.mark.one_in(3)  # of at most seven networks of a method
 def test_shape_type_and_finite_numbers_of_its_own(method, case):
     model, x = case.make()
     heat = explainer(method, model, case.layer).attribute(x, 1)
