@@ -402,7 +402,7 @@ def test_a_replay_after_which_the_score_is_another_is_not_used():
         name, paper = "astray", "this test"
         runs_model = runs_partial_forward = True
 
-        def combine(self, features):
+        def compute_layer_map(self, features):
             features.score_inputs(1, lambda part: (features.x[:1] + 1, torch.zeros(1, dtype=torch.int64)))
             scores = features.score.read_score(features.run_with_edit(lambda maps: None), len(features.x))
             return scores[:, None, None].expand(-1, 2, 2)

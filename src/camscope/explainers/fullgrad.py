@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from camscope.explainers.bias_capture import Bias, BiasCapture, infer_output_layouts, is_any_map_unverified
 from camscope.explainers.core.evaluation_context import (
-    check_differentiable,
     check_finite,
+    check_no_inference_mode_weights,
     evaluation_context,
     has_interacting_samples,
     inspect_model,
@@ -301,7 +301,7 @@ def completeness(model: nn.Module, x: Tensor, target: TargetLike = None) -> Comp
 
     """
     explainer, model_info = FullGrad(model), inspect_model(model)
-    check_differentiable(model_info)
+    check_no_inference_mode_weights(model_info)
     if has_interacting_samples(model_info, explainer, x):
         each = [completeness(model, x[i : i + 1], select_sample_target(target, i, len(x))) for i in range(len(x))]
         return Completeness(*(torch.cat(parts) for parts in zip(*(vars(part).values() for part in each), strict=True)))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from camscope.hooks.intercept_torch_functions import ACTIVATIONS, SCALAR_ARITHMETIC, BaseFunctionMode, function_name
+from camscope.hooks.intercept_torch_functions import ACTIVATIONS, SCALAR_ARITHMETIC, BaseFunctionMode, get_function_name
 
 RESCALED_FUNCTIONS = ACTIVATIONS | SCALAR_ARITHMETIC
 
@@ -45,11 +45,11 @@ class RescaleRule(BaseFunctionMode):
         self.pause()
         self._is_comparing = True
 
-    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_intercepted_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call the function and return its result. Give an elementwise function the backward pass of the Rescale
         rule.
         """
-        name, keywords = function_name(func), dict(kwargs)
+        name, keywords = get_function_name(func), dict(kwargs)
         first = args[0] if args else keywords.pop("input", None)
         several = name != "prelu" and any(isinstance(arg, Tensor) for arg in (*args[1:], *keywords.values()))
         is_random = name == "rrelu" and (keywords.get("training") or True in args[3:])  # anew each time

@@ -49,7 +49,7 @@ def unwrap(model: nn.Module) -> nn.Module:
             return model
 
 
-def check_initialized(model: nn.Module) -> None:
+def check_lazy_layers_initialized(model: nn.Module) -> None:
     """Raise ModelError if a lazy layer has no weights yet."""
     for path, module in model.named_modules():
         for value in (*module._parameters.values(), *module._buffers.values()):

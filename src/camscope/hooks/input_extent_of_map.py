@@ -105,18 +105,18 @@ def _move_end_inward(cut: float, pad: float, distance: float, cell_size: float) 
     cropped = distance - pad
     if cropped <= 0:
         return AxisEnd(cut, -cropped)
-    return AxisEnd(cut + cropped if cropped > _round_up(cell_size) else cut, 0.0)
+    return AxisEnd(cut + cropped if cropped > _add_rounding_margin(cell_size) else cut, 0.0)
 
 
 def _apply_window_margin(axis: AxisExtent, margin: float, cell: float) -> AxisExtent:
     """Return the extent after a convolution or pooling, which moves each end outward by `margin` and uses up the padding."""
     unused = [max(0.0, pad + min(margin, 0.0)) for pad in (axis.low_pad, axis.high_pad)]
-    low_left, high_left = (share if share > _round_up(cell) else 0.0 for share in unused)
+    low_left, high_left = (share if share > _add_rounding_margin(cell) else 0.0 for share in unused)
     low, high = axis.low - margin, axis.high + margin
     return _round_extent(AxisExtent(low, high, axis.low_cut - low_left, axis.high_cut - high_left))
 
 
-def _round_up(cell: float) -> float:
+def _add_rounding_margin(cell: float) -> float:
     return cell * (1 + 1e-6)
 
 
@@ -137,7 +137,7 @@ def covers_input_evenly(extent: Extent | None, grid: Sequence[int]) -> bool:
     return extent is not None
 
 
-def join_extents(extents: Sequence[Extent | None], grid: Sequence[int]) -> Extent | None:
+def average_agreeing_extents(extents: Sequence[Extent | None], grid: Sequence[int]) -> Extent | None:
     """Return the mean extent of several maps on one grid. Return None if they cover different parts of the input.
 
     A crop that fits one map to a smaller one, which convolutions without padding made, does not count as a crop.

@@ -12,7 +12,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 
 from camscope.errors import warn_caller
 from camscope.hooks.evaluation_mode import evaluation_mode
-from camscope.hooks.find_layers import check_initialized, find_layers, unwrap
+from camscope.hooks.find_layers import check_lazy_layers_initialized, find_layers, unwrap
 from camscope.hooks.layer_record import GradientAccumulator, LayerCall, LayerRecord, Recording, TensorGradients
 from camscope.hooks.thread_local_hooks import (
     Hooks,
@@ -78,7 +78,7 @@ def record_layers(
             recorder.enter_context(reentrant_checkpoints_disabled())
         for name, module in find_layers(model, layers).items():
             recording[name] = LayerRecord(name, recorder.recorded_kinds)
-            recorder.watch_layer(module, recording[name])
+            recorder.hook_layer(module, recording[name])
         yield recording
     recorder.warn_of_lost_gradients()
 
@@ -104,7 +104,7 @@ def extract_features(
     torch.Size([1, 8, 3, 3])
 
     """
-    check_initialized(unwrap(model))
+    check_lazy_layers_initialized(unwrap(model))
     with evaluation_mode(unwrap(model)), torch.no_grad(), record_layers(model, layers, device=None) as recording:
         model(*(x if isinstance(x, tuple) else (x,)))
     return {name: find_main_tensor(name, layer.output)[1] for name, layer in recording.items()}
@@ -120,9 +120,12 @@ class _Recorder(Hooks):
         self._device, self._accumulators = device, list[tuple[str, GradientAccumulator]]()
         self.callback(self._release_views)
 
-    def watch_layer(self, module: nn.Module, layer: LayerRecord) -> None:
+    def hook_layer(self, module: nn.Module, layer: LayerRecord) -> None:
         running: list[OpenCall] = []  # a stack: a module may run inside itself
-        before, after = partial(self._begin_call, running), partial(self._end_call, running, layer)
+        before, after = (
+            partial(self._start_recording_call, running),
+            partial(self._finish_recording_call, running, layer),
+        )
         self.add_handle(module.register_forward_pre_hook(thread_local_hook(before), with_kwargs=True))
         self.add_handle(module.register_forward_hook(thread_local_hook(after), with_kwargs=True))
 
@@ -132,12 +135,12 @@ class _Recorder(Hooks):
 
     def warn_of_lost_gradients(self) -> None:
         """Warn of layers whose gradients could not be recorded, because a view was changed in place."""
-        if lost := sorted({name for name, accumulator in self._accumulators if accumulator.is_lost}):
+        if lost := sorted({name for name, accumulator in self._accumulators if accumulator.is_gradient_lost}):
             names = ", ".join(map(repr, lost))
             reason = "its input or output is a view that the model changes in place"
             warn_caller(f"no gradient recorded at {names}: {reason}")
 
-    def _begin_call(
+    def _start_recording_call(
         self, open_calls: list[OpenCall], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         if is_in_backward_pass():
@@ -151,7 +154,7 @@ class _Recorder(Hooks):
             edges = {path: _find_gradient_edge(leaf) for path, leaf in _iter_differentiable_tensors(inputs)}
         open_calls.append((call, edges, _get_sequence_nr()))
 
-    def _end_call(
+    def _finish_recording_call(
         self, open_calls: list[OpenCall], layer: LayerRecord, module: nn.Module, *inputs_and_output: Any
     ) -> None:
         if is_in_backward_pass():

@@ -32,20 +32,20 @@ class Removable(Protocol):
 
 class Hooks(ExitStack):
     """Hooks that are removed at the end of the `with`, also after an error. Subclasses set their hooks in
-    `_install`.
+    `_install_hooks`.
     """
 
     def __enter__(self) -> Self:
         super().__enter__()
         try:
             self.enter_context(hooks_excluded_from_copies())
-            self._install()
+            self._install_hooks()
         except BaseException:
             self.close()
             raise
         return self
 
-    def _install(self) -> None:
+    def _install_hooks(self) -> None:
         """Set the hooks when the `with` begins."""
 
     def _enter_gradient_scope(self) -> None:

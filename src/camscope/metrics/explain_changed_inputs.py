@@ -26,7 +26,7 @@ _cache: ContextVar[dict[Hashable, tuple[object, Any]] | None] = ContextVar("prob
 
 
 @contextmanager
-def reuse_passes() -> Iterator[None]:
+def clean_maps_and_predictions_shared() -> Iterator[None]:
     """Let the metrics inside the `with` block share probes, clean maps and predictions of the same image."""
     token = _cache.set({})
     try:
@@ -36,7 +36,7 @@ def reuse_passes() -> Iterator[None]:
 
 
 def compute_once(key: Hashable, objects: Sequence[object], compute: Callable[[], _Value]) -> _Value:
-    """Return a computed value, or the earlier one for the same key and objects inside `reuse_passes`."""
+    """Return a computed value, or the earlier one for the same key and objects inside `clean_maps_and_predictions_shared`."""
     cache = _cache.get()
     if cache is None:
         return compute()
@@ -61,10 +61,10 @@ class ExplainerProbe:
     def from_explainer(cls, explainer: Explainer, x: Tensor, target: TargetLike = None) -> "ExplainerProbe":
         """Create a probe: choose the targets and layers on x once. `target` is what `Score` accepts."""
         key = ("probe", repr(target))
-        return compute_once(key, (explainer, x), lambda: cls._resolve(explainer, x, target))
+        return compute_once(key, (explainer, x), lambda: cls._resolve_target_and_layers(explainer, x, target))
 
     @classmethod
-    def _resolve(cls, explainer: Explainer, x: Tensor, target: TargetLike) -> "ExplainerProbe":
+    def _resolve_target_and_layers(cls, explainer: Explainer, x: Tensor, target: TargetLike) -> "ExplainerProbe":
         """Run the model once on x, and resolve the target and the layer."""
         with evaluation_context(inspect_model(explainer.model), explainer, x) as context:
             score = context.create_score(explainer.resolve_target(target))

@@ -28,7 +28,7 @@ MAX_INTERIM_FRACTION = 0.8  # a later look would save less than a fifth of the s
 class InterimLook:
     """One look at a sample: its number from 1, and the number of patients at each look.
 
-    >>> first, second, last = plan_looks(24)
+    >>> first, second, last = plan_interim_looks(24)
     >>> first.n_patients, first.alpha, round(last.alpha, 4)
     (10, 0.0002, 0.0396)
 
@@ -82,13 +82,13 @@ class InterimLook:
         return high
 
 
-def plan_looks(n_patients: int) -> list[InterimLook]:
+def plan_interim_looks(n_patients: int) -> list[InterimLook]:
     """Return the looks at a sample of patients. The last look sees all of them; small samples have no other."""
     sizes = [size for size in LOOK_SIZES if size <= MAX_INTERIM_FRACTION * n_patients]
     return [InterimLook(number, (*sizes, n_patients)) for number in range(1, len(sizes) + 2)]
 
 
-def adjust_difference(estimate: Estimate, look: InterimLook, n_comparisons: int) -> Estimate:
+def adjust_difference_for_looks(estimate: Estimate, look: InterimLook, n_comparisons: int) -> Estimate:
     """Return a difference whose interval and p-value hold for all looks and comparisons together (Bonferroni)."""
     if estimate.p_value is None:
         return estimate

@@ -12,7 +12,7 @@ from camscope.errors import TargetError
 from camscope.plurals import plural
 from camscope.pytree import iter_leaves
 from camscope.targets.base import ClassNameLookup, ImageContext, Target
-from camscope.targets.find_class_scores import check_output_tensor, full_precision, get_output_tensor
+from camscope.targets.find_class_scores import check_scores_are_ordinary_tensor, full_precision, get_output_tensor
 from camscope.unusual_tensors import check_ordinary_tensor
 
 SimilarityKind = Literal["cosine", "dot"]
@@ -195,7 +195,7 @@ def image_embedding(output: Any) -> Tensor:
     if len(candidates) != 1 or candidates[0].ndim < 2 or candidates[0].flatten(1).shape[1] != candidates[0].shape[1]:
         shapes = ", ".join(str(tuple(leaf.shape)) for _, leaf in iter_leaves(output)) or type(output).__name__
         raise TargetError(f"a similarity target needs an output with embeddings (N,D), but the output is {shapes}")
-    check_output_tensor(candidates[0])
+    check_scores_are_ordinary_tensor(candidates[0])
     return candidates[0].flatten(1)
 
 

@@ -81,7 +81,7 @@ class LRP(AdapterExplainer, AdditiveExplainer):
         score.model = clone
         merged, unmerged = find_mergeable_norms(model, call_records)
         x = evaluator.x[sample, None]
-        self._check_first_layer(model, call_records)
+        self._check_first_layer_runs_first(model, call_records)
         composite, rule_mode = self._build_rules(x, merged)
         sample_index = torch.tensor([sample], device=x.device)
         try:
@@ -89,13 +89,13 @@ class LRP(AdapterExplainer, AdditiveExplainer):
                 for _, name in merged:  # zennit keeps eps, and the merged norm must be the identity
                     clone.get_submodule(name).eps = MERGED_NORM_EPS  # type: ignore[assignment]  # a module's attributes are of any type
                 for module in filter(has_zennit_rule, clone.modules()):
-                    rule_mode.track_ruled_module(module)
+                    rule_mode.skip_functions_inside_module(module)
                 value, start, relevance = call_with_gradients(
                     lambda: _propagate_relevance(score, x, sample_index, clone, rule_mode)
                 )
                 advance(1)
         finally:  # both refer to themselves, so only the garbage collector would free them
-            rule_mode.release_hooks()
+            rule_mode.remove_hooks()
             vars(composite).clear()
         if self.mode == "eval":
             check_same_score(evaluator.score, sample, value, evaluator.clean_scores[sample])
@@ -118,7 +118,7 @@ class LRP(AdapterExplainer, AdditiveExplainer):
         composite = KNOWN[self.composite](**settings, canonizers=[NamedMergeBatchNorm(list(merged_norms))])
         return RelevanceRules(composite, RelevanceRuleMode(stabilizer, make_relative_stabilizer(rounding)))
 
-    def _check_first_layer(self, model: nn.Module, call_records: ModuleCallRecords) -> None:
+    def _check_first_layer_runs_first(self, model: nn.Module, call_records: ModuleCallRecords) -> None:
         """Raise ModelError if a composite has a rule for the first layer, and another layer runs first."""
         from zennit.types import Linear
 

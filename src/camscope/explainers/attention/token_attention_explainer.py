@@ -64,7 +64,7 @@ class AttentionTrace:
         rows = (self.gradients[-1] != 0).any(-1).any(1).to(self.gradients[-1].dtype)
         return rows / rows.sum(1, keepdim=True).clamp(min=1)
 
-    def compute_early_gradients(self, n_blocks: int | None) -> list[Tensor]:
+    def compute_gradients_as_if_last_block(self, n_blocks: int | None) -> list[Tensor]:
         """Compute the gradient (N,heads,T,T) at each of the last `n_blocks` blocks, as if this block were the last one.
 
         With None, all blocks are used.
@@ -84,13 +84,13 @@ def record_token_counts(model: nn.Module, scope: ExitStack) -> set[int]:
     """While the scope is open, collect in a set how many tokens linear layers and norms return."""
     lengths: set[int] = set()
 
-    def record_count(module: nn.Module, args: object, output: object) -> None:
+    def collect_token_counts(module: nn.Module, args: object, output: object) -> None:
         if isinstance(output, Tensor) and output.ndim > 2:
             lengths.update((output.shape[0], output.shape[1], math.prod(output.shape[1:-1])))
 
     for module in unwrap(model).modules():
         if isinstance(module, nn.Linear | nn.LayerNorm):
-            scope.callback(module.register_forward_hook(thread_local_hook(record_count)).remove)
+            scope.callback(module.register_forward_hook(thread_local_hook(collect_token_counts)).remove)
     return lengths
 
 
@@ -153,7 +153,7 @@ def select_token_attentions(
     return TokenAttentions(selected, image_layout, notes)
 
 
-def is_layout_unverified(method_name: str, score: Score, x: Tensor, layout: Layout, n_tokens: int) -> bool:
+def is_layout_undecided_by_noise_test(method_name: str, score: Score, x: Tensor, layout: Layout, n_tokens: int) -> bool:
     """Test with noise whether tokens have a layout. Return True if the test is undecided, and raise LayerError if it fails."""
 
     def read_values_of_first_attention(run: Callable[[Tensor], object], inputs: Tensor) -> list[Tensor | None]:
@@ -280,7 +280,7 @@ class TokenAttentionExplainer(Explainer):
                 for row, explainer in zip(rows, attention_explainers, strict=True):
                     row.append(explainer._build_maps(trace, value, skipped_notes))
         count = attentions[0].probabilities.shape[-1]
-        unverified = first.layout is None and is_layout_unverified(first.name, scores[0], x, layout, count)
+        unverified = first.layout is None and is_layout_undecided_by_noise_test(first.name, scores[0], x, layout, count)
         return [[replace(maps, layout_unverified=unverified) for maps in row] for row in rows]
 
     def _build_maps(self, trace: AttentionTrace, values: Tensor, skipped_notes: Sequence[str]) -> AttributionMaps:

@@ -210,7 +210,7 @@ class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
     n_iterations: PositiveInteger = 200
     tolerance: NonNegativeNumber = 1e-6
 
-    def combine(self, features: LayerFeatures) -> Tensor:
+    def compute_layer_map(self, features: LayerFeatures) -> Tensor:
         """Compute the map: the effect of each concept on the score, spread over the cells of the concept."""
         activation = features.activation.flatten(2)
         finite = activation.isfinite().flatten(1).all(1)[:, None]

@@ -34,7 +34,7 @@ class EigenCAM(LayerExplainer):
     name, title, paper = "eigencam", "Eigen-CAM", "arXiv:2008.00299"
     class_specific: ClassVar[bool] = False
 
-    def combine(self, features: LayerFeatures) -> Tensor:
+    def compute_layer_map(self, features: LayerFeatures) -> Tensor:
         """Return the signed projection of each cell on the first component."""
         activation = features.activation.flatten(2)
         return project_with_reference_sign(activation, activation.double().square().sum(1))
@@ -56,7 +56,7 @@ class EigenGradCAM(LayerExplainer):
     name, title, paper, backward_passes = "eigengradcam", "Eigen-Grad-CAM", "arXiv:2008.00299", "1"
     needs_gradient = True
 
-    def combine(self, features: LayerFeatures) -> Tensor:
+    def compute_layer_map(self, features: LayerFeatures) -> Tensor:
         """Return the signed projection of each cell on the first component."""
         return project_on_first_component((features.gradient * features.activation).flatten(2))
 
@@ -79,7 +79,7 @@ class SegEigenCAM(LayerExplainer):
     name, title, paper, backward_passes = "segeigencam", "Seg-Eigen-CAM", "doi:10.3390/app15137562", "1"
     needs_gradient = True
 
-    def combine(self, features: LayerFeatures) -> Tensor:
+    def compute_layer_map(self, features: LayerFeatures) -> Tensor:
         """Return the projection of each cell on the first component, with the sign of its largest absolute value."""
         cells = project_on_first_component((features.gradient.abs() * features.activation).flatten(2))
         return torch.where(-cells.amin(1, keepdim=True) > cells.amax(1, keepdim=True), -cells, cells)

@@ -33,7 +33,7 @@ class FEM(LayerExplainer):
     class_specific: ClassVar[bool] = False
     k_sigma: NonNegativeNumber = 2.0
 
-    def combine(self, features: LayerFeatures) -> Tensor:
+    def compute_layer_map(self, features: LayerFeatures) -> Tensor:
         """Sum over the channels: a channel adds its mean at its unusually strong cells, and 0 at all others."""
         activation = features.activation.flatten(2).double()
         mean = activation.mean(SPATIAL_AXIS, keepdim=True)

@@ -39,7 +39,7 @@ class GroupCAM(LayerExplainer, BatchedMixin):
     needs_gradient = runs_model = True
     n_groups: PositiveInteger = 32
 
-    def combine(self, features: LayerFeatures) -> Tensor:
+    def compute_layer_map(self, features: LayerFeatures) -> Tensor:
         """Compute the map: the sum of the group masks, weighted by the probability that each mask restores."""
         x, masks = features.x, self._build_group_masks(features)
         background = blur_input(x, BLUR_SIGMA, BLUR_RADIUS)

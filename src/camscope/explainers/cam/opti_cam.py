@@ -42,7 +42,7 @@ class OptiCAM(LayerExplainer):
     n_steps: PositiveInteger = 50
     learning_rate: PositiveNumber = 0.1
 
-    def combine(self, features: LayerFeatures) -> Tensor:
+    def compute_layer_map(self, features: LayerFeatures) -> Tensor:
         """Compute the map: the optimized mean of the channels, minus its smallest cell."""
         channels = features.activation.relu()
         live = find_nonconstant_channels(channels)

@@ -47,7 +47,7 @@ class CAM(BaseWeightedChannels):
         super().__post_init__()
         if self.head is not None:
             self.head, module = find_layer(unwrap(self.model), self.head)
-            if not _is_channelwise_linear(module):
+            if not _is_linear_or_1x1_convolution(module):
                 kind = type(module).__name__
                 raise LayerError(f"head {self.head!r} is a {kind}; expected a Linear or a 1x1 convolution")
 
@@ -69,7 +69,7 @@ class CAM(BaseWeightedChannels):
                 f"cam needs a linear head, and {missing} the {plural(K, 'channel')} of layer {layer!r} to "
                 f"{plural(n_classes, 'class')}; {layer_hint}use gradcam, its generalization"
             )
-        rows = _find_head_weights(features, logits, pairs, heads)
+        rows = _find_head_weights_of_all_classes(features, logits, pairs, heads)
         if rows is not None:
             return _select_target_weights(rows, pairs)[..., None]
         head_names = " or ".join(map(repr, heads))
@@ -90,21 +90,21 @@ class CAM(BaseWeightedChannels):
         """Find the linear modules that map the channels of the layer to the classes. Return weight and bias by name."""
         like, heads = features.activation, LinearHeads()
         for name, module in features.score.model.named_modules():
-            if self.head in (None, name) and _is_channelwise_linear(module):
+            if self.head in (None, name) and _is_linear_or_1x1_convolution(module):
                 weight, bias = module.weight.detach().flatten(1).to(like), module.bias
                 if weight.shape == (n_classes, like.shape[1]):
                     heads[name] = weight, weight.new_zeros(n_classes) if bias is None else bias.detach().to(like)
         return heads
 
 
-def _is_channelwise_linear(module: nn.Module) -> bool:
+def _is_linear_or_1x1_convolution(module: nn.Module) -> bool:
     """Whether a module maps the channels of each cell linearly, by a Linear or a 1x1 convolution."""
     if isinstance(module, _ConvNd):
         return set(module.kernel_size) == {1}
     return isinstance(module, nn.Linear)
 
 
-def _find_head_weights(
+def _find_head_weights_of_all_classes(
     features: LayerFeatures, logits: Tensor, class_pairs: Tensor, heads: LinearHeads
 ) -> Tensor | None:
     """Find the head that computes the class scores from the pooled layer. Return its weights (classes,K), or None."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from camscope.explainers.cam.layer_features import InputVariants, LayerFeatures
-from camscope.explainers.cam.weighted_channels_explainer import BaseWeightedChannels, compute_value_range
+from camscope.explainers.cam.weighted_channels_explainer import BaseWeightedChannels, compute_value_range_per_sample
 from camscope.explainers.core.explainer import register
 from camscope.explainers.core.memory_chunks import BatchedMixin
 from camscope.explainers.core.random_mixin import RandomMixin
@@ -123,7 +123,7 @@ class ScoreCAM(BaseScoreCAM):
 
     def create_masking(self, x: Tensor) -> Masking:
         """Define the masking of Score-CAM, x ∘ H."""
-        return Masking(lambda inputs, masks, variant_numbers: inputs * masks)
+        return Masking(lambda inputs, masks, variant_indices: inputs * masks)
 
 
 @register
@@ -157,10 +157,10 @@ class SSCAM(BaseScoreCAM, RandomMixin):
         drawn = torch.randn(shape, generator=self.generator(), dtype=torch.float32, device="cpu")
         noises = self.sigma * drawn.to(x)
 
-        def apply_noisy_masks(inputs: Tensor, masks: Tensor, noise_numbers: Tensor) -> Tensor:
+        def apply_noisy_masks(inputs: Tensor, masks: Tensor, noise_indices: Tensor) -> Tensor:
             if self.noise == "map":
-                return inputs * (masks + noises[noise_numbers])
-            return inputs * masks + compute_value_range(inputs) * noises[noise_numbers]
+                return inputs * (masks + noises[noise_indices])
+            return inputs * masks + compute_value_range_per_sample(inputs) * noises[noise_indices]
 
         return Masking(apply_noisy_masks, self.n_samples, self.n_samples)
 
@@ -190,5 +190,5 @@ class ISCAM(BaseScoreCAM):
         steps = torch.arange(1, self.n_samples + 1, dtype=torch.float64, device="cpu") / self.n_samples
         factors = steps.to(x).view(-1, *[1] * (x.ndim - 1))
         return Masking(
-            lambda inputs, masks, variant_numbers: inputs * (masks * factors[variant_numbers]), self.n_samples
+            lambda inputs, masks, variant_indices: inputs * (masks * factors[variant_indices]), self.n_samples
         )

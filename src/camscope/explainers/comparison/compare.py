@@ -17,7 +17,7 @@ from camscope.errors import InputError, LayerError, OutputError, TargetError
 from camscope.explainers.comparison.comparison_rows_and_columns import (
     GridEntry,
     arrange_in_grid,
-    create_at_layers,
+    create_explainers_at_layers,
     select_explanation_with_commonest_label,
 )
 from camscope.explainers.comparison.equal_maps import correlate_maps, describe_equal_maps, find_equal_maps
@@ -307,7 +307,7 @@ def compare(
             method_cls = get_explainer_class(method)
             names = signature(method_cls).parameters
             own_settings = {name: value for name, value in settings.items() if name in names}
-            explainers += create_at_layers(method_cls, model, layers, own_settings)
+            explainers += create_explainers_at_layers(method_cls, model, layers, own_settings)
     extra = ExtraInputs(tuple(args), dict(kwargs or {}))
     return compare_explainers(explainers, image, targets, extra, skip_unsupported=skip_unsupported, on_pass=on_pass)
 

@@ -96,7 +96,7 @@ def accepts_several_layers(explainer_cls: type[Explainer]) -> bool:
     return "layers" in signature(explainer_cls).parameters
 
 
-def create_at_layers(
+def create_explainers_at_layers(
     explainer_cls: type[Explainer],
     model: nn.Module,
     layers: Sequence[str | nn.Module] | None,

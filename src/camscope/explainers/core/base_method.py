@@ -78,7 +78,7 @@ class BaseMethod(ABC):
 
     def __post_init__(self) -> None:
         for name, value in list(vars(self).items()):
-            setattr(self, name, _to_builtin_number(value))
+            setattr(self, name, _to_builtin_numbers(value))
         check_settings(self)
         inspect_model(self.model)
         card = get_card(unwrap(self.model))
@@ -333,14 +333,14 @@ def _raise_unknown_geometry(points: ArrayLike) -> NDArray[Any]:
     )
 
 
-def _to_builtin_number(value: Any) -> Any:
+def _to_builtin_numbers(value: Any) -> Any:
     """Convert a number of another library, such as NumPy, to a Python number. Convert lists and tuples item by item."""
     if isinstance(value, bool):
         return value
     if isinstance(value, numbers.Real):
         return int(value) if isinstance(value, numbers.Integral) else float(value)
     if type(value) in (list, tuple) and any(isinstance(item, numbers.Real) for item in value):
-        return type(value)(map(_to_builtin_number, value))
+        return type(value)(map(_to_builtin_numbers, value))
     return value
 
 

@@ -71,7 +71,9 @@ class Denoised(Wrapper):
         if isinstance(inner, Denoised):
             return inner.compute_maps(x, scores)
         if isinstance(inner, Wrapper):
-            return inner._with_inner([Denoised(explainer) for explainer in inner.inner]).compute_maps(x, scores)
+            return inner._with_inner_explainers([Denoised(explainer) for explainer in inner.inner]).compute_maps(
+                x, scores
+            )
         note = f"{inner.composed_name} computes a single map, so that nothing was denoised"
         return [replace(maps, notes=(*maps.notes, note)) for maps in inner.compute_maps(x, scores)]
 

@@ -20,7 +20,7 @@ from camscope.explainers.core.maps_with_flags import AttributionMaps
 from camscope.explainers.core.resize_and_blur import resize_maps, scale_to_unit_range
 from camscope.explainers.ensemble.map_fusion import compute_all_maps, merge_layer_maps
 from camscope.hooks.find_layers import find_layer, unwrap
-from camscope.layers.spatial_layers import SpatialLayer, drop_contradicted_layers, find_spatial_layers
+from camscope.layers.spatial_layers import SpatialLayer, drop_layers_with_contradicted_layout, find_spatial_layers
 from camscope.targets import Score
 
 MAX_STAGES = 4
@@ -88,11 +88,11 @@ class RefineCAM(Explainer):
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         """Compute the map of each score. All layers share one forward pass, and each score has one backward pass."""
         if self.layers is not None:
-            return self._compute_maps_at_layers(self.layers, x, scores)
+            return self._multiply_maps_of_layers(self.layers, x, scores)
         groups = groupby(scores, partial(self._choose_layers, x))
-        return [maps for layers, some in groups for maps in self._compute_maps_at_layers(layers, x, list(some))]
+        return [maps for layers, some in groups for maps in self._multiply_maps_of_layers(layers, x, list(some))]
 
-    def _compute_maps_at_layers(
+    def _multiply_maps_of_layers(
         self, layers: Sequence[str | nn.Module], x: Tensor, scores: Sequence[Score]
     ) -> list[AttributionMaps]:
         explainers, merged = [replace(self._base_explainer, layer=layer) for layer in layers], []
@@ -119,7 +119,7 @@ class RefineCAM(Explainer):
             while True:  # until the cells of each stage react to the parts of the input that they are drawn over
                 stages = find_last_layer_per_resolution(model, layers, deepest)
                 checked = [layer for layer in layers if layer.name in stages[:-1]]
-                valid = drop_contradicted_layers(model, checked, score.forward, x)
+                valid = drop_layers_with_contradicted_layout(model, checked, score.forward, x)
                 if len(valid) == len(checked):
                     break
                 layers = [layer for layer in layers if layer not in checked or layer in valid]

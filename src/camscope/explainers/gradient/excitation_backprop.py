@@ -77,7 +77,7 @@ class ExcitationBackprop(LayerExplainer):
             enable_contrast(output)
         return score.read_score(output, n_samples)
 
-    def combine(self, features: LayerFeatures) -> Tensor:
+    def compute_layer_map(self, features: LayerFeatures) -> Tensor:
         """Compute the map: the sum of the probabilities of all channels at each cell."""
         for sample, note in enumerate(self._describe_lost_probability(features.score, features.gradient)):
             if note:

@@ -30,11 +30,11 @@ class RectifiedGradientExplainer(InputGradientExplainer):
         """Compute the maps of several scores. All share one forward pass, and each has one backward pass."""
         reports: list[ReluReport] = []
         signals = self.compute_gradients(x, scores, lambda values: reports.append(apply_relu_rule(values, self.rule)))
-        notes = describe_relus(reports[-1], self.composed_name)  # of the pass whose graph reached the input
+        notes = describe_relus_or_raise(reports[-1], self.composed_name)  # of the pass whose graph reached the input
         return [self.compute_maps_from_gradient(x, *pair, *notes) for pair in zip(scores, signals, strict=True)]
 
 
-def describe_relus(report: ReluReport, title: str) -> list[str]:
+def describe_relus_or_raise(report: ReluReport, title: str) -> list[str]:
     """Return notes about the ReLUs and other activations in a graph. Raise ModelError if there is no ReLU."""
     if not report.relus:
         operations = _format_counts(report.other_activations + report.opaque_operations) or "no activation"
