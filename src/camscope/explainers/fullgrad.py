@@ -17,7 +17,7 @@ from camscope.explainers.core.evaluation_context import (
     has_interacting_samples,
     inspect_model,
 )
-from camscope.explainers.core.explainer import Explainer, register
+from camscope.explainers.core.explainer_base_class_and_registration import Explainer, register
 from camscope.explainers.core.maps_with_flags import AttributionMaps, find_samples_below_precision
 from camscope.explainers.core.resize_and_blur import resize_maps
 from camscope.explainers.core.run_methods_in_shared_passes import select_sample_target
@@ -130,6 +130,7 @@ def decompose_scores(x: Tensor, scores: Sequence[Score], explainer: "BaseFullGra
 def _decompose_in_one_pass(
     x: Tensor, scores: Sequence[Score], explainer: "BaseFullGrad", gradients_on: GradientScope
 ) -> list[ScoreDecomposition] | None:
+    """Decompose the scores, with one forward pass in all. Return None if a score has no gradient at the input."""
     decompositions: list[ScoreDecomposition] = []  # the last one is of the score whose backward pass runs
     leaf, model = x.detach().requires_grad_(), scores[0].model
     tracker = SpatialMapTracker(unwrap(model), leaf)

@@ -128,7 +128,7 @@ class AttentionCapture(BaseFunctionMode):
     def _run_and_intercept_inner_calls(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
-        """Run a PyTorch function, and also intercept the functions that it calls."""
+        """Run a PyTorch function, and also intercept the functions that run inside it."""
         before = self._n_heads
         if func is F.multi_head_attention_forward:
             self._n_heads = kwargs["num_heads"] if "num_heads" in kwargs else args[4]
@@ -149,6 +149,7 @@ class AttentionCapture(BaseFunctionMode):
         is_causal: bool = False,
         **kwargs: Any,
     ) -> Tensor:
+        """Compute a fused attention in single steps and record it. Return the output in the dtype of the model."""
         if query.is_nested or not _is_square((query.shape[-2], key.shape[-2])):
             return func(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
         kind, dtype = query.device.type, query.dtype
@@ -167,6 +168,7 @@ class AttentionCapture(BaseFunctionMode):
             return _copy_for_model(attention.output, output.shape, dtype)
 
     def _record_softmax(self, result: Tensor, dim: int | None) -> Tensor:
+        """Record the result of a softmax if it is attention. Return the probabilities that the model continues with."""
         rank = 3 if self._n_heads else 4
         if result.ndim < rank or dim not in (-1, result.ndim - 1) or not _is_square(result.shape[-2:]):
             return result
@@ -179,8 +181,8 @@ class AttentionCapture(BaseFunctionMode):
         return probabilities
 
     def _record_matrix_product(self, left: Tensor, right: Tensor, result: Tensor) -> Tensor:
-        """Record a matrix product that belongs to an attention. Before the softmax it has queries and keys, afterwards
-        values.
+        """Record a matrix product of an attention: queries and keys before the softmax, values after it. Return the
+        result for the model.
         """
         if self._last_probabilities is not None and left is self._last_probabilities[0]:
             attention, self._last_probabilities = self._last_probabilities[1], None

@@ -32,16 +32,16 @@ class RescaleRule(BaseFunctionMode):
         self.pause()
 
     def pause(self) -> None:
-        """Stop recording and comparing: the following functions run unchanged."""
+        """Stop recording and comparing, so that functions run unchanged from now on."""
         self._call_count, self._is_recording, self._is_comparing = 0, False, False
 
     def start_reference_pass(self) -> None:
-        """Record the inputs of the following elementwise functions as references."""
+        """From now on, record the inputs of elementwise functions as references."""
         self.pause()
         self._is_recording = True
 
     def start_input_pass(self) -> None:
-        """Use the Rescale rule in the following elementwise functions, with the recorded references."""
+        """From now on, apply the Rescale rule to elementwise functions, with the references recorded before."""
         self.pause()
         self._is_comparing = True
 

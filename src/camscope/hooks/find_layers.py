@@ -111,8 +111,7 @@ def strip_wrapper_names(name: str) -> str:
 
 
 def find_layers(model: nn.Module, layers: str | nn.Module | Iterable[str | nn.Module]) -> dict[str, nn.Module]:
-    """Return layers by name, in the order of the model. Select them by names, glob patterns (`"layer*.conv1"`) or
-    modules.
+    """Return the layers that names, glob patterns (`"layer*.conv1"`) or modules select, by name and in the order of the model.
 
     Args:
         model: The model.

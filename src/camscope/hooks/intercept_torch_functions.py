@@ -150,5 +150,5 @@ def activation_lower_bound(name: str, args: Sequence[Any], kwargs: Mapping[str, 
 
 
 def may_average_with_negative_weights(kwargs: Mapping[str, Any]) -> bool:
-    """Whether an averaging function with these keywords may have negative weights, as bicubic interpolation has."""
+    """Whether an averaging function may have negative weights with these keywords, as bicubic interpolation has."""
     return kwargs.get("mode") == "bicubic"

@@ -35,9 +35,9 @@ class GradientAccumulator:
         self._sum = copy if self._sum is None or this_pass != self._backward_pass_id else self._sum + copy
         self._backward_pass_id = this_pass
 
-    def add_node_gradient(self, index: int, input_gradients: tuple[Tensor | None, ...], _: object) -> None:
-        """Add the gradient that a node of the autograd graph sends to its input number `index`."""
-        self.add_gradient(input_gradients[index])
+    def add_node_gradient(self, node_input_index: int, input_gradients: tuple[Tensor | None, ...], _: object) -> None:
+        """Add the gradient that a node of the autograd graph sends to its input `node_input_index`."""
+        self.add_gradient(input_gradients[node_input_index])
 
     @property
     def is_gradient_lost(self) -> bool:

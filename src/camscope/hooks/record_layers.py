@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -121,6 +121,7 @@ class _Recorder(Hooks):
         self.callback(self._release_views)
 
     def hook_layer(self, module: nn.Module, layer: LayerRecord) -> None:
+        """Add the hooks that record the calls of a module in `layer`."""
         running: list[OpenCall] = []  # a stack: a module may run inside itself
         before, after = (
             partial(self._start_recording_call, running),
@@ -134,7 +135,7 @@ class _Recorder(Hooks):
             accumulator.release_view()
 
     def warn_of_lost_gradients(self) -> None:
-        """Warn of layers whose gradients could not be recorded, because a view was changed in place."""
+        """Warn of layers whose gradients could not be recorded, because a view of the tensor was changed in place."""
         if lost := sorted({name for name, accumulator in self._accumulators if accumulator.is_gradient_lost}):
             names = ", ".join(map(repr, lost))
             reason = "its input or output is a view that the model changes in place"
@@ -180,8 +181,9 @@ class _Recorder(Hooks):
             for input_path, accumulator in at_inputs.items():
                 if edges[input_path] == edge:  # the layer hands its input on
                     self.add_handle(register_gradient_hook(leaf, accumulator.add_gradient))
-        for path, node, index in _iter_gradient_senders(nodes, edges, start_sequence_number):
-            self.add_handle(node.register_hook(partial(at_inputs[path].add_node_gradient, index)))
+        for sender in _iter_gradient_senders(nodes, edges, start_sequence_number):
+            add_gradient = partial(at_inputs[sender.input_path].add_node_gradient, sender.node_input_index)
+            self.add_handle(sender.node.register_hook(add_gradient))
 
     def _accumulate_gradients(self, value: Any) -> TensorGradients:
         leaves = _iter_differentiable_tensors(value)
@@ -203,10 +205,18 @@ def _find_gradient_edge(tensor: Tensor) -> GraphEdge:
     return edge.node, edge.output_nr
 
 
+class GradientSender(NamedTuple):
+    """A graph node that sends a gradient to an input of a layer, and at which index of the node's inputs."""
+
+    input_path: LeafPath
+    node: Node
+    node_input_index: int
+
+
 def _iter_gradient_senders(
     output_nodes: list[Node], edges: dict[LeafPath, GraphEdge], start_sequence_number: int
-) -> Iterator[tuple[LeafPath, Node, int]]:
-    """Yield which graph nodes of one layer call send a gradient to an input, as (path of the input, node, index)."""
+) -> Iterator[GradientSender]:
+    """Yield the graph nodes of one layer call that send a gradient to an input of the layer."""
     paths_by_edge: dict[GraphEdge, list[LeafPath]] = {}
     for path, edge in edges.items():
         paths_by_edge.setdefault(edge, []).append(path)
@@ -219,5 +229,5 @@ def _iter_gradient_senders(
         for index, (next_node, number) in enumerate(node.next_functions):
             if next_node is not None:
                 paths = paths_by_edge.get((next_node, number), [])
-                yield from ((path, node, index) for path in paths)
+                yield from (GradientSender(path, node, index) for path in paths)
                 output_nodes += [] if paths else [next_node]

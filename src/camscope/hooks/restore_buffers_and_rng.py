@@ -57,6 +57,7 @@ class BufferCopyMode(BaseFunctionMode):
         )
 
     def _replace_buffer_by_copy(self, tensor: Tensor) -> Tensor:
+        """Return the copy of a buffer, or of a view of a buffer. Return any other tensor unchanged."""
         if self._originals.get(id(tensor)) is tensor:
             if id(tensor) not in self._copies:
                 self._copies[id(tensor)] = self._get_view_of_copied_storage(tensor, tensor.detach().clone)

@@ -288,7 +288,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return is_one_cell or (bool(planes) and all(covers_input_evenly(plane, tensor.shape[2:]) for plane in planes))
 
     def _find_record(self, tensor: Tensor) -> _CellRecord | None:
-        """Return the record of a tensor, or None if it has none or was changed since."""
+        """Return the record of a tensor. Return None if there is no record, or if the tensor was changed since."""
         if id(tensor) in self._records_before:
             return self._records_before[id(tensor)]
         record = self._records.get(id(tensor))
@@ -347,7 +347,9 @@ class SpatialMapTracker(BaseFunctionMode):
         return tensor if tensor.dtype in INDEX_TYPES else self._require_cell_numbers(tensor)
 
     def _find_cells_of_elementwise_result(self, sources: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
-        """Return the cell numbers of the result of an elementwise function, or None if its sources do not agree."""
+        """Return which cell each value of an elementwise result belongs to. Return None if the sources place the cells
+        differently.
+        """
         cells_of_sources = [(source.shape, self._read_cell_numbers_or_none(source)) for source in sources]
         located = [
             cells.broadcast_to(shape)
@@ -474,7 +476,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return None
 
     def _find_common_extent(self, maps: Sequence[Tensor]) -> Extent | None:
-        """Return the common extent of several tensors, or None if one of them is no map."""
+        """Return the common extent of several tensors. Return None if one tensor is no map, or if the extents differ."""
         records = list(map(self._find_record, maps))
         extents = [None if record is None else record.extent for record in records]
         return average_agreeing_extents(extents, maps[0].shape[2:]) if maps else None

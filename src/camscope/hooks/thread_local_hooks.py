@@ -62,9 +62,7 @@ class Hooks(ExitStack):
 
 
 def register_gradient_hook(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Removable:
-    """Register a hook that gets the gradient of a tensor. The gradient becomes what the hook returns, or stays if it
-    returns None.
-    """
+    """Register a hook that gets the gradient of a tensor. A tensor that the hook returns replaces the gradient."""
     register: Callable[..., Removable] = tensor.register_hook
     return register(hook)
 
@@ -86,7 +84,7 @@ def thread_local_hook(hook: Callable[P, T]) -> Callable[P, T | None]:
 
 
 def has_global_hooks() -> bool:
-    """Return whether hooks are registered for all modules. PyTorch has no public function for it."""
+    """Whether hooks are registered for all modules. PyTorch has no public function for this check."""
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(getattr(all_modules, f"_global{name}") for name in names)
 

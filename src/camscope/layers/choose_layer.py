@@ -25,7 +25,7 @@ LAYERS_PER_PASS = 12  # layers that are probed in one forward pass, from the end
 
 
 def _advise_on_per_frame_layer(model: nn.Module, forward: Callable[[], object], input_shape: Sequence[int]) -> str:
-    """Return an error text with advice about the last layer that has one map per video frame. Return "" without such a layer."""
+    """Return advice for an error about the last layer with one map per video frame. Return "" if the model has no such layer."""
     remedies: list[str] = []
 
     def collect_advice(name: str, module: nn.Module, output: object) -> None:

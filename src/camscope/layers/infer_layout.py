@@ -61,9 +61,7 @@ def infer_layout(
 
 
 def advise_on_per_frame_output(shape: Sequence[int], input_shape: Sequence[int]) -> str:
-    """Return an error text with advice for an output with one item per video frame, (N*T,K,h,w). Return "" for
-    others.
-    """
+    """Return advice for an error about an output with one item per video frame, (N*T,K,h,w). Return "" for any other output."""
     is_per_frame = len(input_shape) == 5 and len(shape) == 4 and shape[0] == input_shape[0] * input_shape[2]
     if not is_per_frame or math.prod(shape[2:]) == 1:
         return ""

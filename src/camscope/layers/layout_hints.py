@@ -28,8 +28,8 @@ class LayoutHints:
     text_lengths: set[int] = field(default_factory=set)  # numbers of text tokens of a language model
 
     def count_tokens_before_image(self, n_tokens: int, n_cells: int) -> int | None:
-        """Return how many tokens come before the image tokens, or None if unknown. Raise LayerError if two numbers are
-        possible.
+        """Return how many tokens come before the image tokens, or None if the number is unknown. Raise LayerError if it
+        is ambiguous.
         """
         starts = list(self._iter_piece_starts(n_tokens, n_cells))
         if len(starts) > 1:

@@ -61,7 +61,7 @@ _lock = threading.RLock()
 def get_cached_layout_result(
     model: nn.Module, location: OutputLocation, size: Sequence[int], layout: Layout
 ) -> LayoutProbeResult | None:
-    """Return the cached test result of a layer for a layout and an input size. Return None without a result."""
+    """Return the cached test result of a layer for a layout and an input size. Return None if no result is cached."""
     with _lock:
         return _get_results_cached_for_layer(model, location).get((location, tuple(size), str(layout)))
 
@@ -85,6 +85,7 @@ def cache_layout_result(
 
 
 def _get_results_cached_for_layer(model: nn.Module, location: OutputLocation) -> dict[ResultKey, LayoutProbeResult]:
+    """Return the dict that caches the test results of a layer. Create the dict if there is none."""
     by_layer: WeakIdKeyDictionary = _results_by_model.setdefault(unwrap(model), WeakIdKeyDictionary())
     results: dict[ResultKey, LayoutProbeResult] = by_layer.setdefault(find_layer(model, location.layer)[1], {})
     return results

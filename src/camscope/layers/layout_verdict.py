@@ -182,23 +182,29 @@ def compute_expected_reaction(labels: Tensor, blocks: Sequence[int], neighbor_sh
     return plane - plane.flatten(1).mean(1).view(-1, *[1] * len(blocks))
 
 
+class OrderMatch(NamedTuple):
+    """How well a reaction matches a field in another order of the cells: one match for each variant of the order."""
+
+    matches: Tensor
+    order: str
+
+
 def iter_matches_in_other_orders(
     reaction: Tensor, field: Tensor, *, as_share_of_moved_cells: bool
-) -> Iterator[tuple[Tensor, str]]:
-    """Yield for each other order of the cells how well `reaction` (3,*blocks) matches `field` in it, and its
-    description.
+) -> Iterator[OrderMatch]:
+    """Yield how well `reaction` (3,*blocks) matches `field` in each other order of the cells, with a description of the order.
 
-    The match is the sum of products over all blocks. With `as_share_of_moved_cells`, it is a share of the match in the same order, over
-    the cells that the other order moves.
+    The match is the sum of products over all blocks. With `as_share_of_moved_cells`, the match of the cells that the
+    other order moves is divided by the match of these cells in the same order.
     """
     match_in_same_order = (reaction * field).sum()
     axes = range(1, field.ndim)
 
-    def compute_match_in_other_order(match_change: Tensor, match_of_moved_cells: Tensor) -> Tensor:
-        """Return the match in the other order from its change. With `as_share_of_moved_cells`, divide it by the match of the moved cells."""
+    def build_order_match(order: str, match_change: Tensor, match_of_moved_cells: Tensor) -> OrderMatch:
+        """Build the match in an order from its change. If requested, divide the match by that of the moved cells."""
         if as_share_of_moved_cells:
-            return 1 + match_change / match_of_moved_cells.clamp(min=1e-12)
-        return match_in_same_order + match_change
+            return OrderMatch(1 + match_change / match_of_moved_cells.clamp(min=1e-12), order)
+        return OrderMatch(match_in_same_order + match_change, order)
 
     for axis in axes:
         lines = [plane.movedim(axis, 1).reshape(N_RUNS, plane.shape[axis], -1) for plane in (reaction, field)]
@@ -206,27 +212,21 @@ def iter_matches_in_other_orders(
         line = products.diagonal()
         first, second = torch.triu_indices(len(line), len(line), 1, device=field.device)
         moved = line[first] + line[second]
-        yield compute_match_in_other_order(products[first, second] + products[second, first] - moved, moved), EXCHANGED
+        yield build_order_match(EXCHANGED, products[first, second] + products[second, first] - moved, moved)
         for mirrored in axes:
             mirrored_change = (reaction * field.flip(mirrored)).movedim(axis, 0).flatten(1).sum(1) - line
             if mirrored == axis:
-                yield compute_match_in_other_order(mirrored_change.sum()[None], line.sum()[None]), "backwards"
+                yield build_order_match("backwards", mirrored_change.sum()[None], line.sum()[None])
                 continue
-            yield compute_match_in_other_order(mirrored_change, line), "with a line backwards"
+            yield build_order_match("with a line backwards", mirrored_change, line)
             halves = [torch.stack([values[start::2].sum() for start in (0, 1)]) for values in (mirrored_change, line)]
-            yield compute_match_in_other_order(*halves), "with every other line backwards"
+            yield build_order_match("with every other line backwards", *halves)
         if len(line) > 1:
             shifted = torch.stack([(reaction * field.roll(shift, axis)).sum() for shift in range(1, len(line))])
-            yield (
-                compute_match_in_other_order(shifted - match_in_same_order, match_in_same_order[None]),
-                "moved on by some lines",
-            )
+            yield build_order_match("moved on by some lines", shifted - match_in_same_order, match_in_same_order[None])
     if field.ndim == 3:
         mirrored_change = (reaction * field.mT.reshape(field.shape)).sum()[None]
-        yield (
-            compute_match_in_other_order(mirrored_change - match_in_same_order, match_in_same_order[None]),
-            "read by columns",
-        )
+        yield build_order_match("read by columns", mirrored_change - match_in_same_order, match_in_same_order[None])
 
 
 @lru_cache(maxsize=64)

@@ -157,8 +157,8 @@ def _explain_why_no_grid(
 
 
 def find_layout_doubt_reason(model: nn.Module, layout: Layout, shape: Sequence[int], hints: LayoutHints) -> str:
-    """Return why the shape of an output makes its layout doubtful, for an undecided noise test. Return "" if it is
-    not.
+    """Return why the shape of an output makes its layout doubtful after an undecided noise test. Return "" if the shape
+    raises no doubt.
     """
     counts = hints.sequence_lengths | set(map(math.prod, hints.grids))
     if layout.kind == CHANNELS_FIRST and len(shape) == 4 and shape[2] == shape[3] and shape[2] in counts:
@@ -227,7 +227,7 @@ def hook_layer_outputs(model: nn.Module, hooks: Hooks, on_output: Callable[[str,
 def drop_layers_with_contradicted_layout(
     model: nn.Module, layers: Sequence[SpatialLayer], forward: Callable[[Tensor], object], x: Tensor
 ) -> list[SpatialLayer]:
-    """Drop the layers whose layout a noise test contradicts for x (N,C,*S). Return all others."""
+    """Return all layers except those whose layout a noise test contradicts for x (N,C,*S)."""
     return [
         layer
         for layer in layers

@@ -242,6 +242,7 @@ def sufficiency(test: PerturbationTest, share: float = 0.2, output_kind: OutputK
 def _compute_score_loss_after_removal(
     test: PerturbationTest, order: RemovalOrder, n_removed: int, output_kind: OutputKind
 ) -> MetricValues:
+    """Return how much the output falls if `n_removed` regions are removed in the given order."""
     values = test.score_after_removal(order, [0, n_removed])[get_row_of_output_kind(output_kind)]
     return test.build_metric_values(values[:, 0] - values[:, 1], values)
 

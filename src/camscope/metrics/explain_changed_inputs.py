@@ -14,7 +14,7 @@ from torch import Tensor
 from camscope.errors import InputError, TargetError
 from camscope.explainers.control_methods import BaseControl
 from camscope.explainers.core.evaluation_context import check_finite, evaluation_context, inspect_model
-from camscope.explainers.core.explainer import Explainer
+from camscope.explainers.core.explainer_base_class_and_registration import Explainer
 from camscope.explainers.core.run_methods_in_shared_passes import run_methods
 from camscope.metrics.metric_registry import FloatArray
 from camscope.targets import Score, TargetLike
@@ -27,7 +27,7 @@ _cache: ContextVar[dict[Hashable, tuple[object, Any]] | None] = ContextVar("prob
 
 @contextmanager
 def clean_maps_and_predictions_shared() -> Iterator[None]:
-    """Let the metrics inside the `with` block share probes, clean maps and predictions of the same image."""
+    """Let the metrics inside the `with` block share the probes, clean maps and predictions of the same image."""
     token = _cache.set({})
     try:
         yield
@@ -65,7 +65,7 @@ class ExplainerProbe:
 
     @classmethod
     def _resolve_target_and_layers(cls, explainer: Explainer, x: Tensor, target: TargetLike) -> "ExplainerProbe":
-        """Run the model once on x, and resolve the target and the layer."""
+        """Create the probe: run the model once on x, to fix the targets and the layers."""
         with evaluation_context(inspect_model(explainer.model), explainer, x) as context:
             score = context.create_score(explainer.resolve_target(target))
             output = score.forward(context.x)

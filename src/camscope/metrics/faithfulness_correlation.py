@@ -181,7 +181,7 @@ def sensitivity_n(
     rounding_tolerance=0.0,
 )
 def completeness_gap(test: PerturbationTest, output_kind: OutputKind = "score") -> MetricValues:
-    """Return the absolute difference (N,) between the sum of each map and the loss of output if all pixels are imputed.
+    """Return the absolute difference (N,) between the sum of each map and the loss of output after all pixels are imputed.
 
     Use it for methods whose maps should sum to that loss. The maps need the resolution of the input.
 

@@ -63,7 +63,7 @@ class InterimLook:
         return 1 - self.alpha
 
     def compute_alpha(self, error_rate: float) -> float:
-        """Return the error rate of this look, for the error rate of an interval from one look."""
+        """Return the part of `error_rate` that this look may spend, so that all looks together stay below it."""
         n_interim = len(self.sizes) - 1
         if not n_interim:
             return error_rate
@@ -72,7 +72,7 @@ class InterimLook:
         return total - n_interim * interim if self.is_last else interim
 
     def adjust_p_value(self, p_value: float) -> float:
-        """Return the error rate of one look at which the interval of this look would just include 0."""
+        """Adjust a p-value for several looks: return the error rate at which the interval of this look just touches 0."""
         low, high = 0.0, 1.0
         if self.compute_alpha(high) <= p_value:
             return 1.0
@@ -83,7 +83,7 @@ class InterimLook:
 
 
 def plan_interim_looks(n_patients: int) -> list[InterimLook]:
-    """Return the looks at a sample of patients. The last look sees all of them; small samples have no other."""
+    """Return the looks at a sample of patients. The last look includes all patients, and a small sample has only this look."""
     sizes = [size for size in LOOK_SIZES if size <= MAX_INTERIM_FRACTION * n_patients]
     return [InterimLook(number, (*sizes, n_patients)) for number in range(1, len(sizes) + 2)]
 

@@ -101,6 +101,7 @@ class ModelScorer:
         return scores
 
     def _compute_score_and_probability(self, x: Tensor, sample_index: Tensor | None) -> Tensor:
+        """Run the model once. Return score and probability (2,R). Raise InputError after the end of the scope."""
         if not self.is_open:
             raise InputError("the scorer is closed: compute scores inside the `with scoring_scope(…)` block")
         output = self._target_score.forward(x, sample_index)

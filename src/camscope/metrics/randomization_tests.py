@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError, NonFiniteError, TargetError, UndefinedError
-from camscope.explainers.core.explainer import Explainer
+from camscope.explainers.core.explainer_base_class_and_registration import Explainer
 from camscope.explainers.core.random_mixin import draw_seeds
 from camscope.explainers.core.setting_checks import check_integer, check_one_of, check_positive_integer
 from camscope.geometry import Placement
@@ -188,7 +188,9 @@ class MapComparison:
         self._features = {name: self._extract_features(name, maps) for name in similarities}
 
     def compare_with_trained(self, similarity: str, maps: FloatArray) -> FloatArray:
-        """Return the similarity (N,) of each map with the trained model's map of the same image. Undefined ones are NaN."""
+        """Return the similarity (N,) of each map with the trained model's map of the same image. Undefined similarities
+        are NaN.
+        """
         return _compare_features(similarity, self._features[similarity], self._extract_features(similarity, maps))
 
     def compare_different_images(self, similarity: str) -> FloatArray:
@@ -227,7 +229,7 @@ def _compare_features(similarity: str, first: FloatArray, second: FloatArray) ->
 
 
 def _select_depths(n_parts: int, n_depths: int | None) -> list[int]:
-    """Return the steps after which maps are compared: evenly spaced, with the first and the last."""
+    """Return the steps after which maps are compared: evenly spaced steps, which include the first and the last."""
     if n_depths is None or n_depths >= n_parts:
         return list(range(n_parts))
     return [n_parts - 1] if n_depths == 1 else [round(i * (n_parts - 1) / (n_depths - 1)) for i in range(n_depths)]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import LayerError, ModelError
-from camscope.explainers.core.explainer import Explainer
+from camscope.explainers.core.explainer_base_class_and_registration import Explainer
 from camscope.explainers.core.random_mixin import draw_seeds
 from camscope.explainers.core.setting_checks import check_integer, check_positive_integer
 from camscope.hooks.find_layers import find_layer, unwrap
@@ -67,7 +67,7 @@ def copy_explainer(explainer: Explainer) -> Explainer:
 
 
 def randomize_modules(model: nn.Module, module_names: Sequence[str], seed: int) -> None:
-    """Randomize the weights of the named modules in place. The global random state is restored."""
+    """Randomize the weights of the named modules of a model in place. The global random state is restored."""
     random_state = torch.get_rng_state()
     torch.default_generator.manual_seed(seed)
     try:

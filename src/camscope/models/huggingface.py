@@ -53,7 +53,7 @@ def load_huggingface_model(name: str, weights: WeightsSource) -> tuple[nn.Module
     except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
         raise ModelError(f"hf:{name!r}: {getattr(error, 'strerror', None) or error}") from error
     if folder.exists() and not folder.is_dir():
-        raise ModelError(f"hf:{name}: it is not a folder; expected org/name, or a folder with config.json")
+        raise ModelError(f"hf:{name} is not a folder: expected org/name, or a folder with config.json")
     source = str(folder) if folder.is_dir() else name
     files = f"config.json, preprocessor_config.json and model.safetensors of {name!r}"
     check_settings_file(source, "config.json")

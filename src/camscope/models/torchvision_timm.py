@@ -81,19 +81,19 @@ def _load_published_torchvision(builder: ModelBuilder, published: Any, name: str
     return builder(weights=published, progress=False)
 
 
-def _build_torchvision_random_or_from_file(builder: ModelBuilder, weights: str | os.PathLike[str]) -> BuiltModel:
+def _build_torchvision_random_or_from_file(builder: ModelBuilder, random_or_file: str | os.PathLike[str]) -> BuiltModel:
     """Build a model with random weights or with the weights of a checkpoint file."""
-    if weights == RANDOM_WEIGHTS:
+    if random_or_file == RANDOM_WEIGHTS:
         return BuiltModel(builder(**_get_builder_options(builder, {})), has_published_classes=False)
     if builder.__module__.startswith("torchvision.models.detection"):
         raise WeightsError(
             f"{builder.__name__}: a detection model cannot be loaded from a file by name; "
             "write a function that builds the model, and load FILE.py:FUNCTION"
         )
-    state = strip_wrapper_prefix(read_state_dict(weights), ())
+    state = strip_wrapper_prefix(read_state_dict(random_or_file), ())
     options = _get_builder_options(builder, state)
     return build_and_load_checkpoint(
-        lambda n: builder(**options, **({} if n is None else {"num_classes": n})), state, weights
+        lambda n: builder(**options, **({} if n is None else {"num_classes": n})), state, random_or_file
     )
 
 
@@ -145,7 +145,7 @@ def _load_published_timm(timm: Any, name: str) -> nn.Module:
     return model
 
 
-def _build_timm_random_or_from_file(timm: Any, name: str, weights: str | os.PathLike[str]) -> BuiltModel:
+def _build_timm_random_or_from_file(timm: Any, name: str, random_or_file: str | os.PathLike[str]) -> BuiltModel:
     """Build a model with random weights or with the weights of a checkpoint file."""
 
     def build(n_classes: int | None) -> nn.Module:
@@ -155,9 +155,9 @@ def _build_timm_random_or_from_file(timm: Any, name: str, weights: str | os.Path
             raise ModelError(f"timm cannot build {name!r}: {error}") from error
         return model
 
-    if weights == RANDOM_WEIGHTS:
+    if random_or_file == RANDOM_WEIGHTS:
         return BuiltModel(build(None), has_published_classes=False)
-    return build_and_load_checkpoint(build, read_state_dict(weights), weights)
+    return build_and_load_checkpoint(build, read_state_dict(random_or_file), random_or_file)
 
 
 def _get_timm_preprocess(model: nn.Module) -> Callable[..., Any]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,13 @@ from camscope.unusual_tensors import check_ordinary_tensor
 
 SimilarityKind = Literal["cosine", "dot"]
 IMAGE_EMBEDDING_FIELDS = ("image_embeds", "embeddings", "pooler_output")
+
+
+class MeanReference(NamedTuple):
+    """The mean (D,) of reference embeddings, and the number of references."""
+
+    embedding: Tensor
+    n_references: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +82,12 @@ class Similarity(Target):
                 "Similarity to an image: only explain() can compute the embedding of the image",
                 fix="pass its embedding (D,), or several (P,D)",
             )
-        embedding, reference = image_embedding(output), self.reference
+        mean = self._average_references(image_embedding(output))
+        return replace(self, reference=mean.embedding, n_references=max(self.n_references, mean.n_references))
+
+    def _average_references(self, embedding: Tensor) -> MeanReference:
+        """Return the mean of the reference embeddings, after a check that they fit the embedding (N,D) of the image."""
+        reference = self.reference
         if reference.shape[-1] != embedding.shape[1] or reference.numel() == 0:
             size = plural(embedding.shape[1], "number")
             raise TargetError(
@@ -85,7 +97,7 @@ class Similarity(Target):
         vectors = F.normalize(vectors, dim=1, eps=0) if self.kind == "cosine" and len(vectors) > 1 else vectors
         if not bool(vectors.isfinite().all()) or not bool(vectors.mean(0).any()):
             raise TargetError("the reference is zero or not finite: expected a finite vector other than zero")
-        return replace(self, reference=vectors.mean(0), n_references=max(self.n_references, len(vectors)))
+        return MeanReference(vectors.mean(0), len(vectors))
 
     def __call__(self, output: Any) -> Tensor:
         """Compute the similarity of each sample (N,)."""

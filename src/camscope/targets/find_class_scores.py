@@ -55,7 +55,7 @@ def class_scores(output: object, label: object = None) -> Tensor:
 
 
 def check_scores_are_ordinary_tensor(tensor: Tensor) -> None:
-    """Raise TargetError if the tensor of class scores is no ordinary tensor."""
+    """Raise TargetError if the tensor of class scores is sparse, nested or otherwise unusual."""
     kind = describe_unusual_tensor(tensor, "output")
     if kind is None or (kind.is_castable and not tensor.is_floating_point()):  # there is another error for integers
         return

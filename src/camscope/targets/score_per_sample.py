@@ -319,7 +319,7 @@ class Score:
         return name if second is None else f"log-odds of {name} over {self.class_name(second)}"
 
     def _get_class_pair(self, sample: int) -> tuple[int | None, int | None]:
-        """Return the index of a sample's class, and of the class that it is compared with. Each may be None."""
+        """Return the index of a sample's class, and the index of the class with which it is compared. Each index may be None."""
         if self.class_pairs is None:
             return None, None
         first, second = self.class_pairs[sample].tolist()
@@ -344,7 +344,7 @@ class Score:
         return f"class {index}"
 
     def _resolve_class_pairs(self, logits: Tensor) -> Tensor:
-        """Return a pair of class indices for each sample (N,2): its class, and the class it is compared with.
+        """Return a pair of class indices for each sample (N,2): the explained class, and the class with which it is compared.
 
         The second index is -1 if there is no such class.
         """

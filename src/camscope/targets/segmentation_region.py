@@ -184,22 +184,27 @@ def _to_boolean_mask(mask: ArrayLike | Tensor) -> NDArray[np.bool_]:
     return np.asarray(array != 0)
 
 
-def _check_point_has_input_axes(point: Sequence[float], size: Sequence[int]) -> None:
-    if len(point) != len(size):
+def _check_point_has_input_axes(point: Sequence[float], input_size: Sequence[int]) -> None:
+    if len(point) != len(input_size):
         counted = plural(len(point), "number")
-        raise TargetError(f"the point {tuple(point)} has {counted}; expected {len(size)}, one per axis of the input")
+        raise TargetError(
+            f"the point {tuple(point)} has {counted}; expected {len(input_size)}, one per axis of the input"
+        )
 
 
-def _check_point_inside_input(point: Sequence[float], size: Sequence[int], original_point: Sequence[float]) -> None:
-    if not all(0 <= position < pixels for position, pixels in zip(point[::-1], size, strict=True)):
+def _check_point_inside_input(
+    point: Sequence[float], input_size: Sequence[int], original_point: Sequence[float]
+) -> None:
+    if not all(0 <= position < pixels for position, pixels in zip(point[::-1], input_size, strict=True)):
         raise TargetError(f"the point {tuple(original_point)} lies outside of the model's input")
 
 
 def _check_mask_has_input_size(
-    mask: Tensor | NDArray[np.bool_], size: tuple[int, ...], image_size: tuple[int, ...] | None = None
+    mask: Tensor | NDArray[np.bool_], input_size: tuple[int, ...], image_size: tuple[int, ...] | None = None
 ) -> None:
-    if tuple(mask.shape) != size:
+    """Raise TargetError unless the mask has the size of the model's input. `image_size` is for the message."""
+    if tuple(mask.shape) != input_size:
         original = "" if image_size is None else f"the size of the image {image_size}, or "
         raise TargetError(
-            f"the mask has size {tuple(mask.shape)}; expected {original}the size of the model's input {size}"
+            f"the mask has size {tuple(mask.shape)}; expected {original}the size of the model's input {input_size}"
         )

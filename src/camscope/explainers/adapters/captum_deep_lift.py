@@ -26,7 +26,7 @@ from camscope.explainers.adapters.model_copy_for_hooks import (
 )
 from camscope.explainers.core.baselines import BackgroundMixin, BaselineMixin, build_baseline_tensors
 from camscope.explainers.core.evaluation_context import check_finite
-from camscope.explainers.core.explainer import register_optional
+from camscope.explainers.core.explainer_base_class_and_registration import register_optional
 from camscope.explainers.core.perturbed_evaluator import PerturbedEvaluator
 from camscope.explainers.path.additive_explainer import AdditiveAttribution, AdditiveExplainer
 from camscope.images.files.redacted_errors_and_file_pseudonyms import ignore_warnings
@@ -182,7 +182,7 @@ class _ScoreModule(nn.Module):
 
 
 def get_captum_difference_threshold(x: Tensor, score: Score) -> float:
-    """Return the difference above which captum takes two activations as different: the smallest number of their dtype."""
+    """Return captum's threshold for a difference of two activations: the smallest normal number of their dtype."""
     with score.forward_context():
         device_type = x.device.type
         cast_dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else x.dtype

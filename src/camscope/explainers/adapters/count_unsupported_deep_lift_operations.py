@@ -29,8 +29,8 @@ class UnsupportedOperationCounter(BaseFunctionMode):
         self._supported_module_depth, self.counts = 0, Counter[str]()
 
     def exclude_operations_in_supported_modules(self, model: nn.Module) -> None:
-        """Do not count operations inside modules that captum has a rule for. Each of these modules gets a copy of its
-        input.
+        """Exclude operations inside modules that captum has a rule for from the counts. Each such module gets a copy of
+        its input.
 
         captum replaces the gradient of that input. Without the copy, the gradient of other uses of the tensor would be
         lost.
@@ -64,6 +64,6 @@ class UnsupportedOperationCounter(BaseFunctionMode):
         return result
 
     def describe_counted_operations(self) -> str:
-        """Return the counted operations as a clause for the end of a sentence. It is empty if nothing was counted."""
+        """Return the counted operations as a clause for the end of a sentence. Return "" if nothing was counted."""
         operations = ", ".join(f"{name} ({count} x)" for name, count in sorted(self.counts.items()))
         return f"; captum has no rule for {operations}, which keep their gradient" if operations else ""

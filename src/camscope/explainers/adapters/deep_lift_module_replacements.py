@@ -58,6 +58,7 @@ def replace_overlapping_pools(model: nn.Module) -> None:
 
 
 def _is_replaceable_overlapping_pool(pool: Any, rank: int) -> bool:
+    """Whether a pooling has overlapping windows, and neither hooks nor options that its replacement lacks."""
     if pool.ceil_mode or pool.return_indices or pool._forward_hooks or pool._forward_pre_hooks:
         return False
     sizes, steps, dilations = (_expand_per_axis(v, rank) for v in (pool.kernel_size, pool.stride, pool.dilation))

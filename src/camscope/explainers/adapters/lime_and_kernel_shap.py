@@ -14,7 +14,7 @@ from torch import Tensor
 from camscope.errors import InputError
 from camscope.explainers.adapters.adapter_explainer import AdapterExplainer
 from camscope.explainers.core.baselines import BaselineMixin
-from camscope.explainers.core.explainer import register_optional
+from camscope.explainers.core.explainer_base_class_and_registration import register_optional
 from camscope.explainers.core.input_segments import (
     SegmentsLike,
     check_segments_setting,
@@ -126,7 +126,7 @@ class SurrogateExplainer(BaselineMixin, AdapterExplainer):
 
     @abstractmethod
     def create_captum_explainer(self, scorer: MaskScorer, interpretable_model: InterpretableModel) -> Any:
-        """Create captum's explainer. `scorer` computes the scores for masks of visible cells."""
+        """Create the explainer of captum, with `scorer` for the scores of masks of visible cells."""
 
     @abstractmethod
     def fit_linear_model(self, masks: Tensor, scores: Tensor, weights: Tensor) -> LinearFit:

@@ -15,9 +15,13 @@ from camscope.explainers.adapters.model_copy_for_hooks import (
     clone_for_hooks,
     restart_call_counts,
 )
-from camscope.explainers.adapters.zennit_lrp_rules import RelevanceRuleMode, has_zennit_rule, make_relative_stabilizer
+from camscope.explainers.adapters.zennit_rules_for_functions import (
+    RelevanceRuleMode,
+    has_zennit_rule,
+    make_relative_stabilizer,
+)
 from camscope.explainers.core.evaluation_context import check_finite
-from camscope.explainers.core.explainer import register_optional
+from camscope.explainers.core.explainer_base_class_and_registration import register_optional
 from camscope.explainers.core.perturbed_evaluator import PerturbedEvaluator
 from camscope.explainers.core.setting_checks import check_number, check_one_of
 from camscope.explainers.path.additive_explainer import AdditiveAttribution, AdditiveExplainer
@@ -119,7 +123,7 @@ class LRP(AdapterExplainer, AdditiveExplainer):
         return RelevanceRules(composite, RelevanceRuleMode(stabilizer, make_relative_stabilizer(rounding)))
 
     def _check_first_layer_runs_first(self, model: nn.Module, call_records: ModuleCallRecords) -> None:
-        """Raise ModelError if a composite has a rule for the first layer, and another layer runs first."""
+        """Raise ModelError if the composite has a rule for the first layer by name, but another layer runs first."""
         from zennit.types import Linear
 
         parts = dict(model.named_modules())

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from camscope.errors import LayerError
 from camscope.explainers.core.base_method import BaseMethod
 from camscope.explainers.core.evaluation_context import check_finite
-from camscope.explainers.core.explainer import Explainer
+from camscope.explainers.core.explainer_base_class_and_registration import Explainer
 from camscope.explainers.core.maps_with_flags import (
     AttributionMaps,
     DeferredMap,
@@ -65,7 +65,7 @@ class AttentionTrace:
         return rows / rows.sum(1, keepdim=True).clamp(min=1)
 
     def compute_gradients_as_if_last_block(self, n_blocks: int | None) -> list[Tensor]:
-        """Compute the gradient (N,heads,T,T) at each of the last `n_blocks` blocks, as if this block were the last one.
+        """Compute the gradient (N,heads,T,T) at each of the last `n_blocks` blocks, as if no block came after it.
 
         With None, all blocks are used.
         """
@@ -154,7 +154,9 @@ def select_token_attentions(
 
 
 def is_layout_undecided_by_noise_test(method_name: str, score: Score, x: Tensor, layout: Layout, n_tokens: int) -> bool:
-    """Test with noise whether tokens have a layout. Return True if the test is undecided, and raise LayerError if it fails."""
+    """Test with noise whether tokens have a layout. Return whether the test is undecided. Raise LayerError if it
+    contradicts the layout.
+    """
 
     def read_values_of_first_attention(run: Callable[[Tensor], object], inputs: Tensor) -> list[Tensor | None]:
         with AttentionRecorder() as recorder:
@@ -189,8 +191,8 @@ class AttentionGradients(NamedTuple):
 def compute_attention_gradients(
     values: Tensor, attentions: Sequence[Attention], *, all_blocks: bool
 ) -> AttentionGradients:
-    """Compute the gradients of scores (N,) at the last attention on which they depend. With `all_blocks`, also at those
-    before.
+    """Compute the gradients of scores (N,) at the last attention that affects the scores. With `all_blocks`, also
+    compute the gradients at all earlier attentions.
     """
     for count in range(len(attentions), 0, -1) if values.requires_grad else ():
         used = list(attentions[:count])
@@ -241,7 +243,7 @@ class TokenAttentionExplainer(Explainer):
         return self.compute_maps(x, [score])[0].attribution
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Compute the maps of several scores. All share one forward pass."""
+        """Compute the maps of several scores from one forward pass."""
         return [
             compute_map_or_raise(entry) for entry in TokenAttentionExplainer.compute_shared_maps([self], x, scores)[0]
         ]
@@ -284,6 +286,7 @@ class TokenAttentionExplainer(Explainer):
         return [[replace(maps, layout_unverified=unverified) for maps in row] for row in rows]
 
     def _build_maps(self, trace: AttentionTrace, values: Tensor, skipped_notes: Sequence[str]) -> AttributionMaps:
+        """Convert the relevance of the tokens to maps with notes and flags. `values` (N,) are the scores."""
         layout, weights, score = trace.layout, trace.score_token_weights, trace.score
         attribution = layout.to_maps(self.relevance(trace).detach()[..., None])[:, 0].clone()
         count, n_tokens = plural(len(trace.attentions), "self-attention"), plural(weights.shape[1], "token")

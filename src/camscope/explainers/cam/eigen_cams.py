@@ -12,7 +12,7 @@ from torch import Tensor
 
 from camscope.explainers.cam.layer_explainer import LayerExplainer
 from camscope.explainers.cam.layer_features import LayerFeatures
-from camscope.explainers.core.explainer import register
+from camscope.explainers.core.explainer_base_class_and_registration import register
 from camscope.explainers.core.principal_component import project_on_first_component, project_with_reference_sign
 
 
@@ -35,7 +35,7 @@ class EigenCAM(LayerExplainer):
     class_specific: ClassVar[bool] = False
 
     def compute_layer_map(self, features: LayerFeatures) -> Tensor:
-        """Return the signed projection of each cell on the first component."""
+        """Project each cell of the activation on the first singular vector, with a sign."""
         activation = features.activation.flatten(2)
         return project_with_reference_sign(activation, activation.double().square().sum(1))
 
@@ -57,7 +57,7 @@ class EigenGradCAM(LayerExplainer):
     needs_gradient = True
 
     def compute_layer_map(self, features: LayerFeatures) -> Tensor:
-        """Return the signed projection of each cell on the first component."""
+        """Project each cell of gradient x activation on the first singular vector, with a sign."""
         return project_on_first_component((features.gradient * features.activation).flatten(2))
 
 
@@ -80,6 +80,6 @@ class SegEigenCAM(LayerExplainer):
     needs_gradient = True
 
     def compute_layer_map(self, features: LayerFeatures) -> Tensor:
-        """Return the projection of each cell on the first component, with the sign of its largest absolute value."""
+        """Project each cell of |gradient| x activation on the first singular vector. The largest absolute value is positive."""
         cells = project_on_first_component((features.gradient.abs() * features.activation).flatten(2))
         return torch.where(-cells.amin(1, keepdim=True) > cells.amax(1, keepdim=True), -cells, cells)

@@ -15,7 +15,7 @@ from camscope.errors import InputError
 from camscope.explainers.cam.layer_explainer import LayerExplainer
 from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.cam.weighted_channels_explainer import SPATIAL_AXIS
-from camscope.explainers.core.explainer import register
+from camscope.explainers.core.explainer_base_class_and_registration import register
 from camscope.explainers.core.memory_chunks import count_copies_that_fit_in_memory, map_chunks
 from camscope.explainers.core.principal_component import (
     compute_leading_axes,
@@ -86,7 +86,7 @@ class KPCACAM(LayerExplainer):
         return torch.where(finite, cells, torch.nan).to(channels.dtype)
 
     def _compute_kernel(self, cell_vectors: Tensor) -> Tensor:
-        """Compute the kernel (N,cells,cells) of all pairs of cells, from their vectors (N,cells,K)."""
+        """Compute the kernel (N,cells,cells) of all pairs of cells, from the vector of each cell (N,cells,K)."""
         gamma = 1 / cell_vectors.shape[2] if self.gamma is None else self.gamma
         if self.kernel == "cosine":
             length = cell_vectors.norm(dim=2, keepdim=True)

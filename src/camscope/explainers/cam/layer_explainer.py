@@ -51,7 +51,7 @@ class LayerExplainer(LayerSelectionMixin):
         return self.compute_maps(x, [score])[0].attribution
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Compute the maps of several scores. All share one forward pass, and each has one backward pass."""
+        """Compute the maps of several scores, with one forward pass in all and one backward pass for each score."""
         return [compute_map_or_raise(entry) for entry in LayerExplainer.compute_shared_maps([self], x, scores)[0]]
 
     @property
@@ -85,6 +85,7 @@ class LayerExplainer(LayerSelectionMixin):
         return results
 
     def _compute_map_with_notes_and_flags(self, features: LayerFeatures) -> AttributionMaps:
+        """Compute the map of the method, without padding of the input, and add notes and flags."""
         score, gradient = features.score, features.optional_gradient
         with score.score_range_tracked() as scores:
             cells = self.compute_layer_map(features)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from camscope.errors import LayerError
 from camscope.explainers.core.memory_chunks import ActivationBytes, count_copies_that_fit_in_memory, map_chunks
-from camscope.hooks.partial_forward import PrefixCache, replace_output_by_variants
+from camscope.hooks.cache_prefix_and_vary_output import PrefixCache, replace_output_by_variants
 from camscope.hooks.thread_local_hooks import Hooks, thread_local_hook
 from camscope.layers.layout import Layout
 from camscope.targets import Score
@@ -48,7 +48,7 @@ ScoreReader = Callable[[object, int, Tensor | None], Tensor]  # output, number o
 
 @contextmanager
 def record_image_share_of_padded_input(model: nn.Module) -> Iterator[list[InputShares]]:
-    """Record the share of each axis that the image covers, if a torchvision detector pads its input."""
+    """Record which share of each axis of the padded input the image covers, if a torchvision detector pads its input."""
     recorded: list[InputShares] = []
 
     def record_shares(module: nn.Module, args: object, output: Any) -> None:
@@ -298,7 +298,7 @@ class LayerFeatures:
     def _score_rows(
         self, strategy: str, read_output: ScoreReader, edit: ActivationEdit, sample_index: Tensor
     ) -> Tensor:
-        """Run one forward pass with edited activations. Return the scores (R,) of its rows."""
+        """Run one forward pass with edited activations. Return the scores (R,) of the R variants."""
         x, n_rows = self.x, len(sample_index)
         if strategy == "together":
             with self._prefix_cache:
@@ -331,6 +331,7 @@ class LayerFeatures:
             return self.score.forward(x, input_sample_index)
 
     def _edit_rows_in_place(self, edit: ActivationEdit, rows: Tensor) -> Tensor:
+        """Edit output rows of the layer in place, as maps, and return the rows. Raise LayerError if the maps are a copy."""
         maps = self.to_maps(rows)
         if maps.untyped_storage().data_ptr() != rows.untyped_storage().data_ptr():
             raise LayerError(

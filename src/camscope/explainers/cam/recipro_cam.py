@@ -8,7 +8,7 @@ from torch import Tensor
 
 from camscope.explainers.cam.layer_explainer import LayerExplainer
 from camscope.explainers.cam.layer_features import ActivationVariants, LayerFeatures
-from camscope.explainers.core.explainer import register
+from camscope.explainers.core.explainer_base_class_and_registration import register
 from camscope.explainers.core.memory_chunks import BatchedMixin
 
 
@@ -64,7 +64,9 @@ class ReciproCAM(LayerExplainer, BatchedMixin):
         return cells.to(activation.dtype)
 
     def _compute_kept_shares_along_axis(self, length: int, activation: Tensor) -> Tensor:
-        """Return the weights (length,length) along one axis. Row i says how much of each position is kept for cell i."""
+        """Return the share (length,length) of each position along an axis that is kept. Row i is for the variant that
+        keeps cell i.
+        """
         identity = torch.eye(length, dtype=activation.dtype, device=activation.device)
         near = identity.new_ones(length - 1).diag(1)
         return identity / 2 + (near + near.T) / 4 if self.gaussian else identity

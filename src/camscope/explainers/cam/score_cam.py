@@ -14,7 +14,7 @@ from torch import Tensor
 
 from camscope.explainers.cam.layer_features import InputVariants, LayerFeatures
 from camscope.explainers.cam.weighted_channels_explainer import BaseWeightedChannels, compute_value_range_per_sample
-from camscope.explainers.core.explainer import register
+from camscope.explainers.core.explainer_base_class_and_registration import register
 from camscope.explainers.core.memory_chunks import BatchedMixin
 from camscope.explainers.core.random_mixin import RandomMixin
 from camscope.explainers.core.resize_and_blur import (
@@ -29,7 +29,7 @@ from camscope.explainers.core.validated_setting_types import PositiveInteger, Po
 class Masking(NamedTuple):
     """A function that applies masks to inputs, and the number of variants that each mask has.
 
-    `apply_masks` takes inputs (R,C,*S), masks (R,1,*S) and the variant number (R,) of each row.
+    `apply_masks` takes inputs (R,C,*S), masks (R,1,*S) and the variant index (R,) of each row.
     """
 
     apply_masks: Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -58,10 +58,12 @@ class BaseScoreCAM(BaseWeightedChannels, BatchedMixin):
 
     @abstractmethod
     def create_masking(self, x: Tensor) -> Masking:
-        """Define how masks are applied to inputs (N,C,*S)."""
+        """Create the function that applies masks to inputs (N,C,*S), with the number of variants of each mask."""
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
-        """Compute the channel weights (N,K,1): the softmax of the scores of the inputs that each channel masks."""
+        """Compute the channel weights (N,K,1). Each channel masks the input. The weights are the softmax of the scores
+        of the masked inputs.
+        """
         activation, x = features.activation, features.x
         chosen, live = select_strongest_channels(activation, self.n_channels), find_nonconstant_channels(activation)
         samples, channels = (chosen & live).nonzero().T

@@ -16,10 +16,10 @@ from camscope.explainers.cam.layer_features import LayerFeatures, record_image_s
 from camscope.explainers.cam.layer_selection_mixin import LayerSelectionMixin
 from camscope.explainers.core.evaluation_context import check_finite
 from camscope.explainers.core.memory_chunks import ActivationBytes, measure_activation_bytes
+from camscope.hooks.cache_prefix_and_vary_output import PrefixCache
 from camscope.hooks.find_layers import find_layer, find_layers, unwrap
 from camscope.hooks.input_gradients import HALF_PRECISION_BOOSTS
 from camscope.hooks.layer_tap import Tap, TappedCall
-from camscope.hooks.partial_forward import PrefixCache
 from camscope.hooks.spatial_map_tracker import SpatialMapTracker, is_interception_exact
 from camscope.layers.infer_layout import has_unequal_strides
 from camscope.layers.layout import CHANNELS_FIRST, CHANNELS_FIRST_MODULES, Layout

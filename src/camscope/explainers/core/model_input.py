@@ -124,7 +124,7 @@ def _read_tensor(x: Tensor, preprocess: PreprocessFunction | None) -> ModelInput
 
 
 def check_input_tensor_is_ordinary(x: Tensor) -> None:
-    """Raise InputError if a tensor is sparse, nested or otherwise unusual, or inside a transform of `torch.func`."""
+    """Raise InputError if a tensor is sparse, nested or otherwise unusual, or if a transform of `torch.func` is active."""
     if is_inside_transform():
         raise InputError(
             "torch.func (vmap, grad, jvp, functionalize) cannot transform the hooks and backward passes of camscope: "
@@ -233,6 +233,7 @@ def _is_channels_first_image(x: Tensor) -> bool:
 
 
 def _require_single_input(x: Tensor, n_spatial_axes: int) -> Tensor:
+    """Return a tensor (C,*S) or (1,C,*S) as (C,*S). Raise InputError for any other shape or dtype."""
     if not x.is_floating_point() and x.dtype != torch.uint8:
         raise InputError(f"the tensor is {x.dtype}: pass a float tensor that is the model's input, or a uint8 image")
     if x.ndim == n_spatial_axes + 2 and x.shape[0] == 1:

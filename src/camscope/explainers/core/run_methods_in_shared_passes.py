@@ -64,7 +64,7 @@ def run_methods(
     warn_flagged: bool = True,
     errors: MethodErrors | None = None,
 ) -> list[MethodResult]:
-    """Run several methods on one input x (N,C,*S), and return the result of each.
+    """Run several methods on one input x (N,C,*S), and return one result for each method.
 
     `on_pass` is called before each pass with the methods that share it. `warn_flagged` gives warnings about maps with a
     status other than "ok". If `errors` is passed, the error of a method is stored there. Otherwise it is raised.
@@ -100,6 +100,7 @@ def run_methods(
 
 @contextmanager
 def _method_error_collected(explainer: BaseMethod, errors: MethodErrors | None) -> Iterator[None]:
+    """Store an error of camscope inside the `with` as the error of this method. Raise the error if `errors` is None."""
     try:
         yield
     except CamscopeError as error:
@@ -117,7 +118,7 @@ def _run_group(
     on_pass: OnPass | None,
     errors: MethodErrors | None,
 ) -> list[MethodResult]:
-    """Run methods that share passes on one input. If samples of a batch affect one another, run them one by one."""
+    """Run methods that share passes on one input. If the samples of a batch affect one another, run the samples one by one."""
     main, runs_copies = explainers[0], any(hasattr(explainer, "batch_size") for explainer in explainers)
     if has_interacting_samples(model_info, main, x, extra_inputs):
         samples = []

@@ -65,22 +65,24 @@ class RuledFunction(torch.autograd.Function):
 
 
 def pass_to_only_input(p: Tensor) -> tuple[Tensor, ...]:
-    """Pass on all probability: the rule of operations in which each output has one input."""
+    """Pass the whole probability of each output to its only input."""
     return (p,)
 
 
 def pass_where_factor_is_positive(p: Tensor, factor_sign: Tensor) -> tuple[Tensor, ...]:
-    """Pass on probability where the factor is positive: the rule of a product with a constant."""
+    """Pass the probability of a product with a constant to its input where the constant is positive, and 0 elsewhere."""
     return (torch.where(factor_sign > 0, p, 0),)
 
 
 def share_among_summands(shapes: Sequence[torch.Size], p: Tensor, *shares: Tensor) -> tuple[Tensor, ...]:
-    """Share probability among the terms of an addition, in proportion to their positive parts."""
+    """Share the probability p of a sum among its terms, in proportion to the positive part of each term."""
     return tuple((p * share).sum_to_size(shape) for share, shape in zip(shares, shapes, strict=True))
 
 
 def share_among_averaged_inputs(function: Callable[[Tensor], Tensor], p: Tensor, x: Tensor) -> tuple[Tensor, ...]:
-    """Share probability among the inputs of a mean, or of a sum with positive weights, in proportion to their sizes."""
+    """Share the probability p of a mean, or of a sum with positive weights, among its inputs, in proportion to the size
+    of each input.
+    """
     return (share_among_linear_inputs(p, x.clamp(min=0), function),)
 
 
@@ -108,6 +110,7 @@ class LinearRule:
         return (shares - self._share_among_inputs_through_norm(p, response, -1) if self.contrastive else shares,)
 
     def _share_among_inputs_through_norm(self, p: Tensor, response: Tensor, sign: int) -> Tensor:
+        """Share p among the inputs by the weights of one sign, or of the other sign where a merged batch norm is negative."""
         if self.norm_signs is None:
             return self._share_among_inputs_by_weight_sign(p, response, sign)
         up, down = (torch.where(chosen, p, 0) for chosen in (self.norm_signs > 0, self.norm_signs < 0))
@@ -119,6 +122,7 @@ class LinearRule:
         )
 
     def _share_among_inputs_by_weight_sign(self, p: Tensor, response: Tensor, sign: int) -> Tensor:
+        """Share p among the inputs `response`, in proportion to the products with the weights of one sign."""
         weight = (sign * full_precision(self.weight.detach())).clamp(min=0)
         weight = weight / weight.amax().clamp(min=torch.finfo(weight.dtype).tiny)  # no ratio depends on the scale
         return share_among_linear_inputs(p, response, lambda a: self.function(a, weight))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from camscope.errors import InputError
-from camscope.explainers.core.explainer import register
+from camscope.explainers.core.explainer_base_class_and_registration import register
 from camscope.explainers.core.validated_setting_types import PositiveInteger, PositiveNumber
 from camscope.explainers.perturbation.perturbation_explainer import (
     MaskChunkBuilder,
@@ -73,7 +73,7 @@ class SampledExplainer(PerturbationExplainer):
 
     @abstractmethod
     def build_masks(self, masked_input: MaskedInput) -> MaskChunkBuilder:
-        """Return a function that builds a slice of the masks. It builds the same masks in each call, so that none is stored."""
+        """Return a function that builds a slice of the masks. Each call builds the same masks, so that no mask is stored."""
 
     @abstractmethod
     def center_masks(self, masks: Tensor) -> Tensor:

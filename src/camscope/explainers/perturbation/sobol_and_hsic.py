@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from camscope.errors import InputError
-from camscope.explainers.core.explainer import register
+from camscope.explainers.core.explainer_base_class_and_registration import register
 from camscope.explainers.core.input_segments import label_grid_cells
 from camscope.explainers.core.validated_setting_types import PositiveInteger, PositiveNumber
 from camscope.explainers.perturbation.perturbation_explainer import (
@@ -72,7 +72,9 @@ class GridSensitivityExplainer(PerturbationExplainer):
 
     @abstractmethod
     def build_mask_design(self, masked_input: MaskedInput, cell_labels: Tensor, n_cells: int) -> MaskDesign:
-        """Define the masks of one sample. `cell_labels` (*S) is the number of the grid cell of each pixel."""
+        """Define how masks of one sample are drawn and how indices are estimated. `cell_labels` (*S) is the grid cell
+        number of each pixel.
+        """
 
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
         """Compute the sensitivity index of each grid cell. Each pixel of the map has the index of its cell."""

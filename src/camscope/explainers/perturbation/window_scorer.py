@@ -150,6 +150,6 @@ class WindowScorer:
 
 
 def _has_no_hooks_or_patches(module: nn.Module) -> bool:
-    """Whether a module has no hooks and no patched forward, which would see incomplete inputs."""
+    """Whether a module has no hooks and no patched forward. Hooks and patches would see incomplete inputs."""
     is_hooked = module._forward_hooks or module._forward_pre_hooks or has_instance_forward(module)
     return not (is_hooked or isinstance(module, torch.jit.ScriptModule))

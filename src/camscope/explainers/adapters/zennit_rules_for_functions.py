@@ -52,7 +52,7 @@ class RelevanceRuleMode(BaseFunctionMode):
         self._hooks.clear()
 
     def skip_functions_inside_module(self, module: nn.Module) -> None:
-        """Mark a module that has its own rule, so that functions inside it get none."""
+        """Apply no rule to functions inside this module, because the module itself has a rule."""
         module.register_forward_pre_hook(self._enter_module, prepend=True)
         module.register_forward_hook(self._leave_module)
 

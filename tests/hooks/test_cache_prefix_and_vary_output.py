@@ -22,8 +22,8 @@ from camscope.explainers import (
     SmoothGradCAMPlusPlus,
 )
 from camscope.explainers.core.run_methods_in_shared_passes import explain_grid
-from camscope.hooks import partial_forward
-from camscope.hooks.partial_forward import PrefixCache, replace_output_by_variants
+from camscope.hooks import cache_prefix_and_vary_output
+from camscope.hooks.cache_prefix_and_vary_output import PrefixCache, replace_output_by_variants
 from tests.nets import CASES, Plain, plain
 from tests.untouched import untouched
 
@@ -271,7 +271,9 @@ def test_scripted_modules_and_train_mode_run_again():
 
 def test_no_more_is_remembered_than_the_limit(monkeypatch):
     model, x = plain(Stem)
-    monkeypatch.setattr(partial_forward, "MAX_CACHED_BYTES", 2 * 6 * 64 * 8)  # what the layer itself hands on
+    monkeypatch.setattr(
+        cache_prefix_and_vary_output, "MAX_CACHED_BYTES", 2 * 6 * 64 * 8
+    )  # what the layer itself hands on
     replayed_twice(model, x)
     assert (runs(model.first), runs(model.middle)) == (2, 1)
 
