@@ -129,7 +129,7 @@ OF_LAYOUTS = [
         "any border",
         input_extent_of_map,
         "_apply_window_margin",
-        "share if share > _add_rounding_margin(cell) else 0.0",
+        "share if share > _add_rounding_margin(cell_size) else 0.0",
         "0.0",
         a_border_gives_no_map,
     ),

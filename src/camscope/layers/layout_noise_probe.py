@@ -85,7 +85,7 @@ def cache_layout_result(
 
 
 def _get_results_cached_for_layer(model: nn.Module, location: OutputLocation) -> dict[ResultKey, LayoutProbeResult]:
-    """Return the dict that caches the test results of a layer. Create the dict if there is none."""
+    """Return the dict that caches the test results of a layer. Create it for a new layer."""
     by_layer: WeakIdKeyDictionary = _results_by_model.setdefault(unwrap(model), WeakIdKeyDictionary())
     results: dict[ResultKey, LayoutProbeResult] = by_layer.setdefault(find_layer(model, location.layer)[1], {})
     return results

@@ -60,7 +60,7 @@ class Denoised(Wrapper):
             return [wrapper.compute_maps(x, scores) for wrapper in explainers]
         principal_methods = [copy.copy(method) for method in channel_methods]  # with the same passes
         for principal, method in zip(principal_methods, channel_methods, strict=True):
-            vars(principal)["combine"] = partial(_combine_along_principal_component, method)
+            vars(principal)["compute_layer_map"] = partial(_project_on_principal_component, method)
         return compute_group_maps(principal_methods, x, scores)
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
@@ -78,7 +78,7 @@ class Denoised(Wrapper):
         return [replace(maps, notes=(*maps.notes, note)) for maps in inner.compute_maps(x, scores)]
 
 
-def _combine_along_principal_component(method: BaseWeightedChannels, features: LayerFeatures) -> Tensor:
+def _project_on_principal_component(method: BaseWeightedChannels, features: LayerFeatures) -> Tensor:
     """Project the map (N,cells) of a method on the first principal component of its channel contributions."""
     parts = method.contributions(features)
     total, component = parts.sum(1), project_on_first_component(parts)
