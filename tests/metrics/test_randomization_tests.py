@@ -22,7 +22,7 @@ from camscope.metrics import (
     randomize_weights,
     run_randomization_test,
 )
-from camscope.metrics.weight_randomization import reset_modules, split_model
+from camscope.metrics.weight_randomization import randomize_modules, split_model
 from camscope.models import load_model
 from camscope.phantom import draw_radiograph, load_phantom_model, to_model_input
 from camscope.render.randomization_figure import SimilarityCurve, _colorize_map, draw_randomization_figure
@@ -84,7 +84,7 @@ def test_a_part_is_asked_for_its_own_start_and_else_its_values_change_places():
         value.data = torch.arange(value.numel()).view(value.shape).to(value.dtype) + 2
     before = {name: value.clone() for name, value in model.named_parameters()}
     (whole,) = split_model(model, max_parts=1)
-    reset_modules(model, whole.module_names, 5)
+    randomize_modules(model, whole.module_names, 5)
     assert model[0].weight.abs().max() <= 1 / np.sqrt(27)  # as PyTorch draws a convolution with 27 inputs
     assert torch.equal(model[1].weight, torch.ones(4))
     assert torch.equal(model[1].bias, torch.zeros(4))
@@ -103,7 +103,7 @@ def test_draws_are_of_the_seed_and_nobody_elses():
     made = []
     for seed in (1, 1, 2):
         model, state = nn.Linear(3, 3), torch.get_rng_state()
-        reset_modules(model, [""], seed)
+        randomize_modules(model, [""], seed)
         assert torch.equal(torch.get_rng_state(), state)
         made.append(model.weight.detach())
     assert torch.equal(made[0], made[1])

@@ -125,7 +125,7 @@ class ExplainerOptions:
 
         A method that takes no layer, or several layers at once, gets a single explainer.
         """
-        from camscope.explainers.comparison.comparison_rows_and_columns import create_at_layers
+        from camscope.explainers.comparison.comparison_rows_and_columns import create_explainers_at_layers
         from camscope.hooks.find_layers import unwrap
         from camscope.model_card import compute_model_digest
 
@@ -135,7 +135,7 @@ class ExplainerOptions:
         for name, explainer_cls in self.methods.items():
             bar_setting = progress_bars.build_method_bar_settings(explainer_cls, show=show_method_bars)
             settings = {"preprocess": preprocess, **bar_setting, **self.settings_by_method[name]}
-            explainers += create_at_layers(explainer_cls, model, self.layers, settings)
+            explainers += create_explainers_at_layers(explainer_cls, model, self.layers, settings)
         return explainers
 
     def check_methods_accept_layers(self) -> None:

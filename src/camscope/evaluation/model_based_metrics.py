@@ -26,7 +26,7 @@ from camscope.explainers.core.evaluation_context import Mode, get_device_and_dty
 from camscope.geometry import Placement
 from camscope.hooks.find_layers import unwrap
 from camscope.metrics import Metric
-from camscope.metrics.explain_changed_inputs import ExplainerProbe, reuse_passes
+from camscope.metrics.explain_changed_inputs import ExplainerProbe, clean_maps_and_predictions_shared
 from camscope.metrics.model_scorer import ModelScorer, scoring_scope
 from camscope.metrics.perturbation_test import PerturbationTest
 from camscope.targets import TargetLike
@@ -172,7 +172,7 @@ class ModelMetricEvaluator:
                 for batch in iter_control_maps(self.replay, cases, x):
                     yield from self._evaluate_maps(map_metrics, scorer, tie_seeds, batch, is_control=True)
         for case, sample in zip(cases, x, strict=True):
-            with reuse_passes():
+            with clean_maps_and_predictions_shared():
                 rows = list(self._evaluate_explainers(case, sample[None]))
             yield from rows
 

@@ -44,7 +44,7 @@ class ActivationOnly(LayerExplainer):
 
     name, title, paper = "activation", "Activation", "arXiv:1610.02391"
 
-    def combine(self, features: LayerFeatures) -> Tensor:
+    def compute_layer_map(self, features: LayerFeatures) -> Tensor:
         """Return the sum of the channels."""
         return features.activation.flatten(2).sum(1)
 

@@ -66,7 +66,7 @@ class _ProjectionCAM(_LayerCAM):
         features = self._replace_features(activations, grads)
         if self._current_explainer is None:
             raise RuntimeError("get_cam_image runs inside of a call of the object")
-        cells = self._current_explainer.combine(features)
+        cells = self._current_explainer.compute_layer_map(features)
         return cells.view(len(cells), *features.activation.shape[2:]).cpu().numpy()
 
 
@@ -153,7 +153,7 @@ class _EigenCAMExplainer(LayerExplainer):
 
     name, title, paper = "eigencam", "Eigen-CAM", "arXiv:2008.00299"
 
-    def combine(self, features: LayerFeatures) -> Tensor:
+    def compute_layer_map(self, features: LayerFeatures) -> Tensor:
         return torch.from_numpy(get_2d_projection(self.multiply(features).cpu().numpy()))
 
     def multiply(self, features: LayerFeatures) -> Tensor:
@@ -185,7 +185,7 @@ class EigenGradCAM(_ProjectionCAM):
 class _SegEigenCAMExplainer(_EigenGradCAMExplainer):
     """Eigen-CAM of |g| A, with the sign for which its largest absolute value is positive."""
 
-    def combine(self, features: LayerFeatures) -> Tensor:
+    def compute_layer_map(self, features: LayerFeatures) -> Tensor:
         products = (features.gradient.abs() * features.activation).cpu().numpy()
         return torch.from_numpy(get_2d_projection_with_sign_correction(products))
 
@@ -199,11 +199,11 @@ class SegEigenCAM(_ProjectionCAM):
 class _KPCACAMExplainer(explainers.KPCACAM):
     """KPCA-CAM, with the sign for which its largest absolute value is positive."""
 
-    def combine(self, features: LayerFeatures) -> Tensor:
+    def compute_layer_map(self, features: LayerFeatures) -> Tensor:
         if find_spec("sklearn") is not None:  # the same rounding
             projection = get_2d_projection_kernel(features.activation.cpu().numpy(), self.kernel, self.gamma)
             return torch.from_numpy(projection)
-        cells = super().combine(features).flatten(1)
+        cells = super().compute_layer_map(features).flatten(1)
         return cells * cells.gather(1, cells.abs().argmax(1, keepdim=True)).sign()
 
 
@@ -231,7 +231,7 @@ class KPCA_CAM(_ProjectionCAM):  # noqa: N801 - the name in pytorch-grad-cam
 class _FEMExplainer(explainers.FEM):
     """The sum of the channels, each weighted by the share of its cells beyond μ + k σ."""
 
-    def combine(self, features: LayerFeatures) -> Tensor:
+    def compute_layer_map(self, features: LayerFeatures) -> Tensor:
         activation = features.activation.flatten(2).double()
         spread, center = torch.std_mean(activation, SPATIAL_AXIS, correction=0, keepdim=True)
         share = (activation > center + self.k_sigma * spread).double().mean(SPATIAL_AXIS, keepdim=True)
