@@ -222,7 +222,7 @@ def _writes(call):
 JOINED = {
     "audit/provenance/files_written_by_audit.py",
     "audit/run_stages.py",
-    "cli/rank_methods_by_ground_truth.py",
+    "cli/benchmark_methods_on_synthetic_radiographs.py",
 }
 
 
@@ -451,7 +451,7 @@ def test_one_rule_for_every_path_of_a_table(path, house, tmp_path):
         load_ground_truth("mask", ["mask"], house).load_mask(row, (24, 24))
     column = load_ground_truth("mask", ["mask"], manifest.path_resolver)
     with pytest.raises(InputError, match=r"1 mask in the column 'mask' leads? out of .*--anywhere"):
-        column.check_inside_root([path, "a.png", None, "", [[0, 0, 1, 1]], "[[1, 2]]"])
+        column.check_mask_paths_inside_root([path, "a.png", None, "", [[0, 0, 1, 1]], "[[1, 2]]"])
     coco = {
         "images": [{"id": 1, "file_name": "a.png", "height": 24, "width": 24}],
         "categories": [{"id": 1, "name": "x"}],

@@ -16,7 +16,7 @@ from camscope import render
 from camscope.atomic_writes_and_folder_locks import write_bytes
 from camscope.batch import BatchRun
 from camscope.batch.image_manifest import import_arrow
-from camscope.batch.run_reader import read_original, render_thumbnail
+from camscope.batch.run_reader import read_original_image, render_thumbnail
 from camscope.batch.sql_query import table_to_dicts
 from camscope.errors import OutputError, UndefinedError
 from camscope.evaluation.comparison_statements import iter_statements
@@ -292,7 +292,7 @@ def select_examples(
 
 def _build_example(comparison: ComparisonResult, rows: Mapping[str, Mapping[str, Any]]) -> ExampleImage:
     first = next(iter(rows.values()))
-    photo, _ = read_original(comparison.run, first)
+    photo, _ = read_original_image(comparison.run, first)
     size = (first["image_size"][0], first["image_size"][1])
     overlays = {
         name: render_thumbnail(comparison.run.explanation(row), photo, IMAGE_HEIGHT_PX) for name, row in rows.items()

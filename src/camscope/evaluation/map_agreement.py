@@ -75,13 +75,13 @@ def compute_agreement(
         "versions": run.run_info["versions"],
     }
 
-    def iter_values(images: RowsByImage) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    def iter_finished_counts_and_rows(images: RowsByImage) -> Iterator[tuple[int, list[dict[str, Any]]]]:
         n_threads = num_threads or os.cpu_count() or 1
         pairs_by_image = map_in_order(lambda image: list(iter_pair_agreements(run, image)), images, n_threads)
         return ((1, pairs) for pairs in pairs_by_image)
 
     with store.open_run(facts, overwrite=overwrite):
-        write_missing_value_files(run, store, schema, iter_values, on_progress=on_progress)
+        write_missing_value_files(run, store, schema, iter_finished_counts_and_rows, on_progress=on_progress)
     rows = run.table(columns=list(METHOD_KEY_COLUMNS), filter=import_arrow("dataset").field("status") != FAILED)
     keys = dict.fromkeys(zip(*(rows[name].to_pylist() for name in METHOD_KEY_COLUMNS), strict=True))
     return summarize_agreement(read_rows(open_value_files(output)), list(keys), group_by_row)

@@ -50,7 +50,7 @@ class MethodSummary:
     @property
     def title(self) -> str:
         """Method and layer for display, such as `Grad-CAM · layer4`."""
-        return METHODS.display_name(" · ".join(filter(None, (self.method, self.layer))))
+        return METHODS.replace_names_by_titles(" · ".join(filter(None, (self.method, self.layer))))
 
     @property
     def n_values(self) -> int:

@@ -156,7 +156,9 @@ def draw_boxes(
 
     """
     if labels is not None and len(labels) != len(boxes):
-        raise InputError(f"{plural(len(labels), 'label')} for {plural(len(boxes), 'box')}; expected one label per box")
+        raise InputError(
+            f"received {plural(len(labels), 'label')} for {plural(len(boxes), 'box')}; expected one label per box"
+        )
     out = require_rgb_image(image).copy()
     for box in reversed(boxes):
         bottom, right = box.top + box.height, box.left + box.width
