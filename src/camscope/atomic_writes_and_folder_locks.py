@@ -214,7 +214,7 @@ class FolderLock:
         return self._try_lock("LOCK_EX")
 
     def acquire_shared(self) -> bool:
-        """Try to acquire the lock, which other processes may share. Return False if it cannot be shared for ten seconds."""
+        """Try to acquire the lock, which other processes may share. Return False after ten seconds without success."""
         end = time.monotonic() + LOCK_WAIT_SECONDS
         while not (granted := self._try_lock("LOCK_SH")) and time.monotonic() < end:
             time.sleep(0.05)

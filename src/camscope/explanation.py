@@ -762,7 +762,7 @@ def figure(
 
 
 def compute_color_bar_width(explanation: Explanation, overlay: PixelArray, height: int) -> int:
-    """Return the columns of the color bar at the right of an overlay that was drawn with this height."""
+    """Return the width in pixels of the color bar at the right of an overlay. `height` is that with which it was drawn."""
     if explanation.attribution.ndim != 2:
         return 0
     background = explanation._background_image(explanation._choose_image_or_input_size())

@@ -290,7 +290,7 @@ def _probe_looked_up_keys(
 
 
 def _read_parameters(model: nn.Module) -> list[Parameter]:
-    """Return the parameters of a model's forward behind its decorators. If they cannot be read, return *args and **kwargs."""
+    """Return the parameters of a model's undecorated forward. Return *args and **kwargs if the signature cannot be read."""
     try:
         return list(signature(model.forward).parameters.values())
     except (TypeError, ValueError):  # a builtin, for example

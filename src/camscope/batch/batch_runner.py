@@ -329,7 +329,7 @@ def build_run_info(worker: BatchWorker, chunk_size: int, overlays: OverlayOption
 
 
 def _build_plugin_info(worker: BatchWorker) -> dict[str, Any]:
-    """Return the name and digest of each plugin that defines a method of the run. A plugin is never loaded from them."""
+    """Return the name and digest of each plugin that defines a method of the run. No plugin is loaded from this information."""
     plugins = find_plugins(map(type, worker.explainers))
     names = ["plugin" if worker.manifest.is_pseudonymized else plugin.name for plugin in plugins]  # no file names
     digests = {f"{name} {plugin.digest}": plugin.method_names for name, plugin in zip(names, plugins, strict=True)}

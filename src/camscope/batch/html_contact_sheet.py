@@ -133,7 +133,7 @@ def build_contact_sheet(
     rows, n_rows = run.dataset, len(run)
     n_matching = query.count_matching(rows)
     if not n_matching:
-        raise InputError(f"none of {n_rows:,} rows matches the condition: {query.where}")
+        raise InputError(f"none of {plural(n_rows, 'row', spec=',')} matches the condition: {query.where}")
     positions = query.find_positions(rows)
     order = np.argsort(positions, kind="stable")  # rows of one image are drawn together, so that it is read once
     image_rows = iter_rows_by_image(rows, positions[order])

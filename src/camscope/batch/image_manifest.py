@@ -103,7 +103,7 @@ class Manifest:
         return [name for name in self.table.column_names if name not in RESERVED_COLUMNS]
 
     def find_paths_outside_root(self, column: str = "path") -> list[str]:
-        """Return the paths of a column that lead out of the root, where no path may."""
+        """Return the paths of a column that lead out of the root. Return none if paths may leave the root."""
         if not self.path_resolver.confined or (self.images is not None and column == "path"):
             return []
         values = self.table[column].to_pylist()
@@ -298,7 +298,7 @@ def _is_scan_path(manifest: Manifest, path: str) -> bool:
 
 
 def pseudonymize_manifest(manifest: Manifest, keep_columns: Sequence[str] = ()) -> Manifest:
-    """Pseudonymize a manifest: replace paths by keyed hashes, also where they serve as ids.
+    """Pseudonymize a manifest: replace paths, and ids that equal their path, by keyed hashes.
 
     All other columns but `row`, `target` and `keep_columns` are dropped.
     """

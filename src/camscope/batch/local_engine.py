@@ -46,7 +46,7 @@ class ChunkPlan:
 
 @dataclass(frozen=True)
 class ChunkTask:
-    """A chunk to compute. `row_numbers` are the rows to compute again. By default, they are all rows of the chunk."""
+    """A chunk to compute. `row_numbers` are the rows to compute again. By default, all rows of the chunk are computed."""
 
     chunk: int
     row_numbers: tuple[int, ...] | None = None

@@ -239,7 +239,7 @@ class RunStore:
         return Counter(failures.values())
 
     def count_flags(self, chunks: Iterable[int]) -> Counter[str]:
-        """Count the maps of finished chunks by their status, without those that are ok and those that failed."""
+        """Count the flagged maps of finished chunks by status. Failed maps, and maps with the status ok, do not count."""
         parts = [str(self.part_path(chunk)) for chunk in chunks]
         if not parts:
             return Counter()
@@ -297,7 +297,7 @@ class RunStore:
             )
 
     def select_parts_of_run(self, chunks: Collection[int]) -> list[int]:
-        """Return the chunks whose part files belong to this run. A part file that names no run belongs to it too."""
+        """Return the chunks whose part files belong to this run. A part file without the name of a run counts too."""
         return [chunk for chunk in chunks if self._read_metadata(chunk, IDENTITY_KEY) in (None, self.identity)]
 
     def part_digest(self, chunk: int) -> str:

@@ -242,7 +242,7 @@ def format_undefined_reasons(value_table: Any, summary: "MethodSummary") -> list
 
 
 def explain_missing_interval(summaries: "Sequence[MethodSummary]") -> list[str]:
-    """Explain why a metric has no confidence interval. If it has one, the list is empty."""
+    """Explain why a metric has no confidence interval. The list is empty if the metric has an interval."""
     from camscope.evaluation.comparison_statements import explain_missing_intervals
 
     reason = explain_missing_intervals(summaries)

@@ -226,7 +226,7 @@ def count_matching_rows_or_exit(run: "BatchRun", query: "Query") -> int:
     if not (n_rows := query.count_matching(run.dataset)):
         commands_and_error_reports.report_error(
             "InputError",
-            f"none of {len(run):,} rows matches the condition: {query.where}",
+            f"none of {plural(len(run), 'row', spec=',')} matches the condition: {query.where}",
             commands_and_error_reports.EXIT_FAILED,
         )
         raise typer.Exit(commands_and_error_reports.EXIT_FAILED)

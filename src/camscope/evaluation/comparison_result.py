@@ -270,7 +270,7 @@ def draw_comparison_figure(comparison: ComparisonResult, n_examples: int | None,
 def select_examples(
     comparison: ComparisonResult, methods: Sequence[str], max_images: int, seed: int
 ) -> list[ExampleImage]:
-    """Choose at most `max_images` images at random. Each must have a map of every method."""
+    """Choose at most `max_images` images at random. Each image has a map of every method."""
     keys = {key: name for (key, is_control), name in comparison.names.items() if not is_control and name in methods}
     row_numbers = np.unique(comparison.run.table(columns=["row"])["row"].to_numpy())
     examples: list[ExampleImage] = []

@@ -79,7 +79,7 @@ class MethodSummary:
 
 
 def is_compared_with_controls(metric: str) -> bool:
-    """Return whether a metric of methods is compared with controls. Metrics of single maps and of explainers are not."""
+    """Return whether a metric compares methods with controls. Metrics that need only a map, or an explainer, do not."""
     return METRICS[metric].input_kind not in ("map", "explainer")
 
 

@@ -156,8 +156,8 @@ def choose_images_with_marker(
 ) -> BoolArray:
     """Choose at random which images (N,) get a marker. Images that are not `allowed` get none.
 
-    Among the others, the share of positive images with a marker is `marker_share`. That of negative images is
-    1 - `marker_share`.
+    Of the allowed positive images, the share `marker_share` gets a marker. Of the allowed negative images, the share
+    1 - `marker_share` gets one.
     """
     marked = np.zeros(len(labels), np.bool_)
     for label, share in ((1, marker_share), (0, 1 - marker_share)):

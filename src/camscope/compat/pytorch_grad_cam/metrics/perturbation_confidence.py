@@ -62,7 +62,7 @@ class RemoveMostRelevantFirst:
 
 
 class RemoveLeastRelevantFirst(RemoveMostRelevantFirst):
-    """A perturbation: impute the pixels with low map values. They are at or above a percentile of 1 - map."""
+    """A perturbation: impute the pixels whose value of 1 - map is at or above a percentile."""
 
     def __call__(self, input_tensor: Tensor, mask: Tensor) -> Tensor:
         """Return the changed image (C,H,W), for a map (H,W)."""
