@@ -323,7 +323,7 @@ def _build_metric_table(comparison: "ComparisonResult", summaries: "Sequence[Met
 
 
 def _format_gap_to_best(summary: "MethodSummary", best: "MethodSummary | None") -> str:
-    """Format the difference between a method and the best one. The text is `first` for the best method, and `same maps` for methods with equal maps."""
+    """Format the difference between a method and the best method, or `first`, or `same maps` for methods with equal maps."""
     if summary is best:
         return "first"
     if best and summary.estimate and not (summary.difference_to_best or summary.is_control):
