@@ -277,7 +277,7 @@ def test_a_run_gives_explanations_that_lie_on_their_images(folder, model, tmp_pa
     (folder / "2.png").write_bytes((folder / "3.png").read_bytes())
     with pytest.raises(ImageError, match=r"2\.png: it has changed since"):
         made.read_image(row)
-    with pytest.raises(InputError, match="it is not the folder of a run"):
+    with pytest.raises(InputError, match="is not the folder of a run"):
         BatchRun(folder)
 
 
@@ -744,8 +744,8 @@ def test_small_images_share_a_pass_with_more_of_their_kind(shape, many):
     tool = GradCAM(load_model("phantom"))
     manifest = SimpleNamespace(images=None)
     one = LoadedImage({}, None, ModelInput(torch.zeros(shape), None, "", None, None))
-    assert BatchWorker([tool], [None], manifest).batch_size_for(one) == many
-    assert BatchWorker([tool], [None], manifest, batch_size=5).batch_size_for(one) == 5
+    assert BatchWorker([tool], [None], manifest).choose_batch_size(one) == many
+    assert BatchWorker([tool], [None], manifest, batch_size=5).choose_batch_size(one) == 5
 
 
 def test_small_files_are_read_by_one_thread_and_large_ones_by_as_many_as_there_are_cores(tmp_path, monkeypatch):

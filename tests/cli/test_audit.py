@@ -227,7 +227,7 @@ def test_its_summary_goes_to_one_page_and_to_a_model_card(made, tmp_path):
     assert asked("export", str(folder), "-o", str(page)).exit_code == 0
     assert "Biggest concern" in page.read_text(encoding="utf-8")
     for args, code, said in (
-        ((), 2, "no file to write"),
+        ((), 2, "no file to write is named"),
         (("-o", str(tmp_path / "one.txt")), 2, "ends in .md or .html"),
         (("-o", str(text)), 1, "exists"),
     ):

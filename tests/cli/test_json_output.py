@@ -191,7 +191,7 @@ def test_batch_show_export_and_evaluate(here):
     assert_documented(evaluated)
     assert evaluated["metrics"][0]["methods"][0]["estimate"]["mean"] > 1
     nothing = ask("export", "run", "--where", "score > 1e9", "-o", "none", code=1)
-    assert nothing["error"]["message"] == "no row of 8 matches: score > 1e9"
+    assert nothing["error"]["message"] == "none of 8 rows matches the condition: score > 1e9"
 
 
 def test_choose_benchmark_features_and_demo(here):

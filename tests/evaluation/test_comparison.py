@@ -88,7 +88,7 @@ def test_the_table_is_means_and_paired_differences_by_hand(place, found):
     metrics = sum(METRICS[one].higher_is_better is not None for one in found.summaries)
     pairs = metrics * 3  # of three methods, for gradcam and hirescam have the same maps
     for name, own in values.items():
-        row = rows["enrichment", registry.METHODS.display_name(name)]
+        row = rows["enrichment", registry.METHODS.replace_names_by_titles(name)]
         assert row["mean"] == pytest.approx(own.mean(), rel=1e-5)
         assert (row["n_values"], row["n_undefined"], row["is_control"]) == (COUNT - 1, 1, False)
         assert row["seconds_per_image"] > 0
@@ -289,7 +289,7 @@ def test_a_group_with_most_of_the_images_is_the_reason_for_no_interval():
         said = list(iter_statements(lines, MapAgreement([], {}, []), names))
         assert any(words and words in one for one in said) is bool(words)
         assert any(" is first" in one for one in said) is not bool(words)
-        printed = cli_lines.format_missing_interval(lines["enrichment"])
+        printed = cli_lines.explain_missing_interval(lines["enrichment"])
         assert ["no interval" in one and words in one for one in printed] == [True] * bool(words)
     known = {line.method: line for line in lines["enrichment"]}
     assert known["b"].is_worse_than_best
@@ -523,9 +523,9 @@ def by_hand_of(place, made):
         (["evaluate", "{out}/run", "--figure", "f.gif"], 2, "expected a file ending in .png"),
         (["evaluate", "{out}/run", "--group", "ward"], 2, "no column 'ward'; choose from row, id, method"),
         (["benchmark", "phantom", "--figure", "f.gif"], 2, "expected a file ending in .png"),
-        (["evaluate", "nowhere"], 2, "nowhere: it is not the folder of a run, since it holds no run.json; pass"),
+        (["evaluate", "nowhere"], 2, "nowhere is not the folder of a run, since it holds no run.json; expected"),
         (["evaluate", "{here}"], 2, "is a file, but not an image; expected the folder of a run, an image"),
-        (["show", "{here}"], 2, "it is a file; expected the folder of a run"),
+        (["show", "{here}"], 2, "is a file; expected the folder of a run"),
         (["compare", "nowhere.csv"], 2, "there is no such manifest"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -55,7 +55,7 @@ def run(
     console.print(heading, soft_wrap=True)
     console.print(f"  {drawn}: {console_output.to_printable_line(file)}", soft_wrap=True)
     facts = {"image": pseudonym or path, "layer": layer, "shape": maps.shape, "n_drawn": min(max_channels, len(maps))}
-    json_output.print_result("features", {**facts, "file": file})
+    json_output.print_json_result("features", {**facts, "file": file})
 
 
 def _extract_channels(model: "nn.Module", image: Path, layer: str, preprocess: str | None) -> "Tensor":

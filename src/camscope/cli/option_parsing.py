@@ -120,7 +120,9 @@ class ExplainerOptions:
         layers = _parse_layers(layer_names, methods)
         return cls(methods, layers, parse_settings(setting_pairs or (), methods), model_digest)
 
-    def build(self, model: "nn.Module", preprocess: str | None, *, show_method_bars: bool = True) -> "list[Explainer]":
+    def build_explainers(
+        self, model: "nn.Module", preprocess: str | None, *, show_method_bars: bool = True
+    ) -> "list[Explainer]":
         """Create an explainer for each method and layer.
 
         A method that takes no layer, or several layers at once, gets a single explainer.

@@ -50,7 +50,7 @@ class MethodSummary:
     @property
     def title(self) -> str:
         """Method and layer for display, such as `Grad-CAM · layer4`."""
-        return METHODS.display_name(" · ".join(filter(None, (self.method, self.layer))))
+        return METHODS.replace_names_by_titles(" · ".join(filter(None, (self.method, self.layer))))
 
     @property
     def n_values(self) -> int:
@@ -79,7 +79,7 @@ class MethodSummary:
 
 
 def is_compared_with_controls(metric: str) -> bool:
-    """Return whether a metric of methods is compared with controls. Metrics of single maps and of explainers are not."""
+    """Return whether a metric compares methods with controls. Metrics that need only a map, or an explainer, do not."""
     return METRICS[metric].input_kind not in ("map", "explainer")
 
 

@@ -16,7 +16,7 @@ from camscope.atomic_writes_and_folder_locks import describe_file_problem
 from camscope.errors import WeightsError
 from camscope.images.files.redacted_errors_and_file_pseudonyms import ignore_warnings
 from camscope.plurals import inflect, plural
-from camscope.read_untrusted_files import CHECKSUM_MISMATCH, check_zip, read_errors_converted
+from camscope.read_untrusted_files import CHECKSUM_MISMATCH, check_zip_sizes_and_checksums, read_errors_converted
 
 WeightsSource = str | os.PathLike[str] | None
 StateDict = dict[str, Tensor]
@@ -230,7 +230,7 @@ def _read_safetensors(file: Path) -> Mapping[str, Tensor]:
 def _read_torch_file(file: Path) -> Any:
     try:
         if zipfile.is_zipfile(file):
-            check_zip(file)
+            check_zip_sizes_and_checksums(file)
         with ignore_warnings(message_pattern=""):  # torch warns before it raises
             return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a broken file fails in any way: KeyError, EOFError, OSError, UnpicklingError ...

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from camscope.errors import TargetError
 from camscope.geometry import project_mask_to_input
-from camscope.mask_labels import find_multiple_labels, format_name_list
+from camscope.mask_labels import find_multiple_labels, format_count_and_names
 from camscope.plurals import plural
 from camscope.pytree import iter_leaves
 from camscope.targets.base import ClassNameLookup, ImageContext, parse_finite_numbers
@@ -178,7 +178,7 @@ def _to_boolean_mask(mask: ArrayLike | Tensor) -> NDArray[np.bool_]:
         )
     if names := find_multiple_labels(array):
         raise TargetError(
-            f"the mask of a Region has several labels, {format_name_list(names)}; expected one region",
+            f"the mask of a Region has several labels, {format_count_and_names(names)}; expected one region",
             fix=f"pass mask == {names[0]}, or mask != 0 for all",
         )
     return np.asarray(array != 0)

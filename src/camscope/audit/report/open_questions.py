@@ -86,7 +86,7 @@ def name_subject(verdict: Verdict) -> Markup:
             if prefix != text
             else fill_sentence("{text}", text=text)
         )
-    name = METHODS.display_name(verdict.qualifier) if verdict.qualifier else ""
+    name = METHODS.replace_names_by_titles(verdict.qualifier) if verdict.qualifier else ""
     return fill_sentence("the column {name}" if verdict.question == "leakage" else "{name}", name=name)
 
 

@@ -39,7 +39,7 @@ from camscope.audit.report.verdict_labels_and_groups import (
 from camscope.audit.shortcuts.region_attribution import MIN_OVERLAP_SHARE, find_overlapping_regions
 from camscope.audit.verdicts.limitations_and_warnings import GENERAL_LIMITATIONS
 from camscope.audit.verdicts.verdict_rules import QUESTIONS
-from camscope.batch.contact_sheet import compute_csp_digest
+from camscope.batch.html_contact_sheet import compute_csp_digest
 from camscope.errors import InputError
 from camscope.metrics import METRICS
 from camscope.optional_packages import require
@@ -139,7 +139,10 @@ def create_template_environment() -> "jinja2.Environment":
         lstrip_blocks=True,
     )
     environment.filters |= {f.__name__: f for f in (format_number, format_estimate, format_number_like, format_p_value)}
-    environment.filters |= {"metric_title": METRICS.display_name, "method_title": METHODS.display_name}
+    environment.filters |= {
+        "metric_title": METRICS.replace_names_by_titles,
+        "method_title": METHODS.replace_names_by_titles,
+    }
     environment.globals |= {
         "classify_verdict": classify_verdict,
         "compute_csp_digest": compute_csp_digest,

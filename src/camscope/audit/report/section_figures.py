@@ -73,7 +73,7 @@ def draw_figures(summary: Summary) -> dict[str, list[ReportFigure]]:
         for section, drawings in drawings_by_section.items():
             figures[section] = []
             for n, (parts, caption, chart) in enumerate(drawings, start=1):
-                title = tuple(map(METHODS.display_name, parts))
+                title = tuple(map(METHODS.replace_names_by_titles, parts))
                 svg = to_inline_svg(chart, f"figure-{section}-{n}", sanitize_text(", ".join(title)))
                 figures[section].append(ReportFigure(title, caption, svg))
     return figures
@@ -140,7 +140,7 @@ def _iter_metric_rows(lines: Sequence[MetricSummary]) -> Iterator[ForestRow]:
         selected = [line for line in lines if line.imputation == imputation]
         shaded_range = _find_best_control_interval(selected)
         for line in sorted(selected, key=lambda line: line.control):
-            name = ", ".join(filter(None, (METHODS.display_name(line.method), imputation)))
+            name = ", ".join(filter(None, (METHODS.replace_names_by_titles(line.method), imputation)))
             yield ForestRow(name, line.value, "control" if line.control else "method", shaded_range)
 
 

@@ -63,7 +63,7 @@ def judge_localization(summary: Summary) -> Iterator[Verdict]:
 
 
 def _format_maps_name(method: str) -> str:
-    return f"The maps of {METHODS.display_name(method)}"
+    return f"The maps of {METHODS.replace_names_by_titles(method)}"
 
 
 def _select_metrics(stage: MetricsResult, metrics: Iterable[str], finding: str) -> list[MetricSummary]:

@@ -66,7 +66,7 @@ class Comparison:
     @property
     def equivalence_notes(self) -> tuple[str, ...]:
         """One sentence for each group of equal maps, which names the methods and the reason."""
-        names = {id(entry.explanation): METHODS.display_name(entry.method_label) for entry in self.entries}
+        names = {id(entry.explanation): METHODS.replace_names_by_titles(entry.method_label) for entry in self.entries}
         return describe_equal_maps(self.equivalent_maps, names, self.n_targets)
 
     @property
@@ -181,7 +181,7 @@ class Comparison:
         if photo is not None and first.attribution.ndim != 2:  # a signal or a volume, drawn as an image
             photo = first.overlay(alpha=0, height=height)
         for image, entry in zip(images, self.entries, strict=True):
-            explanation, caption = entry.explanation, METHODS.display_name(self.column_labels[entry.column])
+            explanation, caption = entry.explanation, METHODS.replace_names_by_titles(self.column_labels[entry.column])
             if explanation.label != self._select_explanation_with_commonest_label(entry.target_index).label:
                 caption = f"{caption} · {explanation.label_and_score}"
             cells[entry.row, entry.column] = render.CaptionedImage(image, caption, explanation.warning_text)

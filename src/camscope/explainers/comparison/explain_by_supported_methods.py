@@ -60,7 +60,7 @@ def explain_supported(
         raise errors[explainers[0]]
     for label, explainer in zip(format_method_labels(explainers), explainers, strict=True):
         if explainer in errors:
-            layer, title = getattr(explainer, "layer", None), METHODS.display_name(label)
+            layer, title = getattr(explainer, "layer", None), METHODS.replace_names_by_titles(label)
             warn_caller(f"{f'{title} at {layer}' if layer else title} is left out: {errors[explainer]}")
     return SupportedExplanations(supported, [rows[explainer] for explainer in supported])
 

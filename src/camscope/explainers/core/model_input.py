@@ -151,7 +151,7 @@ def prepare_scan(
     `with_images` says whether the result holds images to draw the map on.
     """
     from camscope.images.scans.monai_preprocess import MonaiPreprocess
-    from camscope.images.scans.scan import convert_scan_to_display_pixels, convert_scan_to_rgb
+    from camscope.images.scans.scan import convert_scan_to_display_pixels, convert_to_rgb_and_scaled_scan
     from camscope.images.scans.scan_preprocess import ScanPreprocess
 
     problem, fix = "", "pass preprocess=ScanPreprocess(...)"
@@ -171,7 +171,7 @@ def prepare_scan(
         image = convert_scan_to_display_pixels(scan, scan_preprocess.window) if visible else None
         steps = (*scan.steps, *scan_preprocess.steps)
     else:
-        pixels, display = convert_scan_to_rgb(scan)
+        pixels, display = convert_to_rgb_and_scaled_scan(scan)
         (x, placement), steps = _apply_preprocess(scan_preprocess, pixels, scan.name), display.steps
         image = pixels if visible else None
     input_image = render_model_input(x, preprocess) if visible else None

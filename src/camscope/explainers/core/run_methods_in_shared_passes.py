@@ -94,7 +94,9 @@ def run_methods(
             with _method_error_collected(explainer, errors):
                 check_finite(f"the map of {explainer.composed_name}", maps.attribution, explainer.on_nonfinite)
                 for status in sorted(set(determine_statuses(maps)) - {STATUS_OK}) if warn_flagged else ():
-                    warn_caller(f"{METHODS.display_name(explainer.composed_name)}: {STATUS_MEANINGS[status]}")
+                    warn_caller(
+                        f"{METHODS.replace_names_by_titles(explainer.composed_name)}: {STATUS_MEANINGS[status]}"
+                    )
     return [results[t] for t in range(len(explainers))]
 
 
