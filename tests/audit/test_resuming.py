@@ -48,7 +48,7 @@ def test_whatever_the_batch_size_the_numbers_are_the_same_and_what_is_skipped_is
     assert word(alone, "sanity").conclusion == "not testable"
 
 
-def test_a_second_start_computes_nothing_and_another_config_is_refused(cases):
+def test_a_second_start_computes_nothing_and_another_config_is_refused(cases, without_figures):
     config, run = cases["clean"]
     before = (run.folder / "log.jsonl").read_text()
     audit.run_audit(config, run.folder)
@@ -58,7 +58,8 @@ def test_a_second_start_computes_nothing_and_another_config_is_refused(cases):
 
 
 def test_interrupted_within_a_stage_it_goes_on_to_the_same_bytes(cases, tmp_path, without_figures):
-    config = changed(cases["clean"][0], explain={"methods": ("gradcam",), "settings": {}}, skip=(*SLOW, "shortcut"))
+    explain, skip = {"methods": ("gradcam",), "settings": {}}, (*SLOW, "shortcut")
+    config = changed(cases["clean"][0], data={"max_images": 24}, explain=explain, skip=skip)
     whole = audit.run_audit(config, tmp_path / "whole")
 
     def interrupt(stage, done, total):
@@ -73,7 +74,7 @@ def test_interrupted_within_a_stage_it_goes_on_to_the_same_bytes(cases, tmp_path
 
 
 @pytest.mark.thorough  # an interruption in this process is asked above
-def test_killed_at_any_instant_it_goes_on_to_the_same_bytes(cases, tmp_path):
+def test_killed_at_any_instant_it_goes_on_to_the_same_bytes(cases, tmp_path, without_figures):
     config, run = cases["clean"]
     (tmp_path / "config.json").write_text(config.model_dump_json())
     code = (
@@ -111,6 +112,7 @@ def test_images_that_cannot_be_read_are_listed_and_the_audit_goes_on(cases, tmp_
     other = changed(
         config,
         data={"manifest": str(tmp_path / "study" / "manifest.csv")},
+        explain={"methods": ("gradcam",), "settings": {}},
         skip=(*SLOW, "shortcut"),
     )
     run = audit.run_audit(other, tmp_path / "audit")

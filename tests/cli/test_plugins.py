@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import warnings
@@ -44,14 +45,20 @@ class PeakCAM(BaseCAM):
 '''
 
 
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("images")
+    for n in range(8):
+        Image.fromarray(draw_radiograph(n, 1 + n % 3).image).save(folder / f"{n}.png")
+    return folder
+
+
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def here(tmp_path, monkeypatch, images):
     """A folder with a plugin and images. Afterwards no method of a plugin or a package is left."""
     monkeypatch.chdir(tmp_path)
     Path("peak.py").write_text(PEAK, encoding="utf-8")
-    Path("images").mkdir()
-    for n in range(8):
-        Image.fromarray(draw_radiograph(n, 1 + n % 3).image).save(f"images/{n}.png")
+    shutil.copytree(images, "images")
     known = set(METHODS)
     yield tmp_path
     for name in set(METHODS) - known:

@@ -421,10 +421,21 @@ def test_a_thumbnail_has_its_peak_where_the_map_has_it(shape, size):
     assert (tile[:, :-2] == (0, 0, 4)).all()
 
 
-def test_the_code_in_the_page_runs(net, scans, tmp_path, monkeypatch):
+def read_pages_of_metrics():
     docs = Path(__file__).resolve().parents[2] / "docs"
     pages = [docs / "explanation" / "metrics.md", *sorted((docs / "explanation" / "metrics").glob("*.md"))]
-    page = "\n".join(place.read_text(encoding="utf-8") for place in [*pages, docs / "how-to" / "evaluate.md"])
+    return "\n".join(place.read_text(encoding="utf-8") for place in [*pages, docs / "how-to" / "evaluate.md"])
+
+
+def test_the_pages_name_every_metric():
+    named = set(re.findall(r"^\| (`[a-z-]+`(?:, `[a-z-]+`)*)", read_pages_of_metrics(), re.MULTILINE))
+    told_of = {name for row in named for name in re.findall(r"[a-z-]+", row)} | {"random-logit"}
+    assert set(METRICS) <= told_of
+
+
+@pytest.mark.thorough  # tests/docs/test_page_code.py runs the code of each of these pages
+def test_the_code_in_the_page_runs(net, scans, tmp_path, monkeypatch):
+    page = read_pages_of_metrics()
     code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
     case = draw_radiograph(7, "nodule")
     names = {"model": load_model("phantom"), "scan": case.image, "mask": case.mask, "x": scans[:1], "images": scans[:5]}
@@ -435,9 +446,6 @@ def test_the_code_in_the_page_runs(net, scans, tmp_path, monkeypatch):
     exec(code, names)
     assert (tmp_path / "compared.pdf").read_bytes().startswith(b"%PDF")
     assert (tmp_path / "sanity.png").stat().st_size > 10_000
-    named = set(re.findall(r"^\| (`[a-z-]+`(?:, `[a-z-]+`)*)", page, re.MULTILINE))
-    told_of = {name for row in named for name in re.findall(r"[a-z-]+", row)} | {"random-logit"}
-    assert set(METRICS) <= told_of
 
 
 def test_refused(net, scans):
@@ -465,6 +473,7 @@ def test_refused(net, scans):
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="../shared/data is not here")
+@pytest.mark.thorough  # test_the_edge_detector_fails_and_gradcam_passes_on_every_seed asks the same of phantoms
 def test_on_photographs_the_edge_detector_fails_and_gradcam_passes():
     from torchvision import transforms
 
