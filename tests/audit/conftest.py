@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 
 import pytest
 
@@ -36,6 +37,31 @@ def cases(made_once, one_thread):
         )
         for name in ("clean", "confounded")
     }
+
+
+@pytest.fixture(scope="package", autouse=True)
+def charts_drawn_once():
+    """The pages of these tests show the same charts again and again: each is drawn once, in a tenth of a second."""
+    from camscope.audit.report import report_plots
+
+    drawn = {}
+
+    def draw_once(draw, *args, **options):
+        key = draw.__name__, repr(args), repr(options)
+        if key not in drawn:
+            drawn[key] = draw(*args, **options)
+        return drawn[key]
+
+    def convert_once(convert, figure, *texts):
+        if (id(figure), texts) not in drawn:
+            drawn[id(figure), texts] = convert(figure, *texts)
+        return drawn[id(figure), texts]
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in vars(report_plots) if name.startswith("draw_") and name != "draw_figures"]:
+            patch.setattr(report_plots, name, partial(draw_once, getattr(report_plots, name)))
+        patch.setattr(report_plots, "to_inline_svg", partial(convert_once, report_plots.to_inline_svg))
+        yield
 
 
 @pytest.fixture
