@@ -29,7 +29,7 @@ FAST = {
 def figures_left_out() -> Iterator[None]:
     """Reports have no charts, which take a third of a small audit: test_page draws them, and tests/cli/test_audit.py."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("camscope.audit.report.page.draw_figures", lambda summary: defaultdict(list))
+        patch.setattr("camscope.audit.report.render_html_page.draw_figures", lambda summary: defaultdict(list))
         yield
 
 
@@ -48,7 +48,7 @@ def word(run, question, subject=None):
 
 
 def digests(folder):
-    from camscope.audit.provenance.provenance import digest_outputs
+    from camscope.audit.provenance.provenance_file import digest_outputs
 
     return digest_outputs(folder)
 

@@ -12,7 +12,7 @@ pytest.importorskip("pyarrow")
 
 from camscope import audit
 from camscope.audit.core.config import Config
-from camscope.audit.demo import CONFOUNDED_PROBABILITY, UNBIASED_PROBABILITY, write_demo_study
+from camscope.audit.demo_dataset_and_model import CONFOUNDED_PROBABILITY, UNBIASED_PROBABILITY, write_demo_study
 from tests.audit.audits import FAST, IMAGES, SLOW, changed, figures_left_out
 
 
@@ -42,7 +42,7 @@ def cases(made_once, one_thread):
 @pytest.fixture(scope="package", autouse=True)
 def charts_drawn_once():
     """The pages of these tests show the same charts again and again: each is drawn once, in a tenth of a second."""
-    from camscope.audit.report import report_plots
+    from camscope.audit.report import section_figures
 
     drawn = {}
 
@@ -58,9 +58,9 @@ def charts_drawn_once():
         return drawn[id(figure), texts]
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in vars(report_plots) if name.startswith("draw_") and name != "draw_figures"]:
-            patch.setattr(report_plots, name, partial(draw_once, getattr(report_plots, name)))
-        patch.setattr(report_plots, "to_inline_svg", partial(convert_once, report_plots.to_inline_svg))
+        for name in [name for name in vars(section_figures) if name.startswith("draw_") and name != "draw_figures"]:
+            patch.setattr(section_figures, name, partial(draw_once, getattr(section_figures, name)))
+        patch.setattr(section_figures, "to_inline_svg", partial(convert_once, section_figures.to_inline_svg))
         yield
 
 

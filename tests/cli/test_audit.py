@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 pytest.importorskip("pydantic")
 
-from camscope.audit import demo
+from camscope.audit import demo_dataset_and_model
 from camscope.audit.core.config import Config
-from camscope.audit.demo import write_demo_study
+from camscope.audit.demo_dataset_and_model import write_demo_study
 from camscope.cli import app
 from camscope.explainers import METHODS
 from camscope.phantom.shortcut_study import draw_study, train_shortcut_model
@@ -301,9 +301,11 @@ def test_the_demonstration_audits_two_nets_and_goes_on(tmp_path, monkeypatch, wi
         made["explain"] |= {"methods": ("gradcam",), "settings": {}}
         return Config.from_source(made | {"skip": skip, "n_resamples": 200})
 
-    monkeypatch.setattr(demo, "write_demo_study", small)
+    monkeypatch.setattr(demo_dataset_and_model, "write_demo_study", small)
     monkeypatch.setattr(
-        demo, "_train_demo_model", lambda p, seed: train_shortcut_model(draw_study(64, 1, p), n_epochs=1)
+        demo_dataset_and_model,
+        "_train_demo_model",
+        lambda p, seed: train_shortcut_model(draw_study(64, 1, p), n_epochs=1),
     )
     runner = CliRunner(env={"COLUMNS": "200"})
     told = runner.invoke(app, ["demo", "--audit", "-o", str(tmp_path / "out")])

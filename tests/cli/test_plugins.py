@@ -21,7 +21,7 @@ from camscope.errors import CamscopeWarning, InputError
 from camscope.explainers import METHODS
 from camscope.phantom import draw_radiograph
 from camscope.registry import METHOD_ENTRY_POINTS, Registry
-from camscope.user_code import Plugin, find_plugins, load_plugin
+from camscope.user_code_and_plugins import Plugin, find_plugins, load_plugin
 
 PEAK = '''
 from pathlib import Path
@@ -276,9 +276,9 @@ def test_a_method_of_an_installed_package_is_known_in_python_and_listed(here, mo
 def test_a_method_of_an_installed_package_is_known_to_every_command(here, monkeypatch):
     install(here / "site", "peakpackage", PEAK, "peakpackage", monkeypatch)
     run("explain", "images/0.png", "--methods", "peakcam", "-o", "why.png")
-    run("batch", "images", "-o", "run", "--methods", "peakcam")
+    run("batch", "images/[0-1].png", "-o", "run", "--methods", "peakcam")
     run("compare", "images/0.png", "--methods", "gradcam,peakcam", "-o", "c.png")
-    run("choose", "images", "--methods", "gradcam,peakcam", "--layers", "layer4", "--save", "c.toml")
+    run("choose", "images/[0-3].png", "--methods", "gradcam,peakcam", "--layers", "layer4", "--save", "c.toml")
     run("evaluate", "run", "-o", "e", "--metrics", "stability", "--model", "phantom")
     assert "plugins" not in json.loads(Path("run/run.json").read_text())["run_config"]
 
