@@ -197,7 +197,7 @@ def test_batch_show_export_and_evaluate(here):
 
 def test_choose_benchmark_features_and_demo(here):
     chosen = ask(
-        "choose", "images", "--methods", "gradcam,eigencam", "--layers", "layer4", "--images", "4", "--save", "c.toml"
+        "choose", "images/[0-3].png", "--methods", "gradcam,eigencam", "--layers", "layer4", "--save", "c.toml"
     )
     assert_documented(chosen)
     ranked = ask("benchmark", "phantom", "--count", "2", "--methods", "gradcam,center", "-o", "benchmark")

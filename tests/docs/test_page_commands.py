@@ -214,7 +214,12 @@ def write_files_of_page(page):
 
 
 EXECUTED_PAGES = [page for page in PAGES if list(commands_of_page(page))]
-SLOW_PAGES = ("choose", "evaluate")  # test_select and test_json_output run these commands
+SLOW_PAGES = {  # and the tests that run the same commands
+    "choose": "test_method_selection",
+    "evaluate": "test_json_output",
+    "json": "test_json_output",
+    "own-model": "test_cli, and test_page_code for the code of the page",
+}
 SLOW_COMMANDS = ("choose photos/ ",)  # test_method_selection chooses between two methods
 
 

@@ -48,7 +48,7 @@ def case(tmp_path_factory, one_thread):
     plain["explain"] = {"findings": ("lesion",), "methods": ("gradcam",)}
     plain["data"] |= {"manifest": "manifest.csv", "ground_truth": "./mask"}
     plain["model"] = {"source": "quiverleaf.py:net", "weights": Path(plain["model"]["weights"]).name}
-    plain["sample_sizes"]["gallery"] = 4
+    plain["data"]["subgroups"], plain["regions"]["presets"], plain["sample_sizes"]["gallery"] = (), ("border",), 4
     with pytest.MonkeyPatch.context() as patch, figures_left_out():
         patch.chdir(folder)
         made = audit.run_audit(plain, "audit")
