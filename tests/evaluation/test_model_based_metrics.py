@@ -17,7 +17,7 @@ from camscope.explainers.control_methods import compute_center_gaussian
 from camscope.explainers.ensemble.augmentation_at_test_time import Augmented
 from camscope.images.preprocess import Preprocess
 from camscope.metrics import METRICS, PerturbationTest, scoring_scope
-from camscope.model_metadata import attach_card, get_card
+from camscope.model_card import attach_card, get_card
 from camscope.phantom import CATEGORIES, draw_radiograph
 from tests.nets import conv
 from tests.untouched import untouched
