@@ -328,9 +328,9 @@ def test_the_cheapest_is_saved_where_no_winner_is_clear(tmp_path, monkeypatch):
 
 def test_the_command_saves_what_explain_and_batch_take(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write_phantom_dataset(tmp_path / "set", 16, 700)
+    write_phantom_dataset(tmp_path / "set", 8, 700)
     words = ["choose", "set/list.csv", "--masks", "mask", "--methods", "gradcam,saliency", "--layers", "layer4"]
-    result = CliRunner().invoke(app, [*words, "--images", "16", "--save", "choice.toml"])
+    result = CliRunner().invoke(app, [*words, "--images", "8", "--save", "choice.toml"])
     assert result.exit_code == 0, result.output
     assert "choice  " in result.stdout
     is_clear = "clear = true" in (tmp_path / "choice.toml").read_text()

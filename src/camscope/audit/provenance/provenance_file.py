@@ -283,6 +283,7 @@ def _redact_config(context: AuditContext) -> dict[str, Any]:
     return redacted
 
 
+@cache
 def _list_package_versions() -> dict[str, str]:
     versions = {}
     for name in PACKAGES:
