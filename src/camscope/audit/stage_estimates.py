@@ -56,7 +56,13 @@ class StageEstimator:
 
     @classmethod
     def from_context(cls, context: AuditContext) -> "StageEstimator | None":
-        """Load the images. None if none is readable."""
+        """Load the images once for each context. None if none is readable."""
+        if context.stage_estimator is None:
+            context.stage_estimator = cls._load(context)
+        return context.stage_estimator
+
+    @classmethod
+    def _load(cls, context: AuditContext) -> "StageEstimator | None":
         cohort = context.cohort
         batches = context.iter_batches(cohort.rows[: 2 * N_TIMED_IMAGES])
         images = next((batch for batch in batches if batch[0].item), None)
@@ -100,18 +106,24 @@ class StageEstimator:
     @cached_property
     def map_seconds(self) -> dict[str, float]:
         """The seconds of a map of each method, as the user configured it."""
-        return {explainer.composed_name: self._time_map(explainer) for explainer in self.context.explainers}
+        known = reduce_path_steps(self.context).seconds_by_method
+        names = {explainer.composed_name: explainer for explainer in self.context.explainers}
+        return {
+            name: known[name].configured if name in known else self._time_map(explainer)
+            for name, explainer in names.items()
+        }
 
     @cached_property
     def rank_map_seconds(self) -> dict[str, float]:
         """The seconds of a map of each method in the stages that compare ranks, which compute several maps together."""
-        explainers, _ = reduce_path_steps(self.context)
-        configured = zip(explainers, self.map_seconds.items(), strict=True)
+        rank = reduce_path_steps(self.context)
         return {
-            name: self._time_map(explainer, N_TIMED_VARIANTS)
-            if seconds < SHORT_SECONDS or explainer not in self.context.explainers
+            name: rank.seconds_by_method[name].reduced
+            if name in rank.seconds_by_method
+            else self._time_map(explainer, N_TIMED_VARIANTS)
+            if seconds < SHORT_SECONDS
             else seconds
-            for explainer, (name, seconds) in configured
+            for explainer, (name, seconds) in zip(rank.explainers, self.map_seconds.items(), strict=True)
         }
 
     def _time_map(self, explainer: Explainer, n_variants: int = 1) -> float:
@@ -234,19 +246,18 @@ class StageEstimator:
 
     def estimate_sanity(self, n_samples: int) -> float:
         """Return the seconds of the sanity stage."""
-        explainers, _ = reduce_path_steps(self.context)
         n_images = self.count_positives(n_samples)
         n_steps, features = self._n_randomization_steps, self._map_comparison_seconds
-        per_image = sum(n_steps * (self.rank_map_seconds[each.composed_name] + features) for each in explainers)
-        per_image += n_steps * features  # the edge detector
-        copies = len(RANDOMIZATION_SEEDS) * (len(explainers) + 1) * self._copy_seconds
+        n_tests = len(self.rank_map_seconds) + 1  # with the edge detector
+        per_image = n_steps * (sum(self.rank_map_seconds.values()) + n_tests * features)
+        copies = len(RANDOMIZATION_SEEDS) * n_tests * self._copy_seconds
         return sum(n_images) * (per_image + self.read_seconds) + len(n_images) * copies
 
     @cached_property
     def _n_randomization_steps(self) -> int:
-        """The number of models of a randomization test, with the trained one."""
+        """The number of models of a randomization test: trained, at the depths of one seed, and at the end of the others."""
         n_parts = len(split_model(self.context.model, self.x[:1]))
-        return 1 + len(RANDOMIZATION_SEEDS) * min(N_RANDOMIZATION_DEPTHS, n_parts)
+        return min(N_RANDOMIZATION_DEPTHS, n_parts) + len(RANDOMIZATION_SEEDS)
 
     @cached_property
     def _copy_seconds(self) -> float:

@@ -16,7 +16,7 @@ from camscope.audit.core.stage_result_schema import EstimateSummary
 from camscope.audit.core.summary_schema import InterventionEffect
 from camscope.audit.performance.model_predictions import compute_softmax_log_odds
 from camscope.audit.shortcuts import reliance_rule
-from camscope.audit.shortcuts.interventions import insert_region, keep_region, match_insertion_triples, remove_region
+from camscope.audit.shortcuts.interventions import insert_region, match_insertion_triples, remove_region
 from camscope.audit.shortcuts.reliance_rule import judge_reliance
 from camscope.errors import InputError, UndefinedError
 from camscope.metrics.multiway_clustered_mean import estimate_clustered_mean
@@ -82,7 +82,7 @@ def test_removing_keeping_and_inserting_change_the_region_and_nothing_else():
     masks[0, :2, :3], masks[1, 5, 5] = True, True
     before = x.clone()
     for fill in ("mean", "blur", "noise", "zero", "inpainting"):
-        without, alone = remove_region(x, masks, fill), keep_region(x, masks, fill)
+        without, alone = remove_region(x, masks, fill), remove_region(x, ~masks, fill)
         assert torch.equal(without[~masks[:, None].expand_as(x)], x[~masks[:, None].expand_as(x)])
         assert torch.equal(alone[masks[:, None].expand_as(x)], x[masks[:, None].expand_as(x)])
         assert not torch.equal(without[0], x[0])
