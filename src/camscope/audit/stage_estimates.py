@@ -107,23 +107,21 @@ class StageEstimator:
     def map_seconds(self) -> dict[str, float]:
         """The seconds of a map of each method, as the user configured it."""
         known = reduce_path_steps(self.context).seconds_by_method
-        names = {explainer.composed_name: explainer for explainer in self.context.explainers}
+        seconds = {name: times.configured for name, times in known.items() if times.configured >= SHORT_SECONDS}
         return {
-            name: known[name].configured if name in known else self._time_map(explainer)
-            for name, explainer in names.items()
+            name: seconds[name] if name in seconds else self._time_map(explainer)
+            for name, explainer in ((each.composed_name, each) for each in self.context.explainers)
         }
 
     @cached_property
     def rank_map_seconds(self) -> dict[str, float]:
         """The seconds of a map of each method in the stages that compare ranks, which compute several maps together."""
         rank = reduce_path_steps(self.context)
+        known = {name: times.reduced for name, times in rank.seconds_by_method.items()}
+        seconds = {name: value for name, value in (self.map_seconds | known).items() if value >= SHORT_SECONDS}
         return {
-            name: rank.seconds_by_method[name].reduced
-            if name in rank.seconds_by_method
-            else self._time_map(explainer, N_TIMED_VARIANTS)
-            if seconds < SHORT_SECONDS
-            else seconds
-            for explainer, (name, seconds) in zip(rank.explainers, self.map_seconds.items(), strict=True)
+            name: seconds[name] if name in seconds else self._time_map(explainer, N_TIMED_VARIANTS)
+            for name, explainer in zip(self.map_seconds, rank.explainers, strict=True)
         }
 
     def _time_map(self, explainer: Explainer, n_variants: int = 1) -> float:

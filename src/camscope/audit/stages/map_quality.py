@@ -170,10 +170,11 @@ def evaluate_sanity(context: AuditContext, results: StageResults) -> SanityResul
         if len(x) < MIN_SANITY_IMAGES:
             continue
         images.update(rows)
-        for explainer in explainers:
-            context.on_progress(n_done := n_done + 1, len(explainers) * len(context.findings))
-            test = _run_randomization_test(context, explainer, x, rows, finding)
-            tests.append(test.model_copy(update={"control": explainer is explainers[-1]}))
+        with reuse_passes():  # all tests take the same prediction, and both tests of a method the same maps
+            for explainer in explainers:
+                context.on_progress(n_done := n_done + 1, len(explainers) * len(context.findings))
+                test = _run_randomization_test(context, explainer, x, rows, finding)
+                tests.append(test.model_copy(update={"control": explainer is explainers[-1]}))
     if not tests:
         reason = f"fewer than {MIN_SANITY_IMAGES} images with a finding share a size"
         return SanityResult(tested=False, reason=reason, images_by_finding=tuple(counts))
@@ -206,7 +207,7 @@ def _run_randomization_test(
         passes=None, reason="", control=False,
     )  # fmt: skip
     try:
-        cascade, result = _randomize_weights(explainer, x, [finding.class_index] * len(x))
+        cascade, result = run_cascade_and_last_step(explainer, x, [finding.class_index] * len(x))
     except (NonFiniteError, UndefinedError) as error:
         return test.model_copy(update={"reason": str(error)})
     reason = result.no_verdict_reason
@@ -224,14 +225,13 @@ def _run_randomization_test(
     )
 
 
-def _randomize_weights(
+def run_cascade_and_last_step(
     explainer: Explainer, x: Tensor, targets: Sequence[int]
 ) -> tuple[RandomizationResult, RandomizationResult]:
     """Return the result of one seed at several depths, and the result of all seeds after the last step."""
     first_seed, *other_seeds = RANDOMIZATION_SEEDS
-    with reuse_passes():  # both take the maps of the trained model
-        cascade = run_randomization_test(explainer, x, targets, seeds=(first_seed,), n_depths=N_RANDOMIZATION_DEPTHS)
-        others = run_randomization_test(explainer, x, targets, seeds=other_seeds, n_depths=1)
+    cascade = run_randomization_test(explainer, x, targets, seeds=(first_seed,), n_depths=N_RANDOMIZATION_DEPTHS)
+    others = run_randomization_test(explainer, x, targets, seeds=other_seeds, n_depths=1)
     final = {
         name: np.concatenate([cascade.similarities[name][:, -1:], others.similarities[name]])
         for name in cascade.similarities
