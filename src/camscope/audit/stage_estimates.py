@@ -83,8 +83,8 @@ class StageEstimator:
         compute: dict[str, Callable[[], float]] = {
             "check": lambda: len(context.cohort.full_manifest) * self.read_seconds,
             "predict": lambda: n_rows * (self.read_seconds + self.pass_seconds),
-            "explain": lambda: n_rows * (self.read_seconds + sum(self.map_seconds.values())),
-            "localization": lambda: n_rows * self.localization_seconds,
+            "explain": lambda: n_rows * (self.read_seconds + len(context.findings) * sum(self.map_seconds.values())),
+            "localization": lambda: n_rows * len(context.ground_truth) * self.localization_seconds,
             "faithfulness": lambda: count(sizes.faithfulness, LOOK_SIZES[1]) * self.faithfulness_seconds,
             "sanity": lambda: self.estimate_sanity(sizes.sanity),
             "robustness": lambda: self.estimate_robustness(sizes.robustness, is_upper_bound=is_upper_bound),
@@ -244,12 +244,14 @@ class StageEstimator:
 
     def estimate_sanity(self, n_samples: int) -> float:
         """Return the seconds of the sanity stage."""
-        n_images = self.count_positives(n_samples)
-        n_steps, features = self._n_randomization_steps, self._map_comparison_seconds
+        n_steps, (comparison, pair) = self._n_randomization_steps, self._map_comparison_seconds
         n_tests = len(self.rank_map_seconds) + 1  # with the edge detector
-        per_image = n_steps * (sum(self.rank_map_seconds.values()) + n_tests * features)
+        per_image = self.read_seconds + n_steps * (sum(self.rank_map_seconds.values()) + n_tests * comparison)
         copies = len(RANDOMIZATION_SEEDS) * n_tests * self._copy_seconds
-        return sum(n_images) * (per_image + self.read_seconds) + len(n_images) * copies
+        return sum(
+            copies + n * per_image + n * (n - 1) * n_tests * pair  # each pair of images twice
+            for n in self.count_positives(n_samples)
+        )
 
     @cached_property
     def _n_randomization_steps(self) -> int:
@@ -263,12 +265,19 @@ class StageEstimator:
         return time_call(lambda: copy_explainer(self.context.explainers[0]))
 
     @cached_property
-    def _map_comparison_seconds(self) -> float:
-        """The seconds to compare a map with another by the three similarities."""
+    def _map_comparison_seconds(self) -> tuple[float, float]:
+        """The seconds to compare a map with that of another model by the three similarities, and with another image's."""
         maps = np.random.default_rng(0).random((2, *self.x.shape[2:]))
         names = ("ssim", "spearman", "hog") if maps.ndim == 3 and min(maps.shape[1:]) >= 32 else ("ssim", "spearman")
         comparison = MapComparison(maps, names)
-        return time_call(lambda: [comparison.compare_with_trained(name, maps) for name in names]) / 2
+
+        def compare_models() -> None:
+            for name in names:
+                comparison.compare_with_trained(name, maps)
+
+        compare_models()  # the first call imports modules
+        seconds_per_pair = time_call(lambda: [comparison.compare_different_images(name) for name in names])
+        return time_call(compare_models) / len(maps), seconds_per_pair
 
     @cached_property
     def _regions(self) -> tuple[float, float]:
