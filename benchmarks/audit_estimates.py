@@ -21,9 +21,9 @@ from benchmarks import audit_minutes
 from benchmarks.audit_minutes import Counts
 from benchmarks.audit_real import blood, write_table
 from camscope import audit
-from camscope.audit import stage_estimates
-from camscope.audit.core import path_steps
-from camscope.audit.demo import CONFOUNDED_PROBABILITY, UNBIASED_PROBABILITY, write_demo_study
+from camscope.audit import stage_duration_estimates
+from camscope.audit.core import reduce_integration_steps
+from camscope.audit.demo_dataset_and_model import CONFOUNDED_PROBABILITY, UNBIASED_PROBABILITY, write_demo_study
 
 MIN_SECONDS = 1.0  # of a stage that is listed
 METHODS = ["gradcam", "integratedgradients"]
@@ -130,14 +130,15 @@ ALL: dict[str, Callable[[Path, Path], dict[str, Any]]] = {
 
 def estimate_and_run(config: Mapping[str, Any], folder: Path) -> Counts:
     """Run an audit whose operations are timed in processor seconds."""
-    clock: Any = SimpleNamespace(perf_counter=time.process_time)
-    before = stage_estimates.time, path_steps.time
-    stage_estimates.time = path_steps.time = clock
+    timed: tuple[Any, ...] = stage_duration_estimates, reduce_integration_steps
     counts = Counts()
     try:
+        for module in timed:
+            module.time = SimpleNamespace(perf_counter=time.process_time)
         audit.run_audit(config, folder, overwrite=True, on_progress=counts.enter, on_estimate=counts.foresee)
     finally:
-        stage_estimates.time, path_steps.time = before
+        for module in timed:
+            module.time = time
     counts.enter("end")
     return counts
 

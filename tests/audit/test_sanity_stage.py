@@ -14,7 +14,7 @@ from camscope.audit.stages.map_quality import (
     run_cascade_and_last_step,
 )
 from camscope.metrics import run_randomization_test
-from camscope.metrics.explainer_probe import reuse_passes
+from camscope.metrics.explain_changed_inputs import reuse_passes
 from tests.nets import CASES
 
 

@@ -23,18 +23,18 @@ from camscope.audit.core.summary_schema import Summary
 from camscope.audit.report.open_questions import OPEN_QUESTIONS, iter_open_questions
 from camscope.audit.report.overview import (
     build_overview,
-    build_result,
+    build_result_sentence,
     explain_conclusion,
     iter_concerns,
     iter_unproven_conclusions,
     write_plain_text,
 )
-from camscope.audit.report.page import render_page, render_summary_page
+from camscope.audit.report.render_html_page import render_page, render_summary_page
 from camscope.audit.report.sentences import describe_sanity_images, join_texts
-from camscope.audit.report.verdict_display import describe_sample
+from camscope.audit.report.verdict_labels_and_groups import describe_sample
 from camscope.audit.verdicts import NO_PERFORMANCE_REASON, derive_verdicts
-from camscope.audit.verdicts.rules import QUESTIONS, build_verdict
-from camscope.audit.verdicts.sample_size import estimate_patients_needed
+from camscope.audit.verdicts.patients_needed import estimate_patients_needed
+from camscope.audit.verdicts.verdict_rules import QUESTIONS, build_verdict
 from tests.audit_summary import full, nothing, num
 from tests.report_consistency import find_unsupported_claims
 
@@ -316,7 +316,7 @@ def test_an_estimate_says_what_it_counts():
         0.1,
         region="the border",
     )
-    assert "92 receivers, 1 donor; the whole" in write_plain_text(build_result(made, full()).details)
+    assert "92 receivers, 1 donor; the whole" in write_plain_text(build_result_sentence(made, full()).details)
 
 
 # How many patients it takes

@@ -8,8 +8,8 @@ from markupsafe import Markup
 from camscope.audit.core.stage_result_schema import StageResult
 from camscope.audit.core.summary_schema import Summary, Verdict
 from camscope.audit.report.sentences import fill_sentence, join_texts
-from camscope.audit.verdicts.model import format_region
-from camscope.audit.verdicts.rules import WIDE_INTERVAL_REASON
+from camscope.audit.verdicts.model_and_data_verdicts import format_region
+from camscope.audit.verdicts.verdict_rules import WIDE_INTERVAL_REASON
 from camscope.plurals import inflect
 from camscope.registry import METHODS
 
