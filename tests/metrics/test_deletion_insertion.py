@@ -508,6 +508,20 @@ def test_ties_of_each_image_may_have_an_order_of_their_own():
     assert np.ptp(each) > 0
 
 
+def test_a_uniform_map_leaves_the_image_as_it_is_and_takes_no_pass():
+    x = torch.rand(2, 1, 8, 8, dtype=torch.float64)
+    model = seen_before(Counting(Linear(torch.rand(8, 8))), x)
+    maps = torch.stack([torch.ones(8, 8), torch.rand(8, 8)])
+    with scoring_scope(model, x, 0) as scores:
+        before = model.rows
+        drops = METRICS["average-drop"](PerturbationTest(maps, scores, "zero")).array
+        assert model.rows - before == 1
+        uniform = METRICS["average-drop"](PerturbationTest(torch.ones(2, 8, 8), scores, "zero")).array
+        assert model.rows - before == 1
+    assert drops[0] == uniform[0] == uniform[1] == 0
+    assert drops[1] != 0
+
+
 def test_an_image_without_all_its_regions_is_predicted_once_for_all_maps_of_a_replacement():
     x = torch.rand(2, 1, 8, 8, dtype=torch.float64)
     model = seen_before(Counting(Linear(torch.rand(8, 8))), x)

@@ -410,6 +410,22 @@ def test_what_metrics_share_is_computed_once_with_the_same_values(method):
     assert n_together < n_apart
 
 
+def test_methods_share_the_prediction_and_a_map_gives_that_of_its_changed_input():
+    model, x = CASES["residual"].make()
+    x, passes = x[:1], []
+    methods = [GradCAM(model, "block"), InputXGradient(model)]
+    handle = model.register_forward_pre_hook(lambda module, args: passes.append(len(args[0])))
+    with reuse_passes():
+        together = [compare_under_transforms(method, x, 1, transforms=[Shift(1), Shift(2)]) for method in methods]
+    handle.remove()
+    assert sum(passes) == 1 + 2 * (1 + 2)  # the prediction, and for each method the maps
+    probe = ExplainerProbe.from_explainer(methods[0], x, 1)
+    changed = probe.compute_probabilities(torch.cat([Shift(1).apply(x), Shift(2).apply(x)]), [0, 0])
+    expected = abs(changed - probe.clean_probabilities)
+    for agreements in together:
+        assert [each.probability_change for each in agreements] == pytest.approx(expected.tolist(), abs=1e-6)
+
+
 def test_a_control_takes_no_pass_of_the_model():
     model, x = CASES["residual"].make()
     probe = ExplainerProbe.from_explainer(drawn(lambda x: x[:, 0], tuple(x.shape[1:]), model), x[:1], 1)

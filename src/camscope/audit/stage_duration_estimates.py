@@ -56,7 +56,13 @@ class StageEstimator:
 
     @classmethod
     def from_context(cls, context: AuditContext) -> "StageEstimator | None":
-        """Load the images to be timed. Return None if no image is readable."""
+        """Load the images once for each context. None if none is readable."""
+        if context.stage_estimator is None:
+            context.stage_estimator = cls._load(context)
+        return context.stage_estimator
+
+    @classmethod
+    def _load(cls, context: AuditContext) -> "StageEstimator | None":
         cohort = context.cohort
         batches = context.iter_batches(cohort.rows[: 2 * N_TIMED_IMAGES])
         images = next((batch for batch in batches if batch[0].item), None)
@@ -77,8 +83,10 @@ class StageEstimator:
         compute: dict[str, Callable[[], float]] = {
             "check": lambda: len(context.cohort.full_manifest) * self.seconds_per_image_read,
             "predict": lambda: n_rows * (self.seconds_per_image_read + self.seconds_per_forward_pass),
-            "explain": lambda: n_rows * (self.seconds_per_image_read + sum(self.seconds_per_map.values())),
-            "localization": lambda: n_rows * self.seconds_per_localized_image,
+            "explain": lambda: (
+                n_rows * (self.seconds_per_image_read + len(context.findings) * sum(self.seconds_per_map.values()))
+            ),
+            "localization": lambda: n_rows * len(context.ground_truth) * self.seconds_per_localized_image,
             "faithfulness": lambda: count(sizes.faithfulness, LOOK_SIZES[1]) * self.seconds_per_faithfulness_image,
             "sanity": lambda: self.estimate_sanity_seconds(sizes.sanity),
             "robustness": lambda: self.estimate_robustness_seconds(sizes.robustness, is_upper_bound=is_upper_bound),
@@ -99,19 +107,23 @@ class StageEstimator:
 
     @cached_property
     def seconds_per_map(self) -> dict[str, float]:
-        """Method -> how many seconds one map takes, with the settings of the user."""
-        return {explainer.composed_name: self._time_map(explainer) for explainer in self.context.explainers}
+        """The seconds of a map of each method, as the user configured it."""
+        known = reduce_integration_steps(self.context).seconds_by_method
+        seconds = {name: times.configured for name, times in known.items() if times.configured >= SHORT_SECONDS}
+        return {
+            name: seconds[name] if name in seconds else self._time_map(explainer)
+            for name, explainer in ((each.composed_name, each) for each in self.context.explainers)
+        }
 
     @cached_property
     def seconds_per_rank_map(self) -> dict[str, float]:
-        """Method -> how many seconds one map takes in the stages that compare ranks. These compute several maps together."""
-        explainers, _ = reduce_integration_steps(self.context)
-        configured = zip(explainers, self.seconds_per_map.items(), strict=True)
+        """The seconds of a map of each method in the stages that compare ranks, which compute several maps together."""
+        rank = reduce_integration_steps(self.context)
+        known = {name: times.reduced for name, times in rank.seconds_by_method.items()}
+        seconds = {name: value for name, value in (self.seconds_per_map | known).items() if value >= SHORT_SECONDS}
         return {
-            name: self._time_map(explainer, N_TIMED_VARIANTS)
-            if seconds < SHORT_SECONDS or explainer not in self.context.explainers
-            else seconds
-            for explainer, (name, seconds) in configured
+            name: seconds[name] if name in seconds else self._time_map(explainer, N_TIMED_VARIANTS)
+            for name, explainer in zip(self.seconds_per_map, rank.explainers, strict=True)
         }
 
     def _time_map(self, explainer: Explainer, n_variants: int = 1) -> float:
@@ -236,19 +248,22 @@ class StageEstimator:
 
     def estimate_sanity_seconds(self, n_samples: int) -> float:
         """Return the seconds of the sanity stage."""
-        explainers, _ = reduce_integration_steps(self.context)
-        n_images = self.count_positives(n_samples)
-        n_steps, features = self._n_models_per_randomization_test, self._seconds_per_map_comparison
-        per_image = sum(n_steps * (self.seconds_per_rank_map[each.composed_name] + features) for each in explainers)
-        per_image += n_steps * features  # the edge detector
-        copies = len(RANDOMIZATION_SEEDS) * (len(explainers) + 1) * self._seconds_per_model_copy
-        return sum(n_images) * (per_image + self.seconds_per_image_read) + len(n_images) * copies
+        n_steps, (comparison, pair) = self._n_randomization_steps, self._map_comparison_seconds
+        n_tests = len(self.seconds_per_rank_map) + 1  # with the edge detector
+        per_image = self.seconds_per_image_read + n_steps * (
+            sum(self.seconds_per_rank_map.values()) + n_tests * comparison
+        )
+        copies = len(RANDOMIZATION_SEEDS) * n_tests * self._seconds_per_model_copy
+        return sum(
+            copies + n * per_image + n * (n - 1) * n_tests * pair  # each pair of images twice
+            for n in self.count_positives(n_samples)
+        )
 
     @cached_property
-    def _n_models_per_randomization_test(self) -> int:
-        """How many models a randomization test runs, with the trained model."""
+    def _n_randomization_steps(self) -> int:
+        """The number of models of a randomization test: trained, at the depths of one seed, and at the end of the others."""
         n_parts = len(split_model(self.context.model, self.x[:1]))
-        return 1 + len(RANDOMIZATION_SEEDS) * min(N_RANDOMIZATION_DEPTHS, n_parts)
+        return min(N_RANDOMIZATION_DEPTHS, n_parts) + len(RANDOMIZATION_SEEDS)
 
     @cached_property
     def _seconds_per_model_copy(self) -> float:
@@ -256,12 +271,19 @@ class StageEstimator:
         return time_call(lambda: copy_explainer(self.context.explainers[0]))
 
     @cached_property
-    def _seconds_per_map_comparison(self) -> float:
-        """The seconds to compare a map with another by the three similarities."""
+    def _map_comparison_seconds(self) -> tuple[float, float]:
+        """The seconds to compare a map with that of another model by the three similarities, and with another image's."""
         maps = np.random.default_rng(0).random((2, *self.x.shape[2:]))
         names = ("ssim", "spearman", "hog") if maps.ndim == 3 and min(maps.shape[1:]) >= 32 else ("ssim", "spearman")
         comparison = MapComparison(maps, names)
-        return time_call(lambda: [comparison.compare_with_trained(name, maps) for name in names]) / 2
+
+        def compare_models() -> None:
+            for name in names:
+                comparison.compare_with_trained(name, maps)
+
+        compare_models()  # the first call imports modules
+        seconds_per_pair = time_call(lambda: [comparison.compare_different_images(name) for name in names])
+        return time_call(compare_models) / len(maps), seconds_per_pair
 
     @cached_property
     def _detection_seconds_and_number_of_regions(self) -> tuple[float, float]:

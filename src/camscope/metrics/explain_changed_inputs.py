@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from camscope.explainers.control_methods import BaseControl
 from camscope.explainers.core.evaluation_context import check_finite, evaluation_context, inspect_model
 from camscope.explainers.core.explainer_base_class_and_registration import Explainer
 from camscope.explainers.core.run_methods_in_shared_passes import run_methods
+from camscope.hooks.find_layers import unwrap
 from camscope.metrics.metric_registry import FloatArray
 from camscope.targets import Score, TargetLike
 
@@ -47,6 +48,13 @@ def compute_once(key: Hashable, objects: Sequence[object], compute: Callable[[],
     return value
 
 
+class ExplainedVariants(NamedTuple):
+    """Maps (R,*s) of input variants, and the probabilities (R,) of their classes, or None if the maps took no such pass."""
+
+    maps: FloatArray
+    probabilities: FloatArray | None
+
+
 @dataclass(frozen=True)
 class ExplainerProbe:
     """An explainer with fixed targets and layers, which were chosen on the clean input x (N,C,*S)."""
@@ -65,14 +73,21 @@ class ExplainerProbe:
 
     @classmethod
     def _resolve_target_and_layers(cls, explainer: Explainer, x: Tensor, target: TargetLike) -> "ExplainerProbe":
-        """Create the probe: run the model once on x, to fix the targets and the layers."""
+        """Run the model on x, once for all methods, and resolve the target and the layer."""
         with evaluation_context(inspect_model(explainer.model), explainer, x) as context:
-            score = context.create_score(explainer.resolve_target(target))
-            output = score.forward(context.x)
-            probabilities = score.probability(output, len(context.x))
+            resolved = explainer.resolve_target(target)
+
+            def predict() -> tuple[Score, FloatArray]:
+                score = context.create_score(resolved)
+                output = score.forward(context.x)
+                return score, _to_float_array(score.probability(output, len(context.x)))
+
+            settings = explainer.mode, explainer.precision, explainer.class_names, explainer.forward_options
+            key = ("prediction", repr(resolved), repr(settings))
+            score, probabilities = compute_once(key, (unwrap(explainer.model), x), predict)
             explainer = explainer.with_chosen_layers(context.x, score)
         logits = score.logits
-        return cls(explainer, x, score, _to_float_array(probabilities), None if logits is None else logits.shape[1])
+        return cls(explainer, x, score, probabilities, None if logits is None else logits.shape[1])
 
     @cached_property
     def clean_maps(self) -> FloatArray:
@@ -92,7 +107,11 @@ class ExplainerProbe:
 
     def compute_maps(self, x: Tensor, sample_index: Sequence[int], batch_size: int = PROBE_BATCH_SIZE) -> FloatArray:
         """Return maps (R,*s) of input variants (R,C,*S). Row i explains the target of the clean sample `sample_index[i]`."""
-        maps = []
+        return self.explain(x, sample_index, batch_size).maps
+
+    def explain(self, x: Tensor, sample_index: Sequence[int], batch_size: int = PROBE_BATCH_SIZE) -> ExplainedVariants:
+        """Return maps (R,*s) of input variants (R,C,*S), and the probabilities of their targets (see `compute_maps`)."""
+        maps, probabilities = [], []
         for start in range(0, len(x), batch_size):
             part = slice(start, start + batch_size)
             if isinstance(self.explainer, BaseControl):  # its map does not need a pass of the model
@@ -102,8 +121,15 @@ class ExplainerProbe:
                 maps.append(control_map)
                 continue
             targets = [self.select_targets(sample_index[part])]
-            maps.append(run_methods([self.explainer], x[part], targets, warn_flagged=False)[0].maps[0].attribution)
-        return _to_float_array(torch.cat(maps))
+            (result,) = run_methods([self.explainer], x[part], targets, warn_flagged=False, find_constant_scores=False)
+            maps.append(result.maps[0].attribution)
+            score = result.scores[0]
+            if score.logits is not None and score.classes is not None:
+                probabilities.append(score.probability(score.logits, len(score.logits)))
+        is_complete = sum(map(len, probabilities)) == len(x)
+        return ExplainedVariants(
+            _to_float_array(torch.cat(maps)), _to_float_array(torch.cat(probabilities)) if is_complete else None
+        )
 
     def compute_probabilities(self, x: Tensor, sample_index: Sequence[int]) -> FloatArray:
         """Return the probability (R,) of each input variant (R,C,*S) for the target of its clean sample."""

@@ -196,9 +196,13 @@ class PerturbationTest:
     @cached_property
     def scores_of_weighted_images(self) -> Tensor:
         """Score and probability (2,N) of the images after multiplication by `normalized_maps`."""
-        x, rows = self.scorer.x, torch.arange(len(self.maps), device=self.maps.device)
-        masks = self.normalized_maps[:, None].to(x.dtype)
-        return self.scorer.score_variants(len(rows), lambda part: (x[part] * masks[part], rows[part]))
+        x, masks = self.scorer.x, self.normalized_maps[:, None].to(self.scorer.x.dtype)
+        (rows,) = (masks != 1).flatten(1).any(1).nonzero(as_tuple=True)  # the others stay as they are
+        scores = self.scorer.clean_scores.clone()
+        scores[:, rows] = self.scorer.score_variants(
+            len(rows), lambda part: (x[rows[part]] * masks[rows[part]], rows[part])
+        )
+        return scores
 
     def score_after_removal(self, order: RemovalOrder, counts: Sequence[int]) -> Tensor:
         """Remove each number of regions in `counts`, in the given order. Return score and probability (2,N,counts)."""

@@ -109,9 +109,9 @@ def compare_batch_under_transforms(
     x, count, size = probe.x, len(probe.x), tuple(probe.x.shape[2:])
     transformed = torch.cat([transform.apply(x) for transform in transforms])
     maps = probe.clean_maps
-    transformed_maps = probe.compute_maps(transformed, list(range(count)) * len(transforms))
-    transformed_maps = transformed_maps.reshape(len(transforms), *maps.shape)
-    changes = _compute_probability_changes(probe, transforms, transformed)
+    explained = probe.explain(transformed, list(range(count)) * len(transforms))
+    transformed_maps = explained.maps.reshape(len(transforms), *maps.shape)
+    changes = _compute_probability_changes(probe, transforms, transformed, explained.probabilities)
     agreements: list[list[TransformAgreement]] = []
     for n in range(count):
         clean_map = Placement.identity(size).project(to_finite_array(maps[n]))[0]
@@ -136,15 +136,25 @@ def compute_stable_prediction_share(
 
 
 def _compute_probability_changes(
-    probe: ExplainerProbe, transforms: Sequence[InputTransform], transformed_inputs: Tensor
+    probe: ExplainerProbe,
+    transforms: Sequence[InputTransform],
+    transformed_inputs: Tensor,
+    known_probabilities: FloatArray | None = None,
 ) -> FloatArray:
-    """Return the absolute change of probability (transforms,N) for transformed inputs (transforms*N,C,*S)."""
+    """Return the absolute change of probability (transforms,N) for transformed inputs (transforms*N,C,*S).
+
+    `known_probabilities` (transforms*N,) are those of the passes that explained the inputs.
+    """
     count, clean, explainer = len(probe.x), probe.clean_probabilities, probe.explainer
     sample_index = list(range(count)) * len(transforms)
     probabilities = compute_once(  # the same for every method
         (*map(repr, transforms), repr(probe.select_targets(sample_index[:count])), explainer.mode),
         (unwrap(explainer.model), probe.x),
-        lambda: probe.compute_probabilities(transformed_inputs, sample_index),
+        lambda: (
+            probe.compute_probabilities(transformed_inputs, sample_index)
+            if known_probabilities is None
+            else known_probabilities
+        ),
     )
     changes = np.abs(probabilities.reshape(-1, count) - clean)
     if probe.score.classes is None:

@@ -80,7 +80,7 @@ def batch_invariance(
 
     """
     probe = ExplainerProbe.from_explainer(explainer, require_single_sample(x), target)
-    images = torch.cat([*(x.flip(axis) for axis in range(2, x.ndim)), -x, x]) if other_images is None else other_images
+    images = torch.cat([*(x.flip(axis) for axis in range(2, x.ndim)), -x]) if other_images is None else other_images
     if images.shape[1:] != x.shape[1:] or not len(images):
         received = f"other_images is of shape {tuple(images.shape)} and x of shape {tuple(x.shape)}"
         raise InputError(f"{received}: expected one or more images of the same shape as x")

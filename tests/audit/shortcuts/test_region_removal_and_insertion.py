@@ -19,7 +19,6 @@ from camscope.audit.shortcuts import intervention_effects_and_reliance
 from camscope.audit.shortcuts.intervention_effects_and_reliance import judge_reliance
 from camscope.audit.shortcuts.region_removal_and_insertion import (
     insert_region,
-    keep_region,
     match_receivers_donors_and_controls,
     remove_region,
 )
@@ -87,7 +86,7 @@ def test_removing_keeping_and_inserting_change_the_region_and_nothing_else():
     masks[0, :2, :3], masks[1, 5, 5] = True, True
     before = x.clone()
     for fill in ("mean", "blur", "noise", "zero", "inpainting"):
-        without, alone = remove_region(x, masks, fill), keep_region(x, masks, fill)
+        without, alone = remove_region(x, masks, fill), remove_region(x, ~masks, fill)
         assert torch.equal(without[~masks[:, None].expand_as(x)], x[~masks[:, None].expand_as(x)])
         assert torch.equal(alone[masks[:, None].expand_as(x)], x[masks[:, None].expand_as(x)])
         assert not torch.equal(without[0], x[0])

@@ -25,7 +25,9 @@ from camscope.plurals import plural
 from camscope.targets.class_targets import resolve_class_index
 
 if TYPE_CHECKING:
-    from camscope.audit.core.stage_result_schema import PathSteps, PlannedSize
+    from camscope.audit.core.reduce_integration_steps import RankExplainers
+    from camscope.audit.core.stage_result_schema import PlannedSize
+    from camscope.audit.stage_duration_estimates import StageEstimator
 
 ProgressCallback = Callable[[int, int], None]  # number of items done, total number
 NUM_READ_THREADS = 4
@@ -43,7 +45,8 @@ class AuditContext:
     folder: Path
     on_progress: ProgressCallback = field(default=lambda done, total: None)
     faults: FaultCollector = field(default_factory=FaultCollector)  # of the config
-    rank_explainers: "tuple[list[Explainer], tuple[PathSteps, ...]] | None" = None  # see `reduce_integration_steps`
+    rank_explainers: "RankExplainers | None" = None  # see `reduce_integration_steps`
+    stage_estimator: "StageEstimator | None" = None  # see `StageEstimator.from_context`
     planned_sizes: "tuple[PlannedSize, ...]" = ()  # fewer images than configured, which fit a budget of time
 
     @property

@@ -1,6 +1,8 @@
 """The number of path steps in stages that compare ranks: as few as give the ranks of the reported maps."""
 
+import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -19,34 +21,55 @@ MIN_STEP_RATIO = 2  # fewer steps are used only if they save at least half
 N_COMPARED_IMAGES = 2
 
 
-def reduce_integration_steps(context: AuditContext) -> tuple[list[Explainer], tuple[PathSteps, ...]]:
-    """Return the explainers for stages that compare ranks, and the steps of those that take fewer than configured.
+class MapSeconds(NamedTuple):
+    """The seconds of a map with the configured steps, and with those of stages that compare ranks."""
 
-    The steps are the fewest candidates whose maps have the ranks of the configured ones: Spearman's correlation of at least
-    `MIN_RANK_CORRELATION` in the mean over a few images. They are chosen once for each context.
+    configured: float
+    reduced: float
+
+
+class RankExplainers(NamedTuple):
+    """The explainers of stages that compare ranks, and what was found about those that take steps along a path.
+
+    Attributes:
+        explainers: Those of the context, in the same order. Some take fewer steps.
+        path_steps: The steps of those that take fewer than configured.
+        seconds_by_method: Display name -> the seconds of a map, of the methods whose steps were compared.
+
+    """
+
+    explainers: list[Explainer]
+    path_steps: tuple[PathSteps, ...]
+    seconds_by_method: dict[str, MapSeconds]
+
+
+def reduce_integration_steps(context: AuditContext) -> RankExplainers:
+    """Return the explainers for stages that compare ranks.
+
+    Their steps are the fewest candidates whose maps have the ranks of the configured ones: Spearman's correlation of at
+    least `MIN_RANK_CORRELATION` in the mean over a few images. They are chosen once for each context.
     """
     if context.rank_explainers is None:
         context.rank_explainers = _reduce_integration_steps(context)
     return context.rank_explainers
 
 
-def _reduce_integration_steps(context: AuditContext) -> tuple[list[Explainer], tuple[PathSteps, ...]]:
+def _reduce_integration_steps(context: AuditContext) -> RankExplainers:
     """Choose the steps of each method."""
-    x = None
-    reduced, records = [], []
-    for explainer in context.explainers:
-        candidates = _list_candidate_step_counts(explainer)
-        if candidates and x is None:
-            x = _load_compared_images(context)
-        record = (
-            None
-            if x is None
-            else _choose_fewest_steps_with_same_ranks(explainer, x, context.findings[0].class_index, candidates)
-        )
+    x: Tensor | None = None
+    explainers, records, seconds_by_method = [], [], {}
+    for number, explainer in enumerate(context.explainers):
+        candidates, record = _list_candidate_step_counts(explainer), None
+        if candidates:
+            x = _load_compared_images(context) if x is None else x
+            first = context.first_maps[number]  # rows of the first finding come first
+            first_map = np.reshape(first["attribution"], first["grid"])
+            record, seconds = _choose_steps(explainer, x, context.findings[0].class_index, candidates, first_map)
+            seconds_by_method.update({} if seconds is None else {explainer.composed_name: seconds})
         if record is not None:
             records.append(record)
-        reduced.append(explainer if record is None else explainer.with_settings(n_steps=record.n_steps))
-    return reduced, tuple(records)
+        explainers.append(explainer if record is None else explainer.with_settings(n_steps=record.n_steps))
+    return RankExplainers(explainers, tuple(records), seconds_by_method)
 
 
 def _list_candidate_step_counts(explainer: Explainer) -> list[int]:
@@ -57,35 +80,43 @@ def _list_candidate_step_counts(explainer: Explainer) -> list[int]:
     return [steps for steps in STEP_CANDIDATES if MIN_STEP_RATIO * steps <= n_steps]
 
 
-def _load_compared_images(context: AuditContext) -> Tensor | None:
-    """Return a few images of one size as the model's input, or None if no image is readable."""
-    batch = next((batch for batch in context.iter_batches() if batch[0].item is not None), None)
-    return None if batch is None else context.stack_on_device(batch[:N_COMPARED_IMAGES])
+def _load_compared_images(context: AuditContext) -> Tensor:
+    """Return a few images of one size as the model's input, from the image of the first maps on."""
+    rows = list(context.cohort.rows)
+    batch = next(context.iter_batches(rows[rows.index(context.first_maps[0]["row"]) :]))
+    return context.stack_on_device(batch[:N_COMPARED_IMAGES])
 
 
-def _choose_fewest_steps_with_same_ranks(
-    explainer: Explainer, x: Tensor, class_index: int, candidates: Sequence[int]
-) -> PathSteps | None:
-    """Return the fewest steps whose maps have the ranks of the configured ones, or None if no candidate has."""
-    full_maps = None
+def _choose_steps(
+    explainer: Explainer, x: Tensor, class_index: int, candidates: Sequence[int], first_map: FloatArray
+) -> tuple[PathSteps | None, MapSeconds | None]:
+    """Return the fewest steps whose maps have the ranks of the configured ones, or None if no candidate has.
+
+    `first_map` is the configured map of the first image. The seconds of a map are those of the other images.
+    """
+    start = time.perf_counter()
+    full_maps = np.stack([first_map, *_compute_maps(explainer, x[1:], class_index)])
+    seconds = (time.perf_counter() - start) / max(1, len(x) - 1)
     for n_steps in candidates:
-        full_maps = _compute_maps(explainer, x, class_index) if full_maps is None else full_maps
+        start = time.perf_counter()
         maps = _compute_maps(explainer.with_settings(n_steps=n_steps), x, class_index)
+        reduced_seconds = (time.perf_counter() - start) / len(x)
         correlation = _correlate_ranks(maps, full_maps)
         if correlation is not None and correlation >= MIN_RANK_CORRELATION:
-            return PathSteps(
+            record = PathSteps(
                 method=explainer.composed_name,
                 n_steps=n_steps,
                 configured_n_steps=explainer.parameters["n_steps"],
                 rank_correlation=round(correlation, 4),
                 n_images=len(x),
             )
-    return None
+            return record, MapSeconds(seconds, reduced_seconds) if len(x) > 1 else None
+    return None, MapSeconds(seconds, seconds) if len(x) > 1 else None
 
 
 def _compute_maps(explainer: Explainer, x: Tensor, class_index: int) -> FloatArray:
     """Return the maps (N,*s) of the images for a class."""
-    return ExplainerProbe.from_explainer(explainer, x, [class_index] * len(x)).clean_maps
+    return ExplainerProbe.from_explainer(explainer, x, [class_index] * len(x)).clean_maps if len(x) else np.empty(0)
 
 
 def _correlate_ranks(maps: FloatArray, full_maps: FloatArray) -> float | None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from hashlib import sha256
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
@@ -65,11 +66,6 @@ def remove_region(x: Tensor, masks: Tensor, imputation: ImputationLike = "mean",
     effect that two imputations agree on is that of the region.
     """
     return build_imputer(imputation, x, seed)(masks, torch.arange(len(x), device=x.device))
-
-
-def keep_region(x: Tensor, masks: Tensor, imputation: ImputationLike = "mean", seed: int = 0) -> Tensor:
-    """Return images (N,C,*S) whose pixels outside the region are replaced. The masks are (N,*S)."""
-    return remove_region(x, ~masks, imputation, seed)
 
 
 def insert_region(x: Tensor, masks: Tensor, donors: Tensor) -> Tensor:
@@ -195,8 +191,8 @@ class InterventionRunner:
     finding: Finding
     predictions: Predictions
     records: list[InterventionRecord] = field(default_factory=list)
-    # (row, region, imputation, whether the region is kept) -> the log odds of the edited image
-    _edited_log_odds: dict[tuple[int, str, str, bool], float] = field(init=False, repr=False, default_factory=dict)
+    # (row, imputation, digest of the replaced pixels) -> the log odds of the edited image
+    _edited_log_odds: dict[tuple[int, str, bytes], float] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.log_odds = self.predictions.log_odds_by_row(self.finding.name)
@@ -317,13 +313,21 @@ class InterventionRunner:
     def _compute_edited_log_odds(
         self, samples: Sequence[RegionSample], region_name: str, imputation: str, *, keep: bool
     ) -> FloatArray:
-        """Return the log odds (N,) after replacing a region, or everything outside the region. Each image is edited once."""
-        keys = [(sample.row, region_name, imputation, keep) for sample in samples]
-        new = [sample for sample, key in zip(samples, keys, strict=True) if key not in self._edited_log_odds]
-        edit, masks = keep_region if keep else remove_region, [sample.regions[region_name] for sample in new]
-        values = self._compute_log_odds(new, masks, lambda x, mask, _: edit(x, mask, imputation))
-        new_keys = [(sample.row, region_name, imputation, keep) for sample in new]
-        self._edited_log_odds.update(zip(new_keys, values.tolist(), strict=True))
+        """Return the log odds (N,) after replacing a region, or everything outside the region.
+
+        Each image is edited once: to remove the organ is to keep only what is outside of it.
+        """
+        replaced = [sample.regions[region_name] ^ keep for sample in samples]
+        digests = (sha256(mask.tobytes()).digest() for mask in replaced)
+        keys = [(sample.row, imputation, digest) for sample, digest in zip(samples, digests, strict=True)]
+        edits = zip(keys, samples, replaced, strict=True)
+        new = {key: (sample, mask) for key, sample, mask in edits if key not in self._edited_log_odds}
+        values = self._compute_log_odds(
+            [sample for sample, _ in new.values()],
+            [mask for _, mask in new.values()],
+            lambda x, mask, _: remove_region(x, mask, imputation),
+        )
+        self._edited_log_odds.update(zip(new, values.tolist(), strict=True))
         return np.array([self._edited_log_odds[key] for key in keys], np.float64)
 
     def _compute_log_odds(

@@ -44,7 +44,7 @@ from camscope.errors import GeometryError, NonFiniteError, UndefinedError
 from camscope.evaluation import EvaluationResult, evaluate
 from camscope.explainers import METHODS, Explainer
 from camscope.metrics import RandomizationResult, run_randomization_test
-from camscope.metrics.explain_changed_inputs import ExplainerProbe
+from camscope.metrics.explain_changed_inputs import ExplainerProbe, reuse_passes
 from camscope.metrics.input_transforms import ACQUISITION_TRANSFORMS, InputTransform
 from camscope.metrics.mean_estimates import estimate_mean
 from camscope.metrics.stability_under_transforms import DEFAULT_TRANSFORMS, compute_stable_prediction_share
@@ -65,7 +65,7 @@ TRANSFORMS_BY_METRIC: Mapping[str, Sequence[InputTransform]] = {
 }
 FAITHFULNESS_SALT, ROBUSTNESS_SALT, SANITY_SALT = 1, 2, 3  # separate the random streams of the stages
 RANDOMIZATION_SEEDS = (0, 1, 2)
-N_RANDOMIZATION_DEPTHS = 5  # of the cascade, of the first part to all parts; the verdict is that of the last
+N_RANDOMIZATION_DEPTHS = 5  # of the cascade, of the first part to all parts; all seeds take the last alone
 MIN_SANITY_IMAGES = 5  # for the similarity of maps of different images
 
 
@@ -79,10 +79,10 @@ def evaluate_faithfulness(context: AuditContext, results: StageResults) -> Metri
 
 def evaluate_robustness(context: AuditContext, results: StageResults) -> MetricsResult:
     """Test on sampled images whether the maps stay stable under small image changes."""
-    explainers, path_steps = reduce_integration_steps(context)
+    rank = reduce_integration_steps(context)
     judge = partial(judge_robustness_at_look, context.config.margins.robustness_correlation)
     descriptive_metrics = tuple(name for name in ROBUSTNESS_METRICS if name not in TRANSFORMS_BY_METRIC)
-    stage = SampledStage(context, "robustness", ROBUSTNESS_METRICS, explainers, judge, descriptive_metrics)
+    stage = SampledStage(context, "robustness", ROBUSTNESS_METRICS, rank.explainers, judge, descriptive_metrics)
     n_samples = context.sample_sizes.robustness
     result, metrics = _evaluate_metrics_on_samples(stage, _draw_positives(context, results, n_samples, ROBUSTNESS_SALT))
     if not result.tested:
@@ -90,7 +90,7 @@ def evaluate_robustness(context: AuditContext, results: StageResults) -> Metrics
     shares = [
         share for finding in context.findings for share in _summarize_stable_predictions(context, finding, metrics)
     ]
-    return result.model_copy(update={"stable_predictions": tuple(shares), "path_steps": path_steps})
+    return result.model_copy(update={"stable_predictions": tuple(shares), "path_steps": rank.path_steps})
 
 
 def _draw_positives(
@@ -154,8 +154,8 @@ def _evaluate_metrics_on_samples(
 
 def evaluate_sanity(context: AuditContext, results: StageResults) -> SanityResult:
     """Test whether the maps change when the model's weights are randomized layer by layer."""
-    methods, path_steps = reduce_integration_steps(context)
-    explainers: list[Explainer] = [*methods, METHODS["edges"](context.model)]  # edges: the control
+    rank = reduce_integration_steps(context)
+    explainers: list[Explainer] = [*rank.explainers, METHODS["edges"](context.model)]  # edges: the control
     tests: list[RandomizationTest] = []
     counts: list[SanityImages] = []
     images, n_done = set[int](), 0
@@ -170,15 +170,16 @@ def evaluate_sanity(context: AuditContext, results: StageResults) -> SanityResul
         if len(x) < MIN_SANITY_IMAGES:
             continue
         images.update(rows)
-        for explainer in explainers:
-            context.on_progress(n_done := n_done + 1, len(explainers) * len(context.findings))
-            test = _run_randomization_test(context, explainer, x, rows, finding)
-            tests.append(test.model_copy(update={"control": explainer is explainers[-1]}))
+        with reuse_passes():  # all tests take the same prediction, and both tests of a method the same maps
+            for explainer in explainers:
+                context.on_progress(n_done := n_done + 1, len(explainers) * len(context.findings))
+                test = _run_randomization_test(context, explainer, x, rows, finding)
+                tests.append(test.model_copy(update={"control": explainer is explainers[-1]}))
     if not tests:
         reason = f"fewer than {MIN_SANITY_IMAGES} images with a finding share a size"
         return SanityResult(tested=False, reason=reason, images_by_finding=tuple(counts))
     return SanityResult(
-        n_images=len(images), images_by_finding=tuple(counts), tests=tuple(tests), path_steps=path_steps
+        n_images=len(images), images_by_finding=tuple(counts), tests=tuple(tests), path_steps=rank.path_steps
     )
 
 
@@ -206,10 +207,7 @@ def _run_randomization_test(
         passes=None, reason="", control=False,
     )  # fmt: skip
     try:
-        targets = [finding.class_index] * len(x)
-        result = run_randomization_test(
-            explainer, x, targets, seeds=RANDOMIZATION_SEEDS, n_depths=N_RANDOMIZATION_DEPTHS
-        )
+        cascade, result = run_cascade_and_last_step(explainer, x, [finding.class_index] * len(x))
     except (NonFiniteError, UndefinedError) as error:
         return test.model_copy(update={"reason": str(error)})
     reason = result.no_verdict_reason
@@ -217,22 +215,40 @@ def _run_randomization_test(
         reason = next(verdict.reason for verdict in result.verdicts.values() if verdict.passes is None)
     return test.model_copy(
         update={
-            "part_names": result.part_names,
-            "similarities": tuple(_summarize_similarity(context, result, name, rows) for name in result.similarities),
+            "part_names": cascade.part_names,
+            "similarities": tuple(
+                _summarize_similarity(context, cascade, result, name, rows) for name in result.similarities
+            ),
             "passes": None if result.no_verdict_reason else result.passes,
             "reason": reason,
         }
     )
 
 
+def run_cascade_and_last_step(
+    explainer: Explainer, x: Tensor, targets: Sequence[int]
+) -> tuple[RandomizationResult, RandomizationResult]:
+    """Return the result of one seed at several depths, and the result of all seeds after the last step."""
+    first_seed, *other_seeds = RANDOMIZATION_SEEDS
+    cascade = run_randomization_test(explainer, x, targets, seeds=(first_seed,), n_depths=N_RANDOMIZATION_DEPTHS)
+    others = run_randomization_test(explainer, x, targets, seeds=other_seeds, n_depths=1)
+    final = {
+        name: np.concatenate([cascade.similarities[name][:, -1:], others.similarities[name]])
+        for name in cascade.similarities
+    }
+    return cascade, replace(others, seeds=RANDOMIZATION_SEEDS, similarities=final)
+
+
 def _summarize_similarity(
-    context: AuditContext, result: RandomizationResult, name: str, rows: Sequence[int]
+    context: AuditContext, cascade: RandomizationResult, result: RandomizationResult, name: str, rows: Sequence[int]
 ) -> RandomizationSimilarity:
+    """Summarize one similarity: the curve of one seed, which ends with the mean of all, and the verdict of all."""
     low, mean, high = map(round_significant, result.null_intervals[name])
+    curve = [*cascade.compute_mean_curve(name)[:-1], result.compute_mean_curve(name)[-1]]
     verdict = None if result.no_verdict_reason else result.verdicts[name]
     return RandomizationSimilarity(
         name=name,
-        curve=tuple(round_significant(float(similarity)) for similarity in result.compute_mean_curve(name)),
+        curve=tuple(round_significant(float(similarity)) for similarity in curve),
         null_low=low,
         null_mean=mean,
         null_high=high,

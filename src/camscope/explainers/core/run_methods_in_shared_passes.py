@@ -62,12 +62,14 @@ def run_methods(
     on_pass: OnPass | None = None,
     *,
     warn_flagged: bool = True,
+    find_constant_scores: bool = True,
     errors: MethodErrors | None = None,
 ) -> list[MethodResult]:
     """Run several methods on one input x (N,C,*S), and return one result for each method.
 
     `on_pass` is called before each pass with the methods that share it. `warn_flagged` gives warnings about maps with a
-    status other than "ok". If `errors` is passed, the error of a method is stored there. Otherwise it is raised.
+    status other than "ok". `find_constant_scores` tests for this status whether noise changes the score. If `errors` is
+    passed, the error of a method is stored there. Otherwise it is raised.
     """
     model_info = inspect_model(explainers[0].model)
     if any(explainer.uses_gradients for explainer in explainers):
@@ -77,7 +79,16 @@ def run_methods(
     for indices in group_by_share_key(explainers):
         group = [explainers[t] for t in indices]
         try:
-            rows = _run_group(group, model_info, x, targets, extra_inputs, on_pass, errors)
+            rows = _run_group(
+                group,
+                model_info,
+                x,
+                targets,
+                extra_inputs,
+                on_pass,
+                errors,
+                find_constant_scores=find_constant_scores,
+            )
         except RuntimeError as error:  # autograd notices some changes of the weights
             if model_info.read_weight_versions() != weights:
                 raise ModelError(
@@ -119,6 +130,8 @@ def _run_group(
     extra_inputs: ExtraInputs,
     on_pass: OnPass | None,
     errors: MethodErrors | None,
+    *,
+    find_constant_scores: bool,
 ) -> list[MethodResult]:
     """Run methods that share passes on one input. If the samples of a batch affect one another, run the samples one by one."""
     main, runs_copies = explainers[0], any(hasattr(explainer, "batch_size") for explainer in explainers)
@@ -127,13 +140,25 @@ def _run_group(
         for i in range(len(x)):
             sample_targets = [select_sample_target(target, i, len(x)) for target in targets]
             extra = extra_inputs.select_rows([i], len(x))
-            samples.append(_run_group(explainers, model_info, x[i : i + 1], sample_targets, extra, on_pass, errors))
+            sample = x[i : i + 1]
+            samples.append(
+                _run_group(
+                    explainers,
+                    model_info,
+                    sample,
+                    sample_targets,
+                    extra,
+                    on_pass,
+                    errors,
+                    find_constant_scores=find_constant_scores,
+                )
+            )
         return [_join_sample_results(parts) for parts in zip(*samples, strict=True)]
     with evaluation_context(model_info, main, x, extra_inputs, runs_copies=runs_copies) as context:
         scores = [context.create_score(main.resolve_target(target)) for target in targets]
         rows = compute_group_maps(explainers, context.x, scores, on_pass, errors)
         for explainer, row in zip(explainers, rows, strict=True):
-            for score, maps in zip(scores, row, strict=False):  # no maps after an error
+            for score, maps in zip(scores, row, strict=False) if find_constant_scores else ():  # no maps after an error
                 flag_constant_scores(explainer, context.x, score, maps, model_info)
         return [MethodResult(model_info, scores, row) for row in rows]
 
