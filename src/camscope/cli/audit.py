@@ -332,9 +332,12 @@ def print_audit_result(audit: "AuditRun") -> None:
 
 def build_verdict_table(audit: "AuditRun") -> "Table":
     """Build a table with one row for each verdict of an audit."""
+    from camscope.audit.report.overview import write_plain_text
+    from camscope.audit.report.verdict_display import describe_sample, format_sentence
     from camscope.audit.verdicts.rules import find_topic
 
-    table = base.new_table("claim", "verdict", "effect [95 %]>", "n>", "reason")
+    table = base.new_table("claim", "verdict", "effect [95 %]>", "sample", "reason")
+    has_patients = audit.summary.check.has_patient_column
     for verdict in audit.verdicts:
         contradicts_maps = verdict.direction == "contradicts" and find_topic(verdict.question) == "maps"
         style = MAPS_CONTRADICT_STYLE if contradicts_maps else DIRECTION_STYLES[verdict.direction]
@@ -342,8 +345,10 @@ def build_verdict_table(audit: "AuditRun") -> "Table":
             base.styled_text((base.display_text(verdict.claim), style)),
             base.styled_text((f"{VERDICT_SYMBOLS[verdict.conclusion]} {verdict.conclusion}", style)),
             format_interval(verdict.effect),
-            str(verdict.effect.n_values or ""),
-            base.display_text(verdict.reason),
+            write_plain_text(describe_sample(verdict.effect, has_patients=has_patients))
+            if verdict.effect.n_values
+            else "",
+            base.display_text(format_sentence(verdict.reason)),
         )
     return table
 

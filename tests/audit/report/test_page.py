@@ -188,7 +188,9 @@ def test_a_summary_that_does_not_say_what_its_metrics_are_has_a_page_too():
         name: getattr(full(), name).model_copy(update={"formulas": {}}) for name in ("localization", "faithfulness")
     }
     html = render_page(full().model_copy(update=silent))
-    assert full().localization.metric_summaries[0].metric in html
+    from camscope.metrics import METRICS
+
+    assert METRICS.display_name(full().localization.metric_summaries[0].metric) in html
     assert 'class="formula"' not in html
 
 
@@ -463,7 +465,7 @@ def test_subgroups_of_each_finding_have_a_table_of_their_own(whole):
     for finding in FINDINGS:
         assert f"AUROC by subgroup: {finding}" in text
         assert f"Share of the attribution of Grad-CAM inside the finding, by subgroup: {finding}" in text
-        assert f"Effect of the region marker by subgroup: {finding}" in text
+        assert f"Effect of marker by subgroup: {finding}" in text
 
 
 def test_figures_are_of_what_was_tested():

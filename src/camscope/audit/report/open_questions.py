@@ -8,7 +8,7 @@ from markupsafe import Markup
 from camscope.audit.core.stage_result_schema import StageResult
 from camscope.audit.core.summary_schema import Summary, Verdict
 from camscope.audit.report.sentences import fill_sentence, join_texts
-from camscope.audit.verdicts.model import format_region
+from camscope.audit.shortcuts.region_names import format_region
 from camscope.audit.verdicts.rules import WIDE_INTERVAL_REASON
 from camscope.plurals import inflect
 from camscope.registry import METHODS
@@ -33,7 +33,7 @@ OPEN_QUESTIONS: Mapping[str, str] = {
     "ground truth": "Whether the prediction uses the area marked as {finding}",
     "faithfulness": "Whether the maps show what the prediction for {finding} depends on",
     "localization": "Whether the maps highlight {finding} more than expected by chance",
-    "sanity": "Whether the maps depend on the trained weights",
+    "sanity": "Whether the maps for {finding} depend on the trained weights",
     "robustness": "Whether the maps for {finding} stay stable under small changes of the image",
     "performance by subgroup": "Whether the model detects {finding} equally well in all subgroups of {items}",
     "leakage": "Whether {items} can be predicted from the model's features",
@@ -58,7 +58,7 @@ def iter_open_questions(summary: Summary) -> Iterator[OpenQuestion]:
     """Yield the questions that stay open, with the reason and the number of patients that it would take."""
     stages = [(name, stage) for name, stage in summary if isinstance(stage, StageResult) and not stage.tested]
     for name, stage in stages:
-        text = fill_sentence(STAGE_DESCRIPTIONS.get(name, "A stage was not tested"))
+        text = fill_sentence(STAGE_DESCRIPTIONS[name])
         yield OpenQuestion(text, fill_sentence("{reason}", reason=stage.reason or "no reason was given"), "missing")
     skipped = {name for name, _ in stages}
     groups: dict[tuple[str, str, str], list[Verdict]] = {}
@@ -81,11 +81,9 @@ def name_subject(verdict: Verdict) -> Markup:
         region = verdict.qualifier.partition(" · ")[0]
         text = format_region(region)
         prefix = text.removesuffix(region)  # such as "the region "
-        return (
-            fill_sentence(f"{prefix}{{region}}", region=region)
-            if prefix != text
-            else fill_sentence("{text}", text=text)
-        )
+        if prefix == text:
+            return fill_sentence("{text}", text=text)
+        return fill_sentence(f"{prefix}{{region}}", region=region)
     name = METHODS.display_name(verdict.qualifier) if verdict.qualifier else ""
     return fill_sentence("the column {name}" if verdict.question == "leakage" else "{name}", name=name)
 
