@@ -156,7 +156,7 @@ def find_verdict_changes(first: Iterable[Verdict], second: Iterable[Verdict]) ->
 def _index_verdicts(verdicts: Iterable[Verdict]) -> dict[tuple[str, ...], Verdict]:
     """Return key -> verdict. The last part of a key counts verdicts that are alike in the others."""
     get_key, counts = attrgetter("question", "finding", "qualifier", "metric"), Counter[tuple[str, ...]]()
-    indexed = {}
+    indexed: dict[tuple[str, ...], Verdict] = {}
     for verdict in verdicts:
         key = get_key(verdict)
         indexed[*key, str(counts[key])] = verdict

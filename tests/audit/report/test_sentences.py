@@ -554,7 +554,7 @@ def test_log_odds_made_from_probabilities_do_end():
     plain_ones = full()
     ended = full(predict=plain_ones.predict.model_copy(update={"outputs_are_probabilities": True}))
     assert "before a softmax or sigmoid" in describe_target(plain_ones)
-    assert "limited where these round to 0 or 1" in describe_target(ended)
+    assert "limited where these round to zero or one" in describe_target(ended)
 
 
 def test_the_share_of_missed_images_is_no_share_of_a_map():

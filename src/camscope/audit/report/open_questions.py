@@ -8,7 +8,7 @@ from markupsafe import Markup
 from camscope.audit.core.stage_result_schema import StageResult
 from camscope.audit.core.summary_schema import Summary, Verdict
 from camscope.audit.report.sentences import fill_sentence, join_texts
-from camscope.audit.shortcuts.region_names import format_region
+from camscope.audit.shortcuts.region_names import format_region, name_region
 from camscope.audit.verdicts.rules import WIDE_INTERVAL_REASON
 from camscope.plurals import inflect
 from camscope.registry import METHODS
@@ -84,6 +84,9 @@ def name_subject(verdict: Verdict) -> Markup:
         if prefix == text:
             return fill_sentence("{text}", text=text)
         return fill_sentence(f"{prefix}{{region}}", region=region)
+    if verdict.question == "shortcut by subgroup":
+        column, _, region = verdict.qualifier.partition(", effect of ")
+        return fill_sentence("{region} by {column}", region=name_region(region), column=column)
     name = METHODS.display_name(verdict.qualifier) if verdict.qualifier else ""
     return fill_sentence("the column {name}" if verdict.question == "leakage" else "{name}", name=name)
 

@@ -174,7 +174,7 @@ def _combine_metric_decisions(decisions: Mapping[str, Decision], any_supported: 
     for name, (conclusion, _) in decisions.items():
         metrics_by_conclusion[conclusion].append(METRICS.display_name(name))
     sides = ", ".join(
-        f"{CONTROL_COMPARISONS[conclusion]} by {' and '.join(names)}"
+        f"{CONTROL_COMPARISONS[conclusion]} by {_join_names(names)}"
         for conclusion, names in metrics_by_conclusion.items()
         if names
     )
@@ -186,6 +186,11 @@ def _combine_metric_decisions(decisions: Mapping[str, Decision], any_supported: 
     if len(metrics_by_conclusion["not testable"]) < n_metrics:
         return "not testable", f"the metrics do not all agree: the maps are {sides}"
     return next(iter(decisions.values()))
+
+
+def _join_names(names: Sequence[str]) -> str:
+    """Join names to `a, b and c`."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def judge_sanity(summary: Summary) -> Iterator[Verdict]:
