@@ -15,9 +15,9 @@ from subjects import photograph
 from torchvision.models import ViT_B_16_Weights
 
 from camscope import Explanation, GradCAM, load_model
+from camscope.atomic_writes_and_folder_locks import write_bytes
 from camscope.errors import CamscopeWarning
 from camscope.render import draw_image_grid
-from camscope.safe_files import write_bytes
 
 ASKED = (("chelsea.png", "Egyptian cat"), ("rocket.jpg", "crane"), ("rocket.jpg", "missile"))
 CATEGORIES: list[str] = ViT_B_16_Weights.DEFAULT.meta["categories"]

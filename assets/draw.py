@@ -7,12 +7,12 @@ import numpy as np
 from typer.testing import CliRunner
 
 from camscope import GradCAM, load_model
+from camscope.atomic_writes_and_folder_locks import write_bytes
 from camscope.cli import app
 from camscope.hooks import extract_features
 from camscope.images.preprocess import Preprocess
 from camscope.phantom import PREPROCESSING, draw_radiograph
 from camscope.render import RGBImage, draw_channel_grid, draw_image_grid, encode_image
-from camscope.safe_files import write_bytes
 
 HERE = Path(__file__).parent
 

@@ -11,9 +11,9 @@ from torch import nn
 
 from benchmarks.train_phantom import train_phantom_model
 from camscope import GradCAM, load_model
+from camscope.atomic_writes_and_folder_locks import write_bytes
 from camscope.phantom import CATEGORIES, draw_radiograph, to_model_input
 from camscope.render import CaptionedImage, RGBImage, draw_image_grid, encode_image
-from camscope.safe_files import write_bytes
 
 HERE = Path(__file__).parent
 PHOTO = HERE / "astronaut.jpg"  # Eileen Collins, NASA, public domain

@@ -13,8 +13,8 @@ from sheets import Rows, draw_sheet, table
 from subjects import of_sheet, phantoms, photographs
 
 from camscope import load_model
+from camscope.atomic_writes_and_folder_locks import write_bytes
 from camscope.errors import CamscopeWarning
-from camscope.safe_files import write_bytes
 
 TITLE, TITLE_OF_PIXELS = "# Numbers of the gallery", "# Numbers of the gallery: methods at the input"
 DOCS = Path(__file__).parents[1] / "docs/evidence/gallery"

@@ -22,9 +22,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 import camscope
+from camscope.atomic_writes_and_folder_locks import write_bytes
 from camscope.errors import CamscopeWarning
 from camscope.models import load_model
-from camscope.safe_files import write_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "recipes"

@@ -10,9 +10,9 @@ from PIL import Image
 from subjects import Subject
 
 from camscope import Explanation
+from camscope.atomic_writes_and_folder_locks import write_bytes
 from camscope.cli.demo import compute_hit_and_energy
 from camscope.render import RGBImage, draw_contours, draw_image_grid, resize_to_fit
-from camscope.safe_files import write_bytes
 
 HEIGHT, COLUMNS = 150, 7
 POSITIVE = ("xrai",)

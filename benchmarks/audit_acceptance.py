@@ -35,8 +35,13 @@ from benchmarks.volume_study import draw_volume_study
 from camscope import GradCAM, IntegratedGradients, audit, load_model, run_batch
 from camscope.audit import AuditRun
 from camscope.audit.clustering.map_clustering import cluster_maps
-from camscope.audit.demo import CONFOUNDED_PROBABILITY, UNBIASED_PROBABILITY, build_demo_config, write_demo_study
-from camscope.audit.provenance.provenance import digest_outputs
+from camscope.audit.demo_dataset_and_model import (
+    CONFOUNDED_PROBABILITY,
+    UNBIASED_PROBABILITY,
+    build_demo_config,
+    write_demo_study,
+)
+from camscope.audit.provenance.provenance_file import digest_outputs
 from camscope.audit.shortcuts.region_attribution import compute_mass_share
 from camscope.batch import BatchOutcome, BatchRun
 from camscope.evaluation import evaluate

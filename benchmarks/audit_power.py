@@ -2,7 +2,8 @@
 
 Models learn radiographs in which a marker in the corner occurs with the lesion with probability p. Each is audited on 300
 images of the same distribution: the marker is removed with two imputation strategies, and inserted. The verdict is that of
-`camscope.audit.shortcuts.reliance_rule.judge_reliance`. For comparison: AUROC, and the share of the maps on the marker.
+`judge_reliance` in `camscope.audit.shortcuts.intervention_effects_and_reliance`. For comparison: AUROC, and the share of the
+maps on the marker.
 --quick: one seed of each, without maps; --json FILE; --write: into results/audit_power.json
 """
 
@@ -23,9 +24,17 @@ from benchmarks.volume_study import draw_volume_study
 from camscope import GradCAM, IntegratedGradients, Occlusion
 from camscope.audit.core.summary_schema import InterventionEffect
 from camscope.audit.performance.auc import auroc
-from camscope.audit.performance.model_predictions import compute_softmax_log_odds
-from camscope.audit.shortcuts.interventions import insert_region, match_insertion_triples, remove_region
-from camscope.audit.shortcuts.reliance_rule import estimate_insertion_effect, estimate_removal_effect, judge_reliance
+from camscope.audit.performance.compute_log_odds_and_features import compute_softmax_log_odds
+from camscope.audit.shortcuts.intervention_effects_and_reliance import (
+    estimate_insertion_effect,
+    estimate_removal_effect,
+    judge_reliance,
+)
+from camscope.audit.shortcuts.region_removal_and_insertion import (
+    insert_region,
+    match_receivers_donors_and_controls,
+    remove_region,
+)
 from camscope.geometry import Placement
 from camscope.metrics.imputation import DEFAULT_IMPUTATIONS
 from camscope.metrics.localization import enrichment
@@ -66,7 +75,7 @@ def judged(net: nn.Module, study: ShortcutStudy, seed: int = 0) -> Judged:
     remove = tuple(
         _removed(net, x[there], masks[there], clean[there], unit, fill, study, there) for fill in DEFAULT_IMPUTATIONS
     )
-    pairs = match_insertion_triples(study.labels == 1, study.has_marker, study.patients, seed)
+    pairs = match_receivers_donors_and_controls(study.labels == 1, study.has_marker, study.patients, seed)
     given, sham = (
         score(net, insert_region(x[pairs.receivers], masks[pairs.donors], x[others]))
         for others in (pairs.donors, pairs.controls)

@@ -19,7 +19,7 @@ import torch
 from camscope import IntegratedGradients
 from camscope.errors import UndefinedError
 from camscope.metrics import METRICS
-from camscope.metrics.explainer_probe import reuse_passes
+from camscope.metrics.explain_changed_inputs import reuse_passes
 from camscope.metrics.map_similarity import SIMILARITIES
 
 RESULTS: Final = Path(__file__).with_name("results") / "audit_steps.json"

@@ -24,15 +24,15 @@ from camscope.batch import build_manifest
 from camscope.evaluation.ground_truth import load_ground_truth
 from camscope.evaluation.selection import method_selection as choosing
 from camscope.evaluation.selection.candidate_explainers import build_candidates, evaluate_candidates
-from camscope.evaluation.selection.candidate_race import (
+from camscope.evaluation.selection.load_samples import load_samples
+from camscope.evaluation.selection.method_selection import MethodSelection, select_method
+from camscope.evaluation.selection.rank_and_drop_candidates import (
     FAITHFULNESS_METRIC,
     LOCALIZATION_METRIC,
     ROBUSTNESS_METRIC,
     CandidateState,
     SelectionSample,
 )
-from camscope.evaluation.selection.load_samples import load_samples
-from camscope.evaluation.selection.method_selection import MethodSelection, select_method
 from camscope.explainers import Explainer
 from camscope.phantom import CATEGORIES, draw_radiograph
 

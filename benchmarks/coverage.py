@@ -29,8 +29,8 @@ import pyarrow as pa
 
 from camscope.audit.core.summary_schema import InterventionEffect
 from camscope.audit.performance.auc import auroc
-from camscope.audit.performance.subgroups import compare_level_means
-from camscope.audit.shortcuts.reliance_rule import estimate_removal_effect, judge_reliance
+from camscope.audit.performance.subgroup_differences import compare_level_means
+from camscope.audit.shortcuts.intervention_effects_and_reliance import estimate_removal_effect, judge_reliance
 from camscope.evaluation.comparison_statements import iter_statements
 from camscope.evaluation.map_agreement import MapAgreement
 from camscope.evaluation.method_summaries import summarize_values

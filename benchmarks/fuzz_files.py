@@ -32,17 +32,17 @@ from torch import nn
 
 from benchmarks.fuzzing import DAMAGE, Damaged, Mutation, Outcome, options, outcome, run
 from camscope import BatchRun, Explanation, GradCAM, Preprocess, run_batch
-from camscope.audit.comparability import _load_provenance
+from camscope.audit.check_audits_comparable import _load_provenance
 from camscope.audit.core.config import Config
-from camscope.audit.provenance import provenance
-from camscope.audit.verification import verify_audit
+from camscope.audit.provenance import provenance_file
+from camscope.audit.verify_finished_audit import verify_audit
 from camscope.batch import BatchOptions, build_manifest
 from camscope.errors import CamscopeError
 from camscope.evaluation.ground_truth import load_ground_truth
 from camscope.evaluation.selection.method_selection import read_selection as read_choice
 from camscope.geometry import Placement
 from camscope.images.photo_reader import find_file_warnings, read_photo, read_reduced_photo
-from camscope.model_metadata import get_card
+from camscope.model_card import get_card
 from camscope.models import load_model, load_state_dict_strictly, read_state_dict
 
 SIZE = (40, 56)
@@ -468,20 +468,25 @@ def _provenances() -> Iterator[Sample]:
         "data": {"digest": "x", "rows": 1}, "model": {"digest": "y", "weights": None}, "bytes": {"report.html": "00"},
         "versions": {"matplotlib": "3"}, "declarations": 1, "declared_before_looking": True,
     }  # fmt: skip
-    known["seal"] = provenance.compute_seal(known)
+    known["seal"] = provenance_file.compute_seal(known)
     mutations = (*DAMAGE, *(other_value,) * 4, *(other_word,) * 2)
     yield Sample(
-        "provenance", provenance.PROVENANCE_FILE, provenance.serialize_record(known), _read_provenance, mutations
+        "provenance",
+        provenance_file.PROVENANCE_FILE,
+        provenance_file.serialize_record(known),
+        _read_provenance,
+        mutations,
     )
     log = b"".join(
-        json.dumps({"event": provenance.START_EVENT, "config": "ab", "time": str(n)}).encode() + b"\n" for n in range(3)
+        json.dumps({"event": provenance_file.START_EVENT, "config": "ab", "time": str(n)}).encode() + b"\n"
+        for n in range(3)
     )
-    yield Sample("provenance", provenance.LOG_FILE, log, _read_provenance, (*DAMAGE, other_word, other_word))
+    yield Sample("provenance", provenance_file.LOG_FILE, log, _read_provenance, (*DAMAGE, other_word, other_word))
 
 
 def _read_provenance(folder: Path) -> str:
-    if not (folder / provenance.PROVENANCE_FILE).exists():
-        shutil.copyfile(_sound_provenance(), folder / provenance.PROVENANCE_FILE)
+    if not (folder / provenance_file.PROVENANCE_FILE).exists():
+        shutil.copyfile(_sound_provenance(), folder / provenance_file.PROVENANCE_FILE)
     assert not verify_audit(folder).is_intact  # there is nothing else of an audit
     _load_provenance(SimpleNamespace(folder=folder))  # type: ignore[arg-type]  # an audit of which only the folder counts
     return "provenance"
@@ -489,7 +494,7 @@ def _read_provenance(folder: Path) -> str:
 
 @cache
 def _sound_provenance() -> Path:
-    path = Path(tempfile.mkdtemp()) / provenance.PROVENANCE_FILE
+    path = Path(tempfile.mkdtemp()) / provenance_file.PROVENANCE_FILE
     path.write_bytes(next(_provenances()).data)
     return path
 

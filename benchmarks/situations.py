@@ -43,7 +43,7 @@ def negative_score(deviation: Deviation, files: Sequence[str], device: str) -> T
 
 
 def in_place(deviation: Deviation, files: Sequence[str], device: str) -> Trial:
-    """DenseNet-121 with random weights on photographs: a ReLU writes over what `iter_features` returned."""
+    """DenseNet-121 with random weights on photographs: a ReLU writes over what `iter_method_indices_and_features` returned."""
     case = _densenet(files, device)
     ours, theirs = maps(OURS, case, deviation.method), maps(deviation.peer, case, deviation.method)
     return Trial(theirs, ours, _mixed(case) if deviation.peer == "grad-cam" else _next_layer(case))

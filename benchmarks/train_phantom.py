@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from camscope.errors import InputError
 from camscope.phantom.phantom_net import PhantomNet, to_model_input
-from camscope.phantom.radiograph import (
+from camscope.phantom.radiograph_drawing import (
     CATEGORIES,
     DEFAULT_SIDE_PIXELS,
     Corner,

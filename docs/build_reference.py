@@ -13,11 +13,11 @@ from typer.main import get_command
 
 from camscope import errors
 from camscope.audit.core.summary_schema import Summary
-from camscope.batch.result_rows import column_types
+from camscope.batch.result_rows import get_result_column_types
 from camscope.cli import app
 from camscope.cli.json_output import describe_json_output
-from camscope.cli.methods import COST_LEGEND, describe_method
-from camscope.cli.option_parsing import list_settings
+from camscope.cli.list_methods import COST_LEGEND, describe_method
+from camscope.cli.option_parsing import list_setting_types
 from camscope.explainers import METHODS, BaseCAM, Explainer
 from camscope.explainers.core.method_docstrings import read_description, read_setting_descriptions
 from camscope.explanation import STATUS_MEANINGS
@@ -72,7 +72,7 @@ def write_generated_pages(folder: Path) -> None:
 def describe_methods() -> str:
     """Return the part of the page of all methods: a table, then each with its settings."""
     rows, sections = [], []
-    shared = {*list_settings(Explainer), *list_settings(BaseCAM)}
+    shared = {*list_setting_types(Explainer), *list_setting_types(BaseCAM)}
     for method in METHODS.values():
         facts = describe_method(method)
         anchor = f"method-{facts['name'].replace('+', 'plus')}"
@@ -147,7 +147,7 @@ def describe_commands() -> str:
 def describe_run_columns() -> str:
     """Return the table of the Parquet columns of a run."""
     return format_table(
-        ("column", "type"), [(f"`{name}`", f"`{arrow_type}`") for name, arrow_type in column_types().items()]
+        ("column", "type"), [(f"`{name}`", f"`{arrow_type}`") for name, arrow_type in get_result_column_types().items()]
     )
 
 

@@ -24,8 +24,8 @@ import argparse
 from pathlib import Path
 
 from camscope import audit
-from camscope.audit.comparison import find_verdict_changes
-from camscope.audit.demo import CONFOUNDED_PROBABILITY, UNBIASED_PROBABILITY, write_demo_study
+from camscope.audit.audit_comparison import find_verdict_changes
+from camscope.audit.demo_dataset_and_model import CONFOUNDED_PROBABILITY, UNBIASED_PROBABILITY, write_demo_study
 
 
 def main(arguments: list[str] | None = None) -> None:

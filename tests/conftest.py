@@ -221,10 +221,10 @@ def demo_models_trained_once(made_once: Callable[[str, Callable[[Path], None]], 
         return
     from safetensors.torch import load_file, save_file
 
-    from camscope.audit import demo
+    from camscope.audit import demo_dataset_and_model
     from camscope.phantom.shortcut_study import ShortcutNet
 
-    train = demo._train_demo_model
+    train = demo_dataset_and_model._train_demo_model
 
     @functools.cache
     def load(marker_probability: float, seed: int) -> ShortcutNet:
@@ -237,14 +237,14 @@ def demo_models_trained_once(made_once: Callable[[str, Callable[[Path], None]], 
         return net.eval()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo, "_train_demo_model", load)
+        patch.setattr(demo_dataset_and_model, "_train_demo_model", load)
         yield
 
 
 @pytest.fixture
 def passes_of_maps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the pass of noise that a model, input size and class has once: for tests that count passes."""
-    monkeypatch.setattr("camscope.explainers.core.shared_passes.flag_constant_scores", lambda *_: None)
+    monkeypatch.setattr("camscope.explainers.core.run_methods_in_shared_passes.flag_constant_scores", lambda *_: None)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -8,9 +8,18 @@ from pathlib import Path
 FLOORS = {
     **dict.fromkeys(["errors", "version", "plurals", "unusual_tensors", "names_of_other_toolkits"], 0),
     **dict.fromkeys(
-        ["pytree", "forward_signature", "safe_files", "model_metadata", "mask_labels", "optional", "registry"], 0.5
+        [
+            "pytree",
+            "forward_signature",
+            "atomic_writes_and_folder_locks",
+            "model_card",
+            "mask_labels",
+            "optional_packages",
+            "registry",
+        ],
+        0.5,
     ),  # what several rooms of level 1 need
-    **dict.fromkeys(["untrusted_files", "geometry", "user_code"], 0.75),
+    **dict.fromkeys(["read_untrusted_files", "geometry", "user_code_and_plugins"], 0.75),
     **dict.fromkeys(["hooks", "targets", "render"], 1),
     "explanation_io": 1.5,  # the fields of an explanation in a file
     **dict.fromkeys(["layers", "explanation", "images", "phantom"], 2),

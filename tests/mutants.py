@@ -15,7 +15,7 @@ from torch import nn
 from camscope.explainers import METHODS, Augmented, Fused, GradCAM, GradCAMPlusPlus, HiResCAM, ScoreCAM
 from camscope.explainers.cam.shared_layer_pass import SharedLayerPass
 from camscope.explainers.cam.weighted_channels_explainer import BaseWeightedChannels
-from camscope.explainers.core import maps_with_flags, model_noise_probe
+from camscope.explainers.core import maps_with_flags, sample_interaction_probe
 from camscope.explainers.ensemble import augmentation_at_test_time, map_fusion
 from camscope.explanation import Explanation
 from camscope.hooks import Tap, evaluation_mode, restore_buffers_and_rng
@@ -275,8 +275,8 @@ MUTANTS = [
     ),
     Mutant(
         "one batch for all",
-        model_noise_probe,
-        "_measure_interaction",
+        sample_interaction_probe,
+        "_is_output_changed_by_other_samples",
         "tensor.shape != other.shape or _differ_beyond_rounding(tensor, other)",
         "tensor.shape != other.shape",
         a_batch_of_a_model_that_mixes_has_the_maps_of_its_samples,

@@ -7,9 +7,9 @@ from camscope.audit.core import summary_entries
 from camscope.audit.core.stage_result_schema import EstimateSummary, MetricSummary
 from camscope.audit.core.summary_schema import InterventionEffect
 from camscope.audit.report import sentences
-from camscope.audit.shortcuts import region_attribution, reliance_rule
-from camscope.audit.verdicts import maps, model
-from camscope.audit.verdicts import rules as judged
+from camscope.audit.shortcuts import intervention_effects_and_reliance, region_attribution
+from camscope.audit.verdicts import map_verdicts, model_and_data_verdicts
+from camscope.audit.verdicts import verdict_rules as judged
 from camscope.errors import CategoryError
 from tests.audit.report import test_sentences as said
 from tests.audit.verdicts import test_verdicts as rules
@@ -42,22 +42,27 @@ def open_against_a_control() -> None:
         value=EstimateSummary(value=4.0, low=3.0, high=5.0),
         difference_to_control=EstimateSummary(value=0.2, low=-0.3, high=0.7, n_groups=10),
     )
-    assert maps._decide_above_control(one)[0] == "not testable"
+    assert map_verdicts._decide_above_control(one)[0] == "not testable"
 
 
 def one_donor() -> None:
-    assert reliance_rule.estimate_insertion_effect(np.zeros(20), np.arange(20.0), 1.0, donors=["one"] * 20).low is None
+    assert (
+        intervention_effects_and_reliance.estimate_insertion_effect(
+            np.zeros(20), np.arange(20.0), 1.0, donors=["one"] * 20
+        ).low
+        is None
+    )
 
 
 def few_patients_show_no_absence() -> None:
     clean = np.random.default_rng(0).normal(size=20)
-    effect = reliance_rule.estimate_removal_effect(clean, clean, 1.0)
+    effect = intervention_effects_and_reliance.estimate_removal_effect(clean, clean, 1.0)
     gone = [
         InterventionEffect(region="marker", finding="nodule", kind="remove", imputation=fill, effect=effect)
         for fill in ("mean", "blur")
     ]
-    assert reliance_rule.judge_reliance([], gone)[0] == "not testable"
-    assert reliance_rule.judge_reliance([], gone, prevalence=0.2)[0] == "not supported"
+    assert intervention_effects_and_reliance.judge_reliance([], gone)[0] == "not testable"
+    assert intervention_effects_and_reliance.judge_reliance([], gone, prevalence=0.2)[0] == "not supported"
 
 
 def several_categories() -> None:
@@ -71,7 +76,10 @@ def several_categories() -> None:
 
 def one_patient_has_most_of_the_images() -> None:
     patients = [*["one"] * 80, *range(20)]
-    assert reliance_rule.estimate_removal_effect(np.ones(100), np.zeros(100), 1.0, patients).low is None
+    assert (
+        intervention_effects_and_reliance.estimate_removal_effect(np.ones(100), np.zeros(100), 1.0, patients).low
+        is None
+    )
 
 
 OF_AUDITS = [
@@ -93,7 +101,7 @@ OF_AUDITS = [
     ),
     Mutant(
         "a fill decides where every image has something",
-        model,
+        model_and_data_verdicts,
         "_judge_reliance",
         "removals if is_marker else []",
         "removals",
@@ -109,7 +117,7 @@ OF_AUDITS = [
     ),
     Mutant(
         "an inverted answer is none",
-        model,
+        model_and_data_verdicts,
         "_is_inverted",
         "auroc.value < 0.5",
         "auroc.value < 0",
@@ -117,7 +125,7 @@ OF_AUDITS = [
     ),
     Mutant(
         "what is open counts as an accusation",
-        maps,
+        map_verdicts,
         "_decide_above_control",
         "difference.high <= 0",
         "difference.low <= 0",
@@ -125,7 +133,7 @@ OF_AUDITS = [
     ),
     Mutant(
         "the largest effect is shown, whatever decided",
-        reliance_rule,
+        intervention_effects_and_reliance,
         "select_reported_effect",
         "effects_by_kind.get(deciding_kind, [])",
         "counted",
@@ -133,7 +141,7 @@ OF_AUDITS = [
     ),
     Mutant(
         "any patients show an absence",
-        reliance_rule,
+        intervention_effects_and_reliance,
         "explain_too_few_patients",
         "compute_min_detectable_prevalence(n_patients) <= prevalence",
         "n_patients > 0",
@@ -141,7 +149,7 @@ OF_AUDITS = [
     ),
     Mutant(
         "donors are not counted",
-        reliance_rule,
+        intervention_effects_and_reliance,
         "estimate_insertion_effect",
         "estimate_clustered_mean(values, *roles.values())",
         'estimate_clustered_mean(values, roles["receivers"])',
@@ -149,7 +157,7 @@ OF_AUDITS = [
     ),
     Mutant(
         "a control is not asked",
-        maps,
+        map_verdicts,
         "_decide_sanity",
         "if control.passes:",
         "if False:",
@@ -165,7 +173,7 @@ OF_AUDITS = [
     ),
     Mutant(
         "what was set aside was not tested",
-        reliance_rule,
+        intervention_effects_and_reliance,
         "_explain_uncounted_effects",
         "if _select_effects_with_value(uncounted_removals)",
         "if False",

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from camscope.metrics import confidence_drop, deletion_insertion, imputation, perturbation_test
+from camscope.metrics import average_drop_and_gain, deletion_insertion, imputation, perturbation_test
 from camscope.metrics.model_scorer import ModelScorer
 from camscope.metrics.perturbation_test import PerturbationTest
 from tests.metrics import test_deletion_insertion as faithful
@@ -58,7 +58,7 @@ OF_FAITHFULNESS = [
     ),
     Mutant(
         "a drop may be negative",
-        confidence_drop,
+        average_drop_and_gain,
         "_compute_relative_drop",
         ".clamp(min=0)",
         "",

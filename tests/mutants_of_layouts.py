@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from camscope.hooks import map_extent
+from camscope.hooks import input_extent_of_map
 from camscope.hooks.spatial_map_tracker import SpatialMapTracker
 from tests.mutants import Mutant
 
@@ -87,7 +87,7 @@ def a_plane_that_numpy_wrote_gives_no_map() -> None:
 OF_LAYOUTS = [
     Mutant(
         "any order of cells",
-        map_extent,
+        input_extent_of_map,
         "find_channel_extents",
         "if valid else None",
         "if True else None",
@@ -95,7 +95,7 @@ OF_LAYOUTS = [
     ),
     Mutant(
         "any shift",
-        map_extent,
+        input_extent_of_map,
         "covers_input_evenly",
         "shift * cells > MAX_SHIFT or",
         "False or",
@@ -103,7 +103,7 @@ OF_LAYOUTS = [
     ),
     Mutant(
         "padding shifts nothing",
-        map_extent,
+        input_extent_of_map,
         "compute_output_extent",
         "axis.low - step * before, axis.high + step * after",
         "axis.low, axis.high",
@@ -111,7 +111,7 @@ OF_LAYOUTS = [
     ),
     Mutant(
         "any stretch",
-        map_extent,
+        input_extent_of_map,
         "covers_input_evenly",
         "margin > MAX_MARGIN and",
         "False and",
@@ -119,7 +119,7 @@ OF_LAYOUTS = [
     ),
     Mutant(
         "any crop",
-        map_extent,
+        input_extent_of_map,
         "covers_input_evenly",
         "> MAX_CUT",
         "> 1",
@@ -127,7 +127,7 @@ OF_LAYOUTS = [
     ),
     Mutant(
         "any border",
-        map_extent,
+        input_extent_of_map,
         "_apply_window_margin",
         "share if share > _round_up(cell) else 0.0",
         "0.0",
@@ -135,7 +135,7 @@ OF_LAYOUTS = [
     ),
     Mutant(
         "no window needs its border",
-        map_extent,
+        input_extent_of_map,
         "_apply_window_margin",
         "max(0.0, pad + min(margin, 0.0))",
         "pad",
@@ -143,7 +143,7 @@ OF_LAYOUTS = [
     ),
     Mutant(
         "windows reach the border",
-        map_extent,
+        input_extent_of_map,
         "compute_output_extent",
         "else after * step / before",
         "else 1.0",
@@ -152,15 +152,15 @@ OF_LAYOUTS = [
     Mutant(
         "the unknown is constant",
         SpatialMapTracker,
-        "_read_cells",
+        "_read_cell_numbers_or_none",
         "return None if record is None",
-        "return self._no_cells_like(tensor) if record is None",
+        "return self._build_unknown_cell_numbers_like(tensor) if record is None",
         what_comes_from_elsewhere_gives_no_map,
     ),
     Mutant(
         "what no tensor made is constant",
         SpatialMapTracker,
-        "_find_cells",
+        "_find_result_cell_numbers",
         "(sources and all(",
         "(all(",
         what_comes_from_numbers_gives_no_map,

@@ -18,13 +18,15 @@ from camscope.metrics import (
     map_similarity,
     mean_estimates,
     randomization_result,
-    robustness,
+    sensitivity_to_noise,
     spearman,
+    stability_under_transforms,
     weight_randomization,
 )
-from camscope.metrics.explainer_probe import ExplainerProbe
+from camscope.metrics.explain_changed_inputs import ExplainerProbe
 from camscope.metrics.input_transforms import Rotation, Shift
-from camscope.metrics.robustness import compare_under_transforms, max_sensitivity
+from camscope.metrics.sensitivity_to_noise import max_sensitivity
+from camscope.metrics.stability_under_transforms import compare_under_transforms
 from tests.mutants import Mutant
 from tests.nets import Flat
 
@@ -206,7 +208,7 @@ OF_METRICS = [
     Mutant(
         "both signs",
         localization,
-        "_prepare_map_and_mask",
+        "_clip_negatives_and_check_mask",
         "positive_part(attribution)",
         "abs(np.asarray(attribution))",
         what_is_negative_is_not_counted,
@@ -271,8 +273,8 @@ OF_METRICS = [
     ),
     Mutant(
         "the uncovered is zero",
-        robustness,
-        "_compare_covered_pixels",
+        stability_under_transforms,
+        "_compute_similarity_on_covered_pixels",
         "(clean_map[covered_mask], transformed_map[covered_mask])",
         "(clean_map, transformed_map)",
         only_what_both_show_is_compared,
@@ -287,7 +289,7 @@ OF_METRICS = [
     ),
     Mutant(
         "noise of one level",
-        robustness,
+        sensitivity_to_noise,
         "_compute_sensitivities",
         "float(x.max() - x.min())",
         "1.0",

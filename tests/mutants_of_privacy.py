@@ -15,8 +15,8 @@ from torch import Tensor
 from camscope.batch import Manifest, build_manifest
 from camscope.batch import image_manifest as runs
 from camscope.errors import ImageError, InputError, PreprocessError
-from camscope.explainers.core import model_input, settings_as_text
-from camscope.images.files import redaction_and_pseudonyms
+from camscope.explainers.core import model_input, redacted_settings_text
+from camscope.images.files import redacted_errors_and_file_pseudonyms
 from camscope.images.photo_reader import read_photo
 from camscope.images.scans.scan import Scan
 from camscope.images.scans.scan_preprocess import ScanPreprocess
@@ -31,8 +31,8 @@ def no_error_quotes_another() -> None:
     for said in ("it is damaged: DOE^JANE", "DOE^JANE, it says"):
         error = ImageError(said)
         error.__cause__ = KeyError("DOE^JANE") if "'" in said else ValueError("DOE^JANE")
-        assert "DOE" not in redaction_and_pseudonyms.redact_error_message(error)
-        assert "it" in redaction_and_pseudonyms.redact_error_message(error)
+        assert "DOE" not in redacted_errors_and_file_pseudonyms.format_error_without_causes(error)
+        assert "it" in redacted_errors_and_file_pseudonyms.format_error_without_causes(error)
 
 
 def a_folder_of_slices_is_a_scan() -> None:
@@ -92,7 +92,7 @@ def a_debugged_decoder_tells_no_tag() -> None:
 
 
 def a_path_is_no_plain_setting() -> None:
-    known = settings_as_text.redact_parameters(
+    known = redacted_settings_text.redact_parameters(
         {"baseline": "DOE^JANE.png", "n_steps": 3, "each": ["zero", "DOE/JANE.png"], "fill": "mean"}
     )
     assert "DOE" not in str(known)
@@ -101,7 +101,14 @@ def a_path_is_no_plain_setting() -> None:
 
 QUOTED = '.replace(f": {cause}", "").replace(str(cause), "…")'
 OF_PRIVACY = [
-    Mutant("all is told", redaction_and_pseudonyms, "redact_error_message", QUOTED, "", no_error_quotes_another),
+    Mutant(
+        "all is told",
+        redacted_errors_and_file_pseudonyms,
+        "format_error_without_causes",
+        QUOTED,
+        "",
+        no_error_quotes_another,
+    ),
     Mutant(
         "only by names", runs, "contains_scans", "any(_is_scan", "any(False and _is_scan", a_folder_of_slices_is_a_scan
     ),
@@ -131,7 +138,7 @@ OF_PRIVACY = [
     ),
     Mutant(
         "debugged decoders",
-        redaction_and_pseudonyms,
+        redacted_errors_and_file_pseudonyms,
         "suppress_library_output",
         "isEnabledFor(logging.DEBUG)",
         "isEnabledFor(-1)",
@@ -139,9 +146,9 @@ OF_PRIVACY = [
     ),
     Mutant(
         "lists of paths",
-        settings_as_text,
-        "is_simple_setting",
-        "all(map(is_simple_setting, value))",
+        redacted_settings_text,
+        "is_number_or_word",
+        "all(map(is_number_or_word, value))",
         "True",
         a_path_is_no_plain_setting,
     ),

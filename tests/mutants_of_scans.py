@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from camscope.errors import ImageError
-from camscope.images.files import redaction_and_pseudonyms, strict_jpeg_decoding, tiff_and_png_damage
+from camscope.images.files import redacted_errors_and_file_pseudonyms, strict_jpeg_decoding, tiff_and_png_damage
 from camscope.images.files.strict_jpeg_decoding import find_jpeg_damage
 from camscope.images.scans import (
     dicom_header_values,
@@ -28,7 +28,7 @@ from camscope.images.scans.dicom_modality_lut import ModalityLUT
 from camscope.images.scans.dicom_series_reader import read_series
 from camscope.images.scans.dicom_slice_positions import SlicePlane
 from camscope.images.scans.nifti_reader import read_nifti
-from camscope.images.scans.png_tiff_reader import read_raster
+from camscope.images.scans.png_tiff_reader import read_png_or_tiff_scan
 from camscope.images.scans.scan import Window
 from tests.images.files.test_strict_jpeg_decoding import cut_scan, encoded_jpeg
 from tests.mutants import Mutant
@@ -137,7 +137,7 @@ def a_strip_has_the_height_of_the_tiff() -> None:
     for tag, value in ((273, len(data)), (279, len(strip.getvalue()))):
         entry = data.index(struct.pack("<H", tag), directory)
         data[entry + 2 : entry + 12] = struct.pack("<HII", 4, 1, value)
-    assert "a strip of the TIFF" in refusal(read_raster, bytes(data) + strip.getvalue())
+    assert "a strip of the TIFF" in refusal(read_png_or_tiff_scan, bytes(data) + strip.getvalue())
 
 
 def a_nifti_has_the_axes_and_the_volume_of_its_file() -> None:
@@ -152,13 +152,13 @@ def a_window_of_one_half_below_its_center() -> None:
 
 
 def an_error_says_nothing_of_its_cause() -> None:
-    with pytest.raises(ImageError) as caught, redaction_and_pseudonyms.redact_errors("scan-0"):
+    with pytest.raises(ImageError) as caught, redacted_errors_and_file_pseudonyms.redact_errors("scan-0"):
         raise ValueError("Canary")
     assert "Canary" not in str(caught.value)
 
 
 def text_that_is_not_known_is_not_taken() -> None:
-    with redaction_and_pseudonyms.suppress_library_output():
+    with redacted_errors_and_file_pseudonyms.suppress_library_output():
         made = written(dicom(STORED, Modality="CANARY"))
     assert read_dicom(made).modality == ""
 
@@ -168,7 +168,7 @@ def a_name_needs_the_key() -> None:
         names = set()
         for key in ("one", "two"):
             patch.setenv("CAMSCOPE_KEY", key)
-            names.add(redaction_and_pseudonyms.pseudonymize_source("a.dcm"))
+            names.add(redacted_errors_and_file_pseudonyms.pseudonymize_source("a.dcm"))
     assert len(names) == 2
 
 
@@ -221,7 +221,7 @@ OF_SCANS = [
     Mutant(
         "in place from the first",
         dicom_slice_positions,
-        "_find_longest_run",
+        "_find_longest_run_without_gap",
         "max(zip",
         "min(zip",
         a_gap_is_flagged_and_the_rest_is_in_place,
@@ -237,7 +237,7 @@ OF_SCANS = [
     Mutant(
         "a copy by its number",
         dicom_series_reader,
-        "_drop_duplicates",
+        "_drop_duplicates_and_warn",
         "_hash_file(header.path)",
         "header.instance_uid",
         copies_are_left_out_and_others_are_not,
@@ -316,7 +316,7 @@ OF_SCANS = [
     ),
     Mutant(
         "the cause is told",
-        redaction_and_pseudonyms,
+        redacted_errors_and_file_pseudonyms,
         "_build_damage_error",
         "type(error).__name__",
         "error",
@@ -332,7 +332,7 @@ OF_SCANS = [
     ),
     Mutant(
         "a hash without a key",
-        redaction_and_pseudonyms,
+        redacted_errors_and_file_pseudonyms,
         "pseudonymize_source",
         "load_pseudonym_key()",
         'b"key"',

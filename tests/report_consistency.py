@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 from camscope.audit.report.number_format import count_items
-from camscope.audit.report.verdict_display import format_sentence, sanitize_text
+from camscope.audit.report.verdict_labels_and_groups import format_sentence, sanitize_text
 
 ALLOWED_PHRASES = ("95 %",)
 VOID_TAGS = {"meta", "img", "input", "br", "link", "hr", "use", "path", "line", "rect", "circle", "polygon"}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from camscope.cli import app, base, inspect_images
+from camscope.cli import app, commands_and_error_reports, inspect_images
 
 for package in ("pyarrow", "duckdb", "pydantic", "scipy", "jinja2", "transformers"):
     pytest.importorskip(package)
@@ -104,7 +104,7 @@ def test_an_error_for_which_no_memory_is_left_is_one_line(monkeypatch, capfd):
     def full(*_):
         raise MemoryError
 
-    monkeypatch.setattr(base, "print_error", full)
+    monkeypatch.setattr(commands_and_error_reports, "print_error", full)
     monkeypatch.setattr(inspect_images, "check_overwrite_allowed", full)
     with pytest.raises(SystemExit) as ended:
         app(["inspect-images", "nowhere", "-o", "found.json"])

@@ -14,10 +14,10 @@ import pytest
 from PIL import Image
 
 from camscope import render
+from camscope.atomic_writes_and_folder_locks import write_bytes
 from camscope.errors import CamscopeError, GeometryError, InputError, OutputError
 from camscope.explanation import STATUS_MEANINGS, ClassScore, Explanation, figure
 from camscope.geometry import Placement
-from camscope.safe_files import write_bytes
 from tests.pictures import notebook_picture, photograph
 
 HEAT = np.array([[0.0, 1.0, 0.5], [-3.0, 4.0, 2.0]])

@@ -17,7 +17,7 @@ pytest.importorskip("nibabel")
 pytest.importorskip("pydantic")
 
 from camscope import audit
-from camscope.audit.demo import write_demo_study
+from camscope.audit.demo_dataset_and_model import write_demo_study
 from camscope.batch import BatchRun, run_batch
 from camscope.medical import to_nifti
 

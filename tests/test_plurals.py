@@ -25,11 +25,11 @@ BEHIND_A_COUNT = re.compile(
 IN_A_TEMPLATE = re.compile(rf"\| n(?:\(\))? \}}\}}(?:\s|<[^>]*>)+(?:[a-z]+ )?(?:{PLURALS})\b")
 BY_HAND = re.compile(r"""\{'s' if|\{'' if .{1,40}== 1 else|"1 [a-z]+" if""")
 NO_COUNTS = {  # but several numbers at once, or none
-    ("audit/verdicts/maps.py", "SIDES[wanted]"),
+    ("audit/verdicts/map_verdicts.py", "SIDES[wanted]"),
     ("images/scans/scan.py", "size"),
     ("images/photo_reader.py", "getattr(image, 'n_frames', 'its')"),
     ("metrics/randomization_result.py", "relation"),
-    ("render/image_grid.py", "sorted(heights)"),
+    ("render/pad_and_stack_images.py", "sorted(heights)"),
 }
 
 

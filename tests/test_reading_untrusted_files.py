@@ -14,7 +14,7 @@ from camscope.errors import CamscopeError, ImageError, InputError, OutputError, 
 from camscope.explanation import Explanation
 from camscope.explanation_io import MAX_METADATA_BYTES
 from camscope.models import read_state_dict
-from camscope.untrusted_files import read_errors_converted, read_json, read_npz, read_parquet, read_toml
+from camscope.read_untrusted_files import read_errors_converted, read_json, read_npz, read_parquet, read_toml
 
 DEEP = "[" * 100_000 + "]" * 100_000
 
@@ -121,7 +121,7 @@ def test_a_manifest_and_coco_annotations_have_limits(tmp_path, monkeypatch):
     (tmp_path / "m.csv").write_text("path\n" + "".join(f"{n}.png\n" for n in range(100)))
     (tmp_path / "c.json").write_text(json.dumps({"images": [], "annotations": []}) + " " * 600)
     assert len(build_manifest(tmp_path / "m.csv")) == 100
-    monkeypatch.setattr("camscope.batch.image_sources.MAX_MANIFEST_BYTES", 500)
+    monkeypatch.setattr("camscope.batch.build_manifest_from_source.MAX_MANIFEST_BYTES", 500)
     with pytest.raises(InputError, match=r"the manifest: .*it has 695 bytes; the limit is 500"):
         build_manifest(tmp_path / "m.csv")
     monkeypatch.setattr("camscope.evaluation.ground_truth.MAX_COCO_BYTES", 500)
@@ -132,7 +132,7 @@ def test_a_manifest_and_coco_annotations_have_limits(tmp_path, monkeypatch):
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"a," + b"x" * 200_000, None])
 def test_a_damaged_table_of_failures_is_one_error(tmp_path, content):
     pytest.importorskip("pydantic")
-    from camscope.audit.audit_run import AuditRun
+    from camscope.audit.finished_audit import AuditRun
 
     run = AuditRun.__new__(AuditRun)  # an audit of which only the folder counts
     run.folder = tmp_path
@@ -263,7 +263,7 @@ def test_a_table_whose_few_bytes_claim_many_values_is_not_read(tmp_path, parquet
     table = pa.table({"path": ["a.png"], "numbers": pa.array([np.zeros(100_000, np.int8)])})
     parquet.write_table(table, path := tmp_path / "m.parquet", compression="zstd")
     assert len(build_manifest(path)) == 1
-    monkeypatch.setattr("camscope.untrusted_files.MAX_EXCESS_VALUES", 1000)
+    monkeypatch.setattr("camscope.read_untrusted_files.MAX_EXCESS_VALUES", 1000)
     with pytest.raises(InputError, match="a column claims more values than its bytes hold"):
         build_manifest(path)
 

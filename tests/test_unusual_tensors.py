@@ -14,7 +14,7 @@ from camscope.explanation import Explanation
 from camscope.images.photo_reader import read_photo
 from camscope.metrics import METRICS, PerturbationTest, scoring_scope
 from camscope.metrics.imputation import build_imputer
-from camscope.model_metadata import compute_model_digest
+from camscope.model_card import compute_model_digest
 from camscope.targets import Classes, Region, Similarity
 from camscope.unusual_tensors import describe_unusual_tensor, to_ordinary_tensor
 

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from camscope.explainers import METHODS
 from camscope.explainers.core.evaluation_context import inspect_model
-from camscope.explainers.core.model_noise_probe import find_constant_rows, samples_interact
+from camscope.explainers.core.sample_interaction_probe import find_samples_with_constant_score, samples_interact
 from camscope.targets import Score
 
 REPRESENTATIVES = (
@@ -123,7 +123,7 @@ def seen_before(model, x):
         for target in (lambda output: output.flatten(1)[:, 0], *range(model(x).shape[1])):
             score = Score(model, target)
             score(x)
-            find_constant_rows(x, score, range(len(x)), weights)
+            find_samples_with_constant_score(x, score, range(len(x)), weights)
     for part in model.modules():
         if isinstance(tally := getattr(part, "tally", None), Tally):
             vars(tally).update(dict.fromkeys(vars(tally), 0))

@@ -1,4 +1,4 @@
-"""`Explanation`: the attribution map of one image. It draws, saves and loads itself."""
+"""`Explanation`: the attribution map of one image, with methods that draw, save and load the map."""
 
 import html
 import os
@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope import explanation_io, render
+from camscope.atomic_writes_and_folder_locks import write_bytes
 from camscope.errors import GeometryError, InputError, OutputError
 from camscope.geometry import Placement
 from camscope.plurals import plural
+from camscope.read_untrusted_files import MAX_ARRAY_BYTES, read_errors_converted
 from camscope.registry import METHODS
-from camscope.safe_files import write_bytes
-from camscope.untrusted_files import MAX_ARRAY_BYTES, read_errors_converted
 
 FloatArray = npt.NDArray[np.floating[Any]]
 PixelArray = npt.NDArray[np.uint8]
@@ -140,7 +140,7 @@ class Explanation:
         (0, 1)
 
         """
-        values, covered = self._project_map(size)
+        values, covered = self._project_map_and_coverage(size)
         return tuple(int(i) for i in np.unravel_index(np.where(covered, values, -np.inf).argmax(), values.shape))
 
     @property
@@ -188,7 +188,7 @@ class Explanation:
         True
 
         """
-        return self._project_map(size)[1]
+        return self._project_map_and_coverage(size)[1]
 
     @property
     def colormap(self) -> str:
@@ -221,7 +221,7 @@ class Explanation:
         [[0.25, 1.0]]
 
         """
-        values = self._project_map(size)[0]
+        values = self._project_map_and_coverage(size)[0]
         resolved_scale = self._resolve_scale(scale)
         return values if resolved_scale is None else render.apply_scale(values, resolved_scale)
 
@@ -278,7 +278,7 @@ class Explanation:
             image = self._overlay_signal_or_video(resolved_scale, alpha, colormap)
             return image if height is None else render.resize_to_fit(image, height, 8 * height)
         size = size or self._best_size()
-        image, (raw, covered) = self._background_image(size), self._project_map(size)
+        image, (raw, covered) = self._background_image(size), self._project_map_and_coverage(size)
         values, ends = render.to_display_range(raw, resolved_scale, colormap)
         if self._is_uninformative:
             values = np.zeros_like(values)
@@ -301,7 +301,7 @@ class Explanation:
         return render.add_outline_legend(image, outlines)
 
     def _overlay_signal_or_video(self, scale: render.Scale | None, alpha: float, colormap: str) -> PixelArray:
-        values, _ = render.to_display_range(self._project_map("input")[0], scale, colormap)
+        values, _ = render.to_display_range(self._project_map_and_coverage("input")[0], scale, colormap)
         if self._is_uninformative:
             values = np.zeros_like(values)
         gray = np.full((1, *values.shape) if values.ndim == 1 else (*values.shape, 3), 128, np.uint8)
@@ -366,7 +366,7 @@ class Explanation:
                 fix="draw it by overlay()",
             )
         size = size or self._best_size()
-        values, covered = self._project_map(size)
+        values, covered = self._project_map_and_coverage(size)
         return render.Volume(
             self._background_image(size),
             np.zeros_like(values) if self._is_uninformative else values,
@@ -653,7 +653,7 @@ class Explanation:
         with read_errors_converted(message, wrap_camscope_errors=True):
             fields = explanation_io.read_fields(path, max_bytes)
             fields["top_classes"] = tuple(ClassScore(**row) for row in fields["top_classes"])
-            return check_explanation(cls(**fields))
+            return require_valid_explanation(cls(**fields))
 
     def annotated_image(self, height: int | None = None, *, caption: bool = False) -> PixelArray:
         """Draw the overlay (H,W,3) with a height of `height` pixels, and a warning if the status is not "ok".
@@ -694,7 +694,7 @@ class Explanation:
     def _best_size(self) -> MapSize:
         return "image" if self.placement is not None and self.image is not None else "input"
 
-    def _project_map(self, size: MapSize) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
+    def _project_map_and_coverage(self, size: MapSize) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
         values = np.nan_to_num(self.attribution, nan=0.0, posinf=0.0, neginf=0.0)
         if size == "grid":
             return values, np.ones(self.grid, dtype=bool)
@@ -785,7 +785,7 @@ def shared_scales(explanations: Sequence[Explanation], colormap: str = AUTO) -> 
     return [(-largest[key] if is_signed else 0.0, largest[key]) if largest[key] > 0 else "max" for key in keys]
 
 
-def check_explanation(explanation: Explanation) -> Explanation:
+def require_valid_explanation(explanation: Explanation) -> Explanation:
     """Return the explanation unchanged. Raise an InputError if a field has an invalid type, shape or size."""
     explanation_io.check_fields(explanation, STATUS_MEANINGS)
     return explanation

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from camscope.errors import InputError
 from camscope.geometry import Placement
-from camscope.untrusted_files import read_json, read_npz
+from camscope.read_untrusted_files import read_json, read_npz
 
 ARRAY_FIELDS = ("attribution", "standard_error", "image", "model_input_image")  # the other fields are text and numbers
 JSON_ARRAY_FIELDS = ARRAY_FIELDS[:2]  # without pixels
@@ -43,7 +43,7 @@ def encode_npz(explanation: Any) -> bytes:
 
 
 def _to_metadata(explanation: Any) -> dict[str, Any]:
-    """Return the fields of an `Explanation` as JSON values. Its maps and images are left out."""
+    """Return the fields of an `Explanation` as JSON values, without maps and images."""
     names = [field.name for field in fields(explanation) if field.name not in ARRAY_FIELDS]
     return {
         **{name: getattr(explanation, name) for name in names},

@@ -187,15 +187,15 @@ class InputKey:
                 f"the forward of {type(model).__name__} reads a key inside of its input {self.name!r}, which is a tensor here. "
                 "Pass a module whose forward takes the image and builds the nested dict for this model"
             ) from error
-        names = _find_missing_names(error)
-        if any(name in received for name in _find_unexpected_names(error)):  # the model unpacks the dict
+        names = _find_missing_keys_or_arguments(error)
+        if any(name in received for name in _find_unexpected_arguments(error)):  # the model unpacks the dict
             names = _probe_keys(model, inputs.get(self.name), (), {}) if self.in_dict else []
         names = [name for name in names if name not in received]
         is_unread = self.in_dict and not inputs.is_read(self.name)
         missing = list(dict.fromkeys([*inputs.missing_keys, *names]))
         if missing and (is_unread or names):
             raise self._build_key_error(model, missing, received) from error
-        if is_unread or _find_unexpected_names(error):
+        if is_unread or _find_unexpected_arguments(error):
             keywords = ", ".join(parameter.name for parameter in _read_parameters(model))
             raise InputError(
                 f"input_key={self.name!r}: {type(model).__name__} has no forward argument and no dict key of this name. Its "
@@ -211,7 +211,7 @@ class InputKey:
         )
 
 
-def _find_missing_names(error: Exception | None) -> list[str]:
+def _find_missing_keys_or_arguments(error: Exception | None) -> list[str]:
     """Return the names that an error reports as missing: a dict key, an attribute, or arguments of a call."""
     if isinstance(error, AttributeError) and isinstance(error.obj, InputDict):
         return [str(error.name)]
@@ -222,7 +222,7 @@ def _find_missing_names(error: Exception | None) -> list[str]:
     return []
 
 
-def _find_unexpected_names(error: Exception) -> list[str]:
+def _find_unexpected_arguments(error: Exception) -> list[str]:
     """Return the names that an error reports as unexpected arguments of a function."""
     return re.findall(r"unexpected keyword argument '(\w+)'", str(error)) if isinstance(error, TypeError) else []
 
@@ -283,7 +283,7 @@ def _probe_keys(
         probe_error = raised
     if error is not None and (type(probe_error), str(probe_error)) == (type(error), str(error)):
         return []
-    names = _find_missing_names(probe_error) if probe.is_unpacked else []
+    names = _find_missing_keys_or_arguments(probe_error) if probe.is_unpacked else []
     return list(dict.fromkeys([*probe.missing_keys, *names]))
 
 
@@ -296,7 +296,7 @@ def _read_parameters(model: nn.Module) -> list[Parameter]:
 
 
 def list_forward_keywords(model: nn.Module) -> frozenset[str]:
-    """Return the names of all keyword arguments of a model's forward, including those of `Unpack[SomeTypedDict]`."""
+    """Return the names of all keyword arguments that a model's forward accepts, also by `Unpack[SomeTypedDict]`."""
     keywords: set[str] = set()
     for parameter in _read_parameters(model):
         if parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY):

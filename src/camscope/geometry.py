@@ -58,8 +58,8 @@ class Placement:
         matrix = np.array(self.matrix, np.float64)
         matrix.setflags(write=False)
         object.__setattr__(self, "matrix", matrix)
-        object.__setattr__(self, "input_size", _check_plane_size(self.input_size, len(self.input_size)))
-        object.__setattr__(self, "image_size", _check_plane_size(self.image_size, len(self.input_size)))
+        object.__setattr__(self, "input_size", _require_plane_size(self.input_size, len(self.input_size)))
+        object.__setattr__(self, "image_size", _require_plane_size(self.image_size, len(self.input_size)))
         n = len(self.input_size)
         if matrix.shape != (n, n + 1):
             raise GeometryError(
@@ -100,7 +100,7 @@ class Placement:
         """Return the placement of the same input on a resized image."""
         if tuple(size) == self.image_size:
             return self
-        size = _check_plane_size(size, self._n_axes)
+        size = _require_plane_size(size, self._n_axes)
         ratio = np.divide(size, self.image_size)[:, None]
         return type(self)(self.matrix * ratio, self.input_size, size)
 
@@ -108,7 +108,7 @@ class Placement:
 
     def resized(self, size: Sequence[int]) -> Self:
         """Return the placement after the input is resized to `size`."""
-        size = _check_plane_size(size, self._n_axes)
+        size = _require_plane_size(size, self._n_axes)
         return self._precompose(np.diag(np.divide(self.input_size, size)), np.zeros(self._n_axes), size)
 
     def cropped(self, start: Sequence[int], size: Sequence[int]) -> Self:
@@ -116,12 +116,12 @@ class Placement:
 
         A crop that reaches beyond the input counts as padded there.
         """
-        return self._precompose(np.eye(self._n_axes), _check_whole_numbers(start, self._n_axes, "start"), size)
+        return self._precompose(np.eye(self._n_axes), _require_whole_numbers(start, self._n_axes, "start"), size)
 
     def padded(self, before: Sequence[int], after: Sequence[int]) -> Self:
         """Return the placement after pixels are added before and after each axis of the input."""
-        first = _check_whole_numbers(before, self._n_axes, "before")
-        last = _check_whole_numbers(after, self._n_axes, "after")
+        first = _require_whole_numbers(before, self._n_axes, "before")
+        last = _require_whole_numbers(after, self._n_axes, "after")
         return self.cropped((-first).tolist(), (first + last + self.input_size).tolist())
 
     def flipped(self, axis: int) -> Self:
@@ -154,18 +154,18 @@ class Placement:
 
     def cell_to_image_matrix(self, grid: Sequence[int]) -> NDArray[np.float64]:
         """Return the matrix (n,n+1) that transforms cell coordinates of a map to coordinates of the image."""
-        grid = _check_plane_size(grid, self._n_axes)
+        grid = _require_plane_size(grid, self._n_axes)
         scaled = self.matrix[:, : self._n_axes] * np.divide(self.input_size, grid)
         return np.column_stack([scaled, self.matrix[:, self._n_axes]])
 
     def to_image(self, points: ArrayLike) -> NDArray[np.float64]:
         """Transform points (M,n) of the model's input to points of the original image."""
-        return _check_points(points, self._n_axes) @ self.matrix[:, :-1].T + self.matrix[:, -1]
+        return _require_points_array(points, self._n_axes) @ self.matrix[:, :-1].T + self.matrix[:, -1]
 
     def to_input(self, points: ArrayLike) -> NDArray[np.float64]:
         """Transform points (M,n) of the original image to points of the model's input."""
         inverse = _invert_affine(self.matrix)
-        return _check_points(points, self._n_axes) @ inverse[:, :-1].T + inverse[:, -1]
+        return _require_points_array(points, self._n_axes) @ inverse[:, :-1].T + inverse[:, -1]
 
     def project(self, attribution: ArrayLike) -> ProjectedMap:
         """Resample a map (h,w) at the pixels of the original image.
@@ -193,9 +193,12 @@ class Placement:
         return (self.matrix.tobytes(), self.input_size, self.image_size)
 
     def _precompose(self, linear: FloatArray, offset: ArrayLike, size: Sequence[int]) -> Self:
-        """Return the placement of a new input. `linear` and `offset` transform its coordinates to those of the present input."""
+        """Return the placement of a new input.
+
+        `linear` and `offset` transform its coordinates to coordinates of the present input.
+        """
         matrix = np.column_stack([self.matrix[:, :-1] @ linear, self.to_image(np.asarray(offset)[None])[0]])
-        return type(self)(matrix, _check_plane_size(size, self._n_axes), self.image_size)
+        return type(self)(matrix, _require_plane_size(size, self._n_axes), self.image_size)
 
 
 def project_mask_to_input(
@@ -213,21 +216,21 @@ def project_mask_to_input(
     return sampled.reshape(tuple(input_size))
 
 
-def _check_plane_size(size: Sequence[int], n_axes: int) -> tuple[int, ...]:
-    numbers = _check_whole_numbers(size, n_axes, "size")
+def _require_plane_size(size: Sequence[int], n_axes: int) -> tuple[int, ...]:
+    numbers = _require_whole_numbers(size, n_axes, "size")
     if n_axes == 0 or numbers.min() < 1:
         raise GeometryError(f"the size is {tuple(size)}; expected positive integers")
     return tuple(numbers.tolist())
 
 
-def _check_whole_numbers(values: Sequence[int], n_axes: int, name: str) -> NDArray[np.int64]:
+def _require_whole_numbers(values: Sequence[int], n_axes: int, name: str) -> NDArray[np.int64]:
     numbers = np.asarray(values)
     if numbers.shape != (n_axes,) or not np.equal(numbers, np.round(numbers)).all():
         raise GeometryError(f"{name} is {values!r}; expected {plural(n_axes, 'integer')}, one for each axis")
     return numbers.astype(np.int64)
 
 
-def _check_points(points: ArrayLike, n_axes: int) -> NDArray[np.float64]:
+def _require_points_array(points: ArrayLike, n_axes: int) -> NDArray[np.float64]:
     array = np.asarray(points, np.float64)
     if array.ndim == 0 or array.shape[-1] != n_axes:
         raise GeometryError(f"the points have shape {array.shape}; expected (M, {n_axes})")

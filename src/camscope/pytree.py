@@ -50,7 +50,7 @@ def map_leaves(value: Any, function: Callable[[Tensor], Tensor | None]) -> Any:
 
 
 def concatenate_structures(values: Sequence[Any]) -> Any:
-    """Join several structures: concatenate their tensors along the first axis. Other values are those of the first structure."""
+    """Join several structures: concatenate their tensors along the first axis, and take other values from the first structure."""
     if all(isinstance(value, list) and len(value) == 1 and not isinstance(value[0], Tensor) for value in values):
         return [part for value in values for part in value]  # one structure per sample, as detectors return
     result, leaves_by_path = values[0], [dict(iter_leaves(value)) for value in values]

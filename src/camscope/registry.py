@@ -145,7 +145,7 @@ class Registry(MutableMapping[str, Entry]):
         return f"Registry({self.kind!r}, {list(self._entries)})"
 
     def load(self) -> None:
-        """Import the modules that register entries: those of `package`, then the entry points of installed packages."""
+        """Import the modules that register entries: first modules of `package`, then entry points of installed packages."""
         if self.package is not None:
             import_module(self.package)
         with self._load_lock:

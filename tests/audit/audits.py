@@ -35,7 +35,7 @@ def word(run, question, subject=None):
 
 
 def digests(folder):
-    from camscope.audit.provenance.provenance import digest_outputs
+    from camscope.audit.provenance.provenance_file import digest_outputs
 
     return digest_outputs(folder)
 

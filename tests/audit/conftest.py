@@ -12,7 +12,7 @@ pytest.importorskip("pyarrow")
 
 from camscope import audit
 from camscope.audit.core.config import Config
-from camscope.audit.demo import CONFOUNDED_PROBABILITY, UNBIASED_PROBABILITY, write_demo_study
+from camscope.audit.demo_dataset_and_model import CONFOUNDED_PROBABILITY, UNBIASED_PROBABILITY, write_demo_study
 from tests.audit.audits import FAST, IMAGES, changed
 
 
@@ -42,7 +42,7 @@ def cases(made_once, one_thread):
 @pytest.fixture
 def without_figures(monkeypatch):
     """Reports have no charts, which take a third of a small audit: test_page draws them."""
-    monkeypatch.setattr("camscope.audit.report.page.draw_figures", lambda summary: defaultdict(list))
+    monkeypatch.setattr("camscope.audit.report.render_html_page.draw_figures", lambda summary: defaultdict(list))
 
 
 @pytest.fixture

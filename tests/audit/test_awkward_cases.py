@@ -10,14 +10,17 @@ import torch
 pytest.importorskip("pydantic")
 
 from camscope import audit
+from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.cohort import Cohort
 from camscope.audit.core.config import Config
-from camscope.audit.core.context import AuditContext
-from camscope.audit.core.predictions import Predictions
-from camscope.audit.demo import write_demo_study
-from camscope.audit.performance.model_predictions import are_probability_outputs, average_features_over_space
+from camscope.audit.core.stored_predictions import Predictions
+from camscope.audit.demo_dataset_and_model import write_demo_study
+from camscope.audit.performance.compute_log_odds_and_features import (
+    are_probability_outputs,
+    average_features_over_space,
+)
 from camscope.audit.stages.check_data_and_try_model import _renumber_rows
-from camscope.audit.verification import verify_audit
+from camscope.audit.verify_finished_audit import verify_audit
 from camscope.batch import build_manifest
 from camscope.errors import InputError, LayerError, PreprocessError, TargetError
 from camscope.evaluation.ground_truth import AnnotationColumn, MaskFolder

@@ -15,11 +15,11 @@ import pyarrow as pa
 
 from camscope.audit import run_audit
 from camscope.audit.core.stage_result_schema import MetricsResult, StoppingLook
-from camscope.audit.stages.sampled_metrics import SampledStage
+from camscope.audit.stages.metrics_on_growing_sample import SampledStage
 from camscope.audit.verdicts import derive_verdicts
-from camscope.audit.verdicts.interim import judge_faithfulness_at_look, judge_robustness_at_look
+from camscope.audit.verdicts.early_stopping import judge_faithfulness_at_look, judge_robustness_at_look
 from camscope.audit.verdicts.limitations_and_warnings import list_limitations
-from camscope.audit.verification import verify_audit
+from camscope.audit.verify_finished_audit import verify_audit
 from camscope.metrics.mean_estimates import estimate_mean
 from tests.audit.audits import changed
 from tests.audit_summary import full

@@ -7,10 +7,10 @@ import pytest
 pytest.importorskip("pydantic")
 pytest.importorskip("pyarrow")
 
-from camscope.audit import time_budget
+from camscope.audit import sample_sizes_for_time_budget
 from camscope.audit.core.config import Config, SampleSizes
-from camscope.audit.stage_estimates import RemainingTime, StageEstimator
-from camscope.audit.time_budget import plan_sizes
+from camscope.audit.sample_sizes_for_time_budget import plan_sample_sizes
+from camscope.audit.stage_duration_estimates import RemainingTime, StageEstimator
 from camscope.errors import InputError
 
 TABLES = {
@@ -38,7 +38,7 @@ class Estimator:
 
 @pytest.fixture
 def context(monkeypatch):
-    monkeypatch.setattr(time_budget.StageEstimator, "from_context", staticmethod(Estimator))
+    monkeypatch.setattr(sample_sizes_for_time_budget.StageEstimator, "from_context", staticmethod(Estimator))
     config = Config.from_source(TABLES)
     return SimpleNamespace(config=config, cohort=SimpleNamespace(rows=range(40)))
 
@@ -56,11 +56,11 @@ def test_another_budget_is_an_error_that_says_what_is_expected(text):
 
 
 def test_a_budget_that_is_enough_changes_nothing(context):
-    assert plan_sizes(context, 1000) == ()
+    assert plan_sample_sizes(context, 1000) == ()
 
 
 def test_a_smaller_budget_makes_the_slow_stages_smaller_and_says_what_is_left(context):
-    planned = {one.stage: one for one in plan_sizes(context, 180)}
+    planned = {one.stage: one for one in plan_sample_sizes(context, 180)}
     sizes = {name: planned[name].n_images if name in planned else 22 for name in ("faithfulness", "robustness")}
     assert all(10 <= size < 22 for size in sizes.values())
     spent = 20 + sum(SECONDS[name] * one.n_images for name, one in planned.items())
@@ -71,20 +71,20 @@ def test_a_smaller_budget_makes_the_slow_stages_smaller_and_says_what_is_left(co
 
 
 def test_stages_that_do_not_fit_at_all_are_left_out(context):
-    planned = {one.stage: one.n_images for one in plan_sizes(context, 90)}
+    planned = {one.stage: one.n_images for one in plan_sample_sizes(context, 90)}
     assert planned["robustness"] == 0
     assert planned["sanity"] == 10
-    assert {one.stage: one.n_images for one in plan_sizes(context, 10)}["sanity"] == 0
+    assert {one.stage: one.n_images for one in plan_sample_sizes(context, 10)}["sanity"] == 0
 
 
 def test_the_estimate_of_later_stages_follows_the_earlier_ones():
     remaining = RemainingTime({"explain": 10.0, "faithfulness": 100.0, "robustness": 50.0})
     assert remaining.remaining == {"explain": 10.0, "faithfulness": 100.0, "robustness": 50.0}
-    assert remaining.finish_stage("explain", 20.0)
+    assert remaining.record_stage_and_test_if_estimate_changed("explain", 20.0)
     assert remaining.remaining == {"faithfulness": 200.0, "robustness": 100.0}
-    assert not remaining.finish_stage("faithfulness", 200.0)
+    assert not remaining.record_stage_and_test_if_estimate_changed("faithfulness", 200.0)
     assert remaining.remaining == {"robustness": 100.0}
-    assert not remaining.finish_stage("another", 1.0)
+    assert not remaining.record_stage_and_test_if_estimate_changed("another", 1.0)
 
 
 @pytest.mark.parametrize(("positives", "size", "expected"), [(8, 24, 8), (22, 24, 220**0.5), (40, 24, 240**0.5)])
@@ -93,18 +93,18 @@ def test_where_looks_may_end_a_stage_the_middle_is_expected(positives, size, exp
     cohort = SimpleNamespace(get_truth=lambda finding: dict.fromkeys(range(positives), True))
     audit = SimpleNamespace(config=config, cohort=cohort, findings=["nodule"])
     estimator = StageEstimator(audit, None, ())
-    assert estimator.count_sampled_images(size) == pytest.approx(expected)
-    assert estimator.count_sampled_images(size, is_upper_bound=True) == min(positives, size)
+    assert estimator.estimate_number_of_sampled_images(size) == pytest.approx(expected)
+    assert estimator.estimate_number_of_sampled_images(size, is_upper_bound=True) == min(positives, size)
     fixed = Config.from_source({**TABLES, "sequential": False})
     assert StageEstimator(
         SimpleNamespace(config=fixed, cohort=cohort, findings=["nodule"]), None, ()
-    ).count_sampled_images(size) == min(positives, size)
+    ).estimate_number_of_sampled_images(size) == min(positives, size)
 
 
 def test_planned_sizes_replace_those_of_the_config():
     from pathlib import Path
 
-    from camscope.audit.core.context import AuditContext
+    from camscope.audit.core.audit_context import AuditContext
     from camscope.audit.core.stage_result_schema import PlannedSize
 
     audit = AuditContext(Config.from_source(TABLES), Path("audit"))
@@ -119,9 +119,9 @@ def test_robustness_takes_all_metrics_at_the_first_look_and_the_deciding_ones_la
     estimator = StageEstimator(SimpleNamespace(config=config, cohort=cohort, findings=["nodule"]), None, ())
     monkeypatch.setattr(
         StageEstimator,
-        "_estimate_robustness_metrics",
+        "_estimate_seconds_of_robustness_metrics",
         lambda self, names, n_maps: 3.0 if "determinism" in names else 1.0,
     )
-    assert estimator.estimate_robustness(22, is_upper_bound=True) == 10 * 3 + 12 * 1
-    assert estimator.estimate_robustness(22) == pytest.approx(10 * 3 + (220**0.5 - 10) * 1)
-    assert estimator.estimate_robustness(8) == 8 * 3
+    assert estimator.estimate_robustness_seconds(22, is_upper_bound=True) == 10 * 3 + 12 * 1
+    assert estimator.estimate_robustness_seconds(22) == pytest.approx(10 * 3 + (220**0.5 - 10) * 1)
+    assert estimator.estimate_robustness_seconds(8) == 8 * 3

@@ -21,9 +21,9 @@ import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
 from camscope import audit
-from camscope.audit.comparison import compare_audits
+from camscope.audit.audit_comparison import compare_audits
 from camscope.audit.core.config import Config, Margins
-from camscope.audit.verification import verify_audit
+from camscope.audit.verify_finished_audit import verify_audit
 from camscope.errors import InputError, OutputError, TargetError
 from tests.audit.audits import IMAGES, SLOW, changed, digests, flip, generate_config, word
 

@@ -13,14 +13,14 @@ pytest.importorskip("pyarrow")
 from PIL import Image
 from typer.testing import CliRunner
 
-from camscope.audit.config_generation import build_config, try_config
+from camscope.audit.config_generation import build_config, try_config_on_one_image
+from camscope.audit.config_validation import validate_config
+from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.config import Config
 from camscope.audit.core.config_faults import find_key_lines
-from camscope.audit.core.context import AuditContext
-from camscope.audit.core.predictions import StageResults
-from camscope.audit.manifest_columns import EvidenceColumn, assign_roles, find_evidence
-from camscope.audit.runner import _run_stage, prepare_folder
-from camscope.audit.validation import validate_config
+from camscope.audit.core.stored_predictions import StageResults
+from camscope.audit.find_manifest_columns import EvidenceColumn, assign_column_roles, detect_evidence_column
+from camscope.audit.run_stages import _run_stage_and_measure_seconds, prepare_folder_and_digest_inputs
 from camscope.batch import build_manifest
 from camscope.cli import app
 from camscope.errors import ConfigError, InputError, OutputError
@@ -107,7 +107,8 @@ def test_init_finds_masks_and_boxes_by_what_the_columns_hold(folder):
     assert config.regions.organ == "lungs"
     assert "# columns with masks or boxes that may locate the finding: where, heart, spots" in text
     kinds = [
-        find_evidence(build_manifest("manifest.csv", strict=False), n) for n in ("where", "heart", "spots", "note")
+        detect_evidence_column(build_manifest("manifest.csv", strict=False), n)
+        for n in ("where", "heart", "spots", "note")
     ]
     assert [column and (column.kind, column.labels) for column in kinds] == [
         ("boxes", ()),
@@ -125,19 +126,19 @@ def test_init_finds_masks_and_boxes_by_what_the_columns_hold(folder):
 def test_images_are_no_masks(folder):
     rows = [f"images/{n}.png,images/{n}.png,{'Clear' if n % 2 else 'Lesion'}" for n in range(N_IMAGES)]
     (folder / "manifest.csv").write_text("\n".join(["path,before,label", *rows]))
-    assert find_evidence(build_manifest("manifest.csv", strict=False), "before") is None
+    assert detect_evidence_column(build_manifest("manifest.csv", strict=False), "before") is None
 
 
 def test_the_role_of_a_column_of_masks_follows_from_its_name():
     columns = [EvidenceColumn(name, "masks") for name in ("heart", "lungs", "devices", "opacity", "region_side mark")]
-    roles = assign_roles(columns, ())
+    roles = assign_column_roles(columns, ())
     assert roles.organ == columns[1]
     assert roles.ground_truth == columns[3]
     assert roles.markers == {"devices": columns[2], "side mark": columns[4]}
     assert roles.further == (columns[0],)
-    assert assign_roles(columns[:1], ()).ground_truth == columns[0], "the only one"
+    assert assign_column_roles(columns[:1], ()).ground_truth == columns[0], "the only one"
     effusion = EvidenceColumn("effusion_seg", "masks")
-    assert assign_roles([columns[0], effusion], ("Clear", "Pleural Effusion")).ground_truth == effusion
+    assert assign_column_roles([columns[0], effusion], ("Clear", "Pleural Effusion")).ground_truth == effusion
 
 
 def test_masks_of_several_labels_come_with_a_choice(folder):
@@ -152,7 +153,7 @@ def test_masks_of_several_labels_come_with_a_choice(folder):
     assert config.data.ground_truth.category == ("all",)
     assert "its masks have the labels 1, 2" in text
     (folder / "audit.toml").write_text(text)
-    assert try_config(folder / "audit.toml").ground_truth["Lesion"].categories == ("all",)
+    assert try_config_on_one_image(folder / "audit.toml").ground_truth["Lesion"].categories == ("all",)
 
 
 def test_levels_that_are_too_rare_are_left_out_with_the_reason(folder):
@@ -210,7 +211,7 @@ def test_relative_paths_that_lead_out_of_the_folder_are_allowed_by_a_line(folder
     generated = build_config("lists/manifest.csv", "models.py:net", relative_to=folder)
     assert "anywhere = true is set in [data]" in generated.notes[0]
     (folder / "audit.toml").write_text(generated.text)
-    assert try_config(folder / "audit.toml").first_maps
+    assert try_config_on_one_image(folder / "audit.toml").first_maps
 
 
 def test_files_that_do_not_exist_are_told_with_the_folder(folder):
@@ -219,7 +220,7 @@ def test_files_that_do_not_exist_are_told_with_the_folder(folder):
     with pytest.raises(
         InputError, match=rf"none of the first 24 images exists, such as pictures/0.png.*begin in {folder}"
     ):
-        try_config(changed(folder))
+        try_config_on_one_image(changed(folder))
 
 
 # All faults at once
@@ -260,7 +261,7 @@ def test_labels_that_differ_in_case_are_named_and_other_labels_are_not(folder):
     config = changed(folder)
     (folder / "manifest.csv").write_text(table)
     with pytest.raises(InputError, match=r"'lesion' \(write 'Lesion'\), 1 other label are not classes") as raised:
-        try_config(config)
+        try_config_on_one_image(config)
     assert "Doe" not in str(raised.value)
 
 
@@ -320,19 +321,19 @@ def test_evidence_is_read_before_the_first_pass_and_the_value_is_told(folder):
 def test_a_few_masks_that_cannot_be_read_do_not_stop_an_audit(folder):
     for n in range(5):
         (folder / "masks" / f"lungs{n}.png").unlink()
-    assert try_config(changed(folder)).first_maps
+    assert try_config_on_one_image(changed(folder)).first_maps
 
 
 def test_a_folder_in_which_only_the_data_were_checked_is_used_again(folder):
     config = Config.from_source(changed(folder))
     for seed, stages in enumerate(((), ("check",), ("check", "resolve"), ("check", "resolve", "predict"))):
         context = AuditContext(config.model_copy(update={"seed": seed}), folder / "out")
-        identity, _ = prepare_folder(context, lambda *_: None, overwrite=False)
+        identity, _ = prepare_folder_and_digest_inputs(context, lambda *_: None, overwrite=False)
         assert json.loads((folder / "out" / "audit.json").read_text())["config"] == identity["config"]
         results = StageResults(folder / "out")
         for stage in stages:
-            _run_stage(context, stage, results, lambda *_: None)
+            _run_stage_and_measure_seconds(context, stage, results, lambda *_: None)
     with pytest.raises(OutputError, match="another config; choose another folder, or allow overwriting"):
-        prepare_folder(AuditContext(config, folder / "out"), lambda *_: None, overwrite=False)
+        prepare_folder_and_digest_inputs(AuditContext(config, folder / "out"), lambda *_: None, overwrite=False)
     refused = asked("run", "audit.toml", "-o", "out")
     assert "another config; pass --overwrite, or another folder" in refused.output

@@ -21,14 +21,7 @@ from camscope.errors import ImageError, OutputError, RunError, describe_out_of_m
 
 pa = pytest.importorskip("pyarrow")
 
-from camscope.batch import BatchOptions, BatchRun, build_manifest, run_batch  # noqa: E402 - it needs pyarrow
-from camscope.batch import image_loading as batch_memory  # noqa: E402
-from camscope.batch import overlays as batch_pictures  # noqa: E402
-from camscope.batch.image_loading import MemoryBudget  # noqa: E402
-from camscope.batch.run_store import RunStore  # noqa: E402
-from camscope.evaluation import evaluate  # noqa: E402
-from camscope.images.files.image_file_access import list_image_paths  # noqa: E402
-from camscope.safe_files import (  # noqa: E402
+from camscope.atomic_writes_and_folder_locks import (  # noqa: E402
     FolderLock,
     create_folder_atomically,
     folder_locked,
@@ -36,6 +29,13 @@ from camscope.safe_files import (  # noqa: E402
     write_bytes,
     write_unless_identical,
 )
+from camscope.batch import BatchOptions, BatchRun, build_manifest, run_batch  # noqa: E402 - it needs pyarrow
+from camscope.batch import image_loading as batch_memory  # noqa: E402
+from camscope.batch import overlay_writer as batch_pictures  # noqa: E402
+from camscope.batch.image_loading import MemoryBudget  # noqa: E402
+from camscope.batch.run_store import RunStore  # noqa: E402
+from camscope.evaluation import evaluate  # noqa: E402
+from camscope.images.files.find_and_open_image_files import list_image_paths  # noqa: E402
 
 FACTS = {"run_config": {"methods": {"gradcam 0": {}}, "targets": [0]}}
 OTHER = {"run_config": {"methods": {"layercam 0": {}}, "targets": [1]}}
@@ -88,7 +88,7 @@ def test_overwriting_removes_nothing_behind_a_link(tmp_path):
     out.parts_folder.rename(tmp_path / "aside" / "parts")
     out.parts_folder.symlink_to(there.parts_folder)
     with pytest.raises(OutputError, match="a link"):
-        RunStore(out.folder).begin(OTHER, overwrite=True)
+        RunStore(out.folder).begin_or_resume(OTHER, overwrite=True)
     assert there.finished_chunks() == {0}
 
 
@@ -100,7 +100,7 @@ def audit_of_another_program(folder: Path) -> Path:
 
 def test_a_folder_with_another_programs_audit_json_is_no_audit(tmp_path):
     pytest.importorskip("pydantic")
-    from camscope.audit.runner import _check_audit_folder
+    from camscope.audit.run_stages import _check_audit_folder
 
     with pytest.raises(OutputError, match="exists and is not an audit"):
         _check_audit_folder(audit_of_another_program(tmp_path / "npm"))
@@ -108,7 +108,7 @@ def test_a_folder_with_another_programs_audit_json_is_no_audit(tmp_path):
 
 def own_audit(folder: Path) -> Path:
     """What an audit that was stopped leaves behind, and some files of the user's own beside it."""
-    from camscope.audit.provenance.file_ownership import REPORT_STAGE, log_stage_start
+    from camscope.audit.provenance.files_written_by_audit import REPORT_STAGE, log_stage_start
 
     (folder / "stages").mkdir(parents=True)
     plan = dict.fromkeys(("camscope", "code", "config", "data", "model", "source", "masks"), "x")
@@ -131,7 +131,7 @@ def files_below(folder: Path) -> dict[str, bytes]:
 
 def logged_audit(folder: Path) -> Path:
     """What an audit leaves behind that wrote down what it wrote."""
-    from camscope.audit.provenance.file_ownership import REPORT_STAGE, log_stage_files, log_stage_start
+    from camscope.audit.provenance.files_written_by_audit import REPORT_STAGE, log_stage_files, log_stage_start
 
     own_audit(folder)
     for stage in ("check", "explain", "faithfulness", "localization", REPORT_STAGE):
@@ -143,7 +143,7 @@ def logged_audit(folder: Path) -> Path:
 @pytest.mark.parametrize("audit", [own_audit, logged_audit])
 def test_of_an_audit_only_what_an_audit_wrote_is_removed(audit, tmp_path):
     pytest.importorskip("pydantic")
-    from camscope.audit.provenance.file_ownership import list_audit_files, remove_outputs
+    from camscope.audit.provenance.files_written_by_audit import list_audit_files, remove_outputs
 
     folder = audit(tmp_path / "audit")
     (folder / "maps" / f".{'0' * 16}.part").write_bytes(b"half")
@@ -159,7 +159,7 @@ FOREIGN = ["maps/precious.txt", "stages/notes.md", "robustness/r.txt", "faithful
 @pytest.mark.parametrize("audit", [own_audit, logged_audit])
 def test_all_that_no_audit_wrote_is_listed_and_nothing_is_removed(audit, tmp_path):
     pytest.importorskip("pydantic")
-    from camscope.audit.provenance.file_ownership import remove_outputs
+    from camscope.audit.provenance.files_written_by_audit import remove_outputs
 
     folder = audit(tmp_path / "audit")
     for name in FOREIGN:
@@ -179,7 +179,7 @@ def test_all_that_no_audit_wrote_is_listed_and_nothing_is_removed(audit, tmp_pat
 )
 def test_a_run_of_the_users_own_in_an_audit_is_not_removed(place, tmp_path):
     pytest.importorskip("pydantic")
-    from camscope.audit.provenance.file_ownership import remove_outputs
+    from camscope.audit.provenance.files_written_by_audit import remove_outputs
 
     folder = logged_audit(tmp_path / "audit")
     store = RunStore(folder / place)
@@ -198,7 +198,7 @@ def test_a_run_of_the_users_own_in_an_audit_is_not_removed(place, tmp_path):
 )
 def test_what_was_changed_since_an_audit_wrote_it_is_not_removed(name, tmp_path):
     pytest.importorskip("pydantic")
-    from camscope.audit.provenance.file_ownership import remove_outputs
+    from camscope.audit.provenance.files_written_by_audit import remove_outputs
 
     folder = logged_audit(tmp_path / "audit")
     (folder / name).write_bytes((folder / name).read_bytes() + b"\n")
@@ -210,7 +210,7 @@ def test_what_was_changed_since_an_audit_wrote_it_is_not_removed(name, tmp_path)
 
 def test_a_stage_that_was_stopped_leaves_what_may_be_removed(tmp_path):
     pytest.importorskip("pydantic")
-    from camscope.audit.provenance.file_ownership import log_stage_start, remove_outputs
+    from camscope.audit.provenance.files_written_by_audit import log_stage_start, remove_outputs
 
     folder = logged_audit(tmp_path / "audit")
     log_stage_start(folder, "robustness", [0, 2])
@@ -230,7 +230,7 @@ def test_a_stage_that_was_stopped_leaves_what_may_be_removed(tmp_path):
 )
 def test_a_foreign_file_under_a_name_of_an_audit_is_an_error_and_stays(name, tmp_path):
     pytest.importorskip("pydantic")
-    from camscope.audit.provenance.file_ownership import remove_outputs
+    from camscope.audit.provenance.files_written_by_audit import remove_outputs
 
     folder = own_audit(tmp_path / "audit")
     (folder / name).write_text('{"mine": 1}')
@@ -257,7 +257,7 @@ def test_a_run_that_another_process_writes_is_not_replaced_and_shards_share_it(t
     first, second, third = (RunStore(tmp_path / "out") for _ in range(3))
     with first.open_run(FACTS), second.open_run(FACTS):
         with pytest.raises(OutputError, match="another process is writing"):
-            third.begin(OTHER, overwrite=True)
+            third.begin_or_resume(OTHER, overwrite=True)
         first.write_part(0, rows_of(0))
         second.write_part(1, rows_of(1))
     with third.open_run(OTHER, overwrite=True):
@@ -267,8 +267,8 @@ def test_a_run_that_another_process_writes_is_not_replaced_and_shards_share_it(t
 def test_a_process_whose_run_was_replaced_ends_with_one_error(tmp_path, monkeypatch):
     monkeypatch.setattr(FolderLock, "_try_lock", lambda self, kind: True)  # a file system without locks
     first, second = RunStore(tmp_path / "out"), RunStore(tmp_path / "out")
-    first.begin(FACTS)
-    second.begin(OTHER, overwrite=True)
+    first.begin_or_resume(FACTS)
+    second.begin_or_resume(OTHER, overwrite=True)
     with pytest.raises(RunError, match="replaced by another run"):
         first.write_part(0, rows_of(0))
     assert (second.finished_chunks(), os.listdir(second.parts_folder)) == (set(), [])  # noqa: PTH208 - names
@@ -286,7 +286,7 @@ def test_a_part_of_another_run_is_not_counted_as_done(tmp_path):
 
 def _hold(folder, ready):
     store = RunStore(folder)
-    store.begin(FACTS)
+    store.begin_or_resume(FACTS)
     ready.set()
     time.sleep(60)
 
@@ -298,7 +298,7 @@ def test_a_killed_process_leaves_no_lock(tmp_path):
     process.start()
     assert ready.wait(30)
     with pytest.raises(OutputError, match="another process"):
-        RunStore(tmp_path / "out").begin(OTHER, overwrite=True)
+        RunStore(tmp_path / "out").begin_or_resume(OTHER, overwrite=True)
     process.kill()
     process.join()
     with RunStore(tmp_path / "out").open_run(OTHER, overwrite=True) as new:

@@ -35,8 +35,8 @@ from camscope.batch import (  # noqa: E402 - it needs pyarrow
     ray_engine,
     run_batch,
 )
+from camscope.batch.batch_runner import build_run_info  # noqa: E402
 from camscope.batch.run_store import RunStore  # noqa: E402
-from camscope.batch.runner import build_run_info  # noqa: E402
 
 WORKERS = {"local": None, "ray": 1}  # one where one will do: it takes three seconds to start
 SRC = Path(__file__).resolve().parents[2] / "src"
@@ -336,7 +336,7 @@ def test_workers_that_are_killed_while_they_read_and_while_they_write_leave_no_t
     for name in ("ray", "local"):
         tool = GradCAM(model, "layer4", preprocess=DiesOnceAtTheSixth(tmp_path))  # and by then it has
         worker, store = local_engine.BatchWorker([tool], [None], manifest, 2), DiesOnceWhileItWrites(tmp_path / name)
-        store.begin(build_run_info(worker, 3))
+        store.begin_or_resume(build_run_info(worker, 3))
         if name == "local":
             (store.folder / "seen").touch()
             (store.folder / "untold").touch()

@@ -9,7 +9,7 @@ pa = pytest.importorskip("pyarrow")
 pytest.importorskip("duckdb")
 
 from camscope.batch import BatchRun, Query  # noqa: E402 - it needs pyarrow
-from camscope.batch.result_rows import OPTIONAL_COLUMNS, column_types  # noqa: E402
+from camscope.batch.result_rows import OPTIONAL_COLUMNS, get_result_column_types  # noqa: E402
 from camscope.batch.run_store import RunStore  # noqa: E402
 from camscope.batch.sql_query import RowReader, iter_rows_by_image  # noqa: E402
 
@@ -30,7 +30,7 @@ def run(tmp_path_factory):
         "targets": [None],
     }
     made |= {"manifest": {"rows": PARTS * IMAGES, "dataset": None}, "chunk_size": IMAGES}
-    store.begin(
+    store.begin_or_resume(
         {
             "run_config": made,
             "root": {"folder": "", "confined": False},
@@ -51,7 +51,7 @@ def run(tmp_path_factory):
             "attribution": pa.array([None if n % 7 == 0 else [n, n + 0.5] for n in numbers], pa.list_(pa.float32())),
             'a"b': numbers * 10,
         }
-        always = {name: kind for name, kind in column_types().items() if name not in OPTIONAL_COLUMNS}
+        always = {name: kind for name, kind in get_result_column_types().items() if name not in OPTIONAL_COLUMNS}
         empty = {name: pa.nulls(len(numbers), kind) for name, kind in always.items()}
         store.write_part(part, pa.table({**empty, **table}))
     return BatchRun(folder)

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 pytest.importorskip("pydantic")
 
-from camscope.audit import demo
-from camscope.audit.demo import write_demo_study
+from camscope.audit import demo_dataset_and_model
+from camscope.audit.demo_dataset_and_model import write_demo_study
 from camscope.cli import app
 from camscope.explainers import METHODS
 from camscope.phantom.shortcut_study import draw_study, train_shortcut_model
@@ -290,11 +290,13 @@ def test_the_demonstration_audits_two_nets_and_goes_on(tmp_path, monkeypatch):
         made = write_demo_study(folder, p, n_images=24, seed=seed, overwrite=overwrite)
         return made.model_copy(update={"skip": ("localization", "faithfulness", "sanity", "robustness", "shortcut")})
 
-    monkeypatch.setattr(demo, "write_demo_study", small)
+    monkeypatch.setattr(demo_dataset_and_model, "write_demo_study", small)
     # test_page draws the charts
-    monkeypatch.setattr("camscope.audit.report.page.draw_figures", lambda summary: defaultdict(list))
+    monkeypatch.setattr("camscope.audit.report.render_html_page.draw_figures", lambda summary: defaultdict(list))
     monkeypatch.setattr(
-        demo, "_train_demo_model", lambda p, seed: train_shortcut_model(draw_study(64, 1, p), n_epochs=1)
+        demo_dataset_and_model,
+        "_train_demo_model",
+        lambda p, seed: train_shortcut_model(draw_study(64, 1, p), n_epochs=1),
     )
     runner = CliRunner(env={"COLUMNS": "200"})
     told = runner.invoke(app, ["demo", "--audit", "-o", str(tmp_path / "out")])

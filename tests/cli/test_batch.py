@@ -14,7 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from camscope.batch import BatchRun
-from camscope.cli import app, progress
+from camscope.cli import app, progress_bars
 from camscope.images.photo_reader import read_photo
 
 pytest.importorskip("pyarrow")
@@ -143,7 +143,7 @@ def write_manifest(images, *rows):
 
 @pytest.fixture
 def all_progress(monkeypatch):
-    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0)
+    monkeypatch.setattr(progress_bars, "SECONDS_BETWEEN_LINES", 0)
 
 
 @pytest.mark.usefixtures("all_progress")
@@ -244,8 +244,8 @@ def test_overlays_and_reduced_decoding_are_asked_for(images):
 
 def test_progress_is_a_line_every_thirty_seconds_without_a_terminal(capsys, monkeypatch):
     seconds = iter([0.0, 20.0, 40.0, 60.0, 80.0])
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
-    with progress.show_batch_progress() as told:
+    monkeypatch.setattr(progress_bars, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    with progress_bars.show_batch_progress() as told:
         for done, failures in ((0, 0), (2, 0), (4, 1), (8, 1)):
             told(SimpleNamespace(n_processed=done, n_failures=failures, n_done_before=100, n_images=108))
     assert capsys.readouterr().err.splitlines() == [
@@ -257,8 +257,8 @@ def test_progress_is_a_line_every_thirty_seconds_without_a_terminal(capsys, monk
 def test_on_a_terminal_progress_is_one_bar(monkeypatch):
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=100)
-    monkeypatch.setattr(progress.base, "stderr_console", lambda: console)
-    with progress.show_batch_progress() as told:
+    monkeypatch.setattr(progress_bars.console_output, "stderr_console", lambda: console)
+    with progress_bars.show_batch_progress() as told:
         for done in (0, 1, 3):
             told(SimpleNamespace(n_processed=done, n_failures=done // 2, n_done_before=5, n_images=8))
     assert "1 failed" in stream.getvalue()

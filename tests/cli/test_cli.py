@@ -20,13 +20,13 @@ from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
 
-from camscope.cli import app, base, demo
+from camscope.atomic_writes_and_folder_locks import slug
+from camscope.cli import app, console_output, demo, load_model_and_methods
 from camscope.cli.input_images_and_output_paths import build_file_stem, list_images
-from camscope.cli.option_parsing import list_settings, parse_settings
+from camscope.cli.option_parsing import list_setting_types, parse_settings
 from camscope.explainers import METHODS, GradCAM
 from camscope.explanation import Explanation
 from camscope.phantom import draw_radiograph
-from camscope.safe_files import slug
 from tests.refusals import ATTENTION
 
 SRC = Path(__file__).resolve().parents[2] / "src"
@@ -272,7 +272,7 @@ def test_methods_lists_every_one():
 
 @pytest.mark.parametrize("width", [100, 160])
 def test_methods_fit_into_a_terminal_and_controls_stand_apart(width, monkeypatch):
-    monkeypatch.setattr(base, "MIN_WIDTH_WITHOUT_TERMINAL", width)
+    monkeypatch.setattr(console_output, "MIN_WIDTH_WITHOUT_TERMINAL", width)
     monkeypatch.setenv("COLUMNS", str(width))
     lines = run("methods").stdout.splitlines()
     assert max(map(len, lines)) <= width
@@ -302,7 +302,7 @@ def test_the_methods_of_a_group_are_listed_from_the_simple_to_the_costly():
     assert layered.index("gradcam") < min(map(layered.index, ("gradcam++", "bagcam", "finercam", "refinecam")))
     words = [name for name, plain in zip(layered, known, strict=True) if not plain]
     assert words.index("scorecam") < words.index("sscam")
-    assert [name for name in base.parse_methods("all") if name in layered] == layered
+    assert [name for name in load_model_and_methods.parse_methods("all") if name in layered] == layered
 
 
 def test_methods_that_read_attention_are_a_family():
@@ -525,7 +525,7 @@ def test_an_encoding_that_somebody_chose_to_lose_characters_in_stays(monkeypatch
     for errors, expected in (("backslashreplace", b"\\u2713"), ("strict", b"+")):
         stream = io.BytesIO()
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(stream, "ascii", errors))
-        base.install_ascii_fallback()
+        console_output.install_ascii_fallback()
         sys.stdout.write("✓")
         sys.stdout.flush()
         assert stream.getvalue().strip() == expected
@@ -533,8 +533,8 @@ def test_an_encoding_that_somebody_chose_to_lose_characters_in_stays(monkeypatch
 
 def test_a_spinner_shows_brackets_as_they_are(monkeypatch):
     console = Console(file=io.StringIO(), force_terminal=True, markup=False)
-    monkeypatch.setattr(base, "stdout_console", lambda: console)
-    with base.spinner("loading a[/b].py [bold]net"):
+    monkeypatch.setattr(console_output, "stdout_console", lambda: console)
+    with console_output.spinner("loading a[/b].py [bold]net"):
         pass
     assert "loading a[/b].py [bold]net" in console.file.getvalue()
 
@@ -557,7 +557,7 @@ def test_settings_are_read_by_the_signature():
     class Method:
         def __init__(self, model, n: int = 3, share: float = 0.5, fast: bool = False, kind: str = "a") -> None: ...
 
-    assert set(list_settings(Method)) == {"n", "share", "fast", "kind"}
+    assert set(list_setting_types(Method)) == {"n", "share", "fast", "kind"}
     chosen = parse_settings(["n=7", "share=1", "fast=yes", "kind=7"], {"m": Method})["m"]
     assert chosen == {"n": 7, "share": 1.0, "fast": True, "kind": "7"}
     assert [type(value) for value in chosen.values()] == [int, float, bool, str]

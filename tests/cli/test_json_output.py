@@ -14,7 +14,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from camscope import GradCAM, load_model
-from camscope.cli import app, base, demo, json_output
+from camscope.cli import app, commands_and_error_reports, demo, json_output
 from camscope.cli.json_output import RESULT_FIELDS, describe_json_output, to_json_value
 from camscope.errors import CamscopeError, Remedy
 from camscope.phantom import draw_radiograph
@@ -159,7 +159,7 @@ def test_an_expected_class_that_is_unknown_is_an_error(here):
 def test_maps_of_different_layers_have_no_difference():
     from dataclasses import replace
 
-    from camscope.cli.explain import build_class_differences
+    from camscope.cli.explanation_writer import build_class_differences
 
     one = GradCAM(load_model("phantom"), "layer4").explain(np.zeros((64, 64, 3), np.uint8), 1)
     with pytest.raises(CamscopeError, match="layer4 and layer3") as error:
@@ -217,7 +217,7 @@ def test_look_ups(here):
 
 def test_audits(here, one_thread):
     pytest.importorskip("pydantic")
-    from camscope.audit.demo import write_demo_study
+    from camscope.audit.demo_dataset_and_model import write_demo_study
 
     config = write_demo_study(here / "study", 0.95, n_images=48)
     words = ("--model", config.model.source, "--weights", config.model.weights, "--modality", "xray")
@@ -250,7 +250,7 @@ def test_two_audited_models(here, monkeypatch, capsys):
         )
         return Facts(summary=Facts(predict=Facts(performance=performance)), verdicts=[verdict], report_path="r.html")
 
-    with json_output.json_output_if(True):
+    with json_output.json_output_scope(True):
         demo._print_differing_verdicts(audit(0.9, "not supported"), audit(0.91, "supported"))
     assert_documented(json.loads(capsys.readouterr().out))
 
@@ -311,7 +311,7 @@ def test_errors_of_any_kind(here, monkeypatch, raised, kind, code):
     def fail(*args, **kwargs):
         raise raised
 
-    monkeypatch.setattr("camscope.cli.info.collect_environment", fail)
+    monkeypatch.setattr("camscope.cli.version_and_device_info.collect_environment", fail)
     error = ask("info", code=code)["error"]
     assert (error["kind"], error["exit_code"]) == (kind, code)
 
@@ -339,7 +339,7 @@ def commands(group=None, path=()):
 def test_every_command_has_json_and_a_documented_schema():
     for path, command in commands():
         assert "--json" in [name for parameter in command.params for name in parameter.opts], path
-        assert isinstance(command, base.Command)
+        assert isinstance(command, commands_and_error_reports.Command)
         assert "-".join(path) in RESULT_FIELDS or " ".join(path) in json_output.OTHER_SCHEMAS, path
     names = {"-".join(path) for path, _ in commands()}
     assert set(RESULT_FIELDS) - names == {"error", "demo-audit", "compare-dataset"}

@@ -11,7 +11,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from camscope.batch import BatchRun
-from camscope.cli import app, base, shared_options
+from camscope.cli import app, commands_and_error_reports, shared_options
 from camscope.errors import PreprocessError, Remedy
 from camscope.explainers import METHODS
 from camscope.phantom import draw_radiograph
@@ -32,7 +32,7 @@ def options(command):
 def test_every_option_has_a_panel_and_a_help_text_and_every_row_of_panels_is_used():
     names = set()
     for name, command in commands():
-        assert isinstance(command, base.Command), name
+        assert isinstance(command, commands_and_error_reports.Command), name
         for option in options(command):
             names.add(option.opts[0])
             assert option.help, f"{name} {option.opts[0]}"
@@ -66,11 +66,11 @@ def test_an_option_is_known_in_both_numbers(spelled, tmp_path):
 
 def test_a_name_that_exists_wins_and_what_follows_two_hyphens_is_untouched():
     names = {"--target", "--targets", "--methods"}
-    assert base._match_singular_or_plural("--target=3", names) == "--target=3"
-    assert base._match_singular_or_plural("--method=a,b", names) == "--methods=a,b"
-    assert base._match_singular_or_plural("--methods", names) == "--methods"
-    assert base._match_singular_or_plural("--other", names) == "--other"
-    assert base._match_singular_or_plural("-t", names) == "-t"
+    assert commands_and_error_reports._correct_singular_or_plural("--target=3", names) == "--target=3"
+    assert commands_and_error_reports._correct_singular_or_plural("--method=a,b", names) == "--methods=a,b"
+    assert commands_and_error_reports._correct_singular_or_plural("--methods", names) == "--methods"
+    assert commands_and_error_reports._correct_singular_or_plural("--other", names) == "--other"
+    assert commands_and_error_reports._correct_singular_or_plural("-t", names) == "-t"
     result = RUNNER.invoke(app, ["explain", "--methods", "gradcam", "--", "--method"])
     assert "--method: there is no such file" in result.output
 
@@ -116,12 +116,17 @@ def test_completion_finishes_the_last_name_of_a_list():
 
 def test_a_remedy_is_worded_in_options_and_another_error_stays():
     error = PreprocessError("no preprocessing is known", fix="pass preprocess=f", remedy=Remedy.SET_PREPROCESS)
-    assert base.format_error(error).startswith("no preprocessing is known; pass --preprocess imagenet")
-    assert base.format_error(PreprocessError("broken", fix="pass preprocess=f")) == "broken; pass preprocess=f"
+    assert commands_and_error_reports.format_error(error).startswith(
+        "no preprocessing is known; pass --preprocess imagenet"
+    )
+    assert (
+        commands_and_error_reports.format_error(PreprocessError("broken", fix="pass preprocess=f"))
+        == "broken; pass preprocess=f"
+    )
 
 
 def test_an_item_with_a_comma_stands_in_quotes():
-    from camscope.cli.base import split_list
+    from camscope.cli.shared_options import split_list
 
     assert split_list('"goldfish, Carassius auratus", tench,') == ["goldfish, Carassius auratus", "tench"]
     assert split_list(" a ,b,, c") == ["a", "b", "c"]

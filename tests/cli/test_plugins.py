@@ -20,7 +20,7 @@ from camscope.errors import CamscopeWarning, InputError
 from camscope.explainers import METHODS
 from camscope.phantom import draw_radiograph
 from camscope.registry import METHOD_ENTRY_POINTS, Registry
-from camscope.user_code import Plugin, find_plugins, load_plugin
+from camscope.user_code_and_plugins import Plugin, find_plugins, load_plugin
 
 PEAK = '''
 from pathlib import Path

@@ -13,7 +13,7 @@ pytest.importorskip("highdicom")
 
 import pydicom
 
-from camscope.cli import app, base, progress
+from camscope.cli import app, console_output, progress_bars
 from tests.scans import series
 
 CT = Path(pydicom.__file__).parent / "data" / "test_files" / "CT_small.dcm"
@@ -78,7 +78,7 @@ def test_json_of_a_scan_has_no_path_of_its_file(tmp_path):
 
 def test_a_gif_of_a_volume_has_a_bar_of_its_slices(tmp_path, monkeypatch):
     told = []
-    monkeypatch.setattr(progress.ProgressBar, "nested_bar", beside := Beside(told))
+    monkeypatch.setattr(progress_bars.ProgressBar, "nested_bar", beside := Beside(told))
     run("explain", series(tmp_path / "in", 4), "--series", "--slices", 0, "--format", "gif", "-o", "out")
     assert beside.names == ["drawing slices"]
     assert told[0][0] == 1
@@ -87,7 +87,7 @@ def test_a_gif_of_a_volume_has_a_bar_of_its_slices(tmp_path, monkeypatch):
 
 
 def test_bars_of_one_terminal_stand_below_one_another():
-    with progress.progress_bar("explaining", 1, base.stderr_console()) as bar:
+    with progress_bars.progress_bar("explaining", 1, console_output.stderr_console()) as bar:
         with bar.nested_bar("drawing") as watch:
             watch(2, 5)
             assert [(task.description, task.completed, task.total) for task in bar._progress.tasks] == [

@@ -243,7 +243,7 @@ def test_windows_of_sess_weigh_relative_to_the_best(model, x):
 
 @quiet
 def test_a_subclass_computes_with_arrays(model, x):
-    class Mean(compat.methods.BaseCAM):
+    class Mean(compat.cam_classes.BaseCAM):
         def get_cam_weights(self, input_tensor, target_layers, targets, activations, grads):
             assert isinstance(grads, np.ndarray)
             return np.mean(grads, axis=(2, 3))

@@ -12,9 +12,9 @@ pytest.importorskip("pyarrow")
 
 from PIL import Image
 
+from camscope.audit.config_validation import validate_config
+from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.config import Config
-from camscope.audit.core.context import AuditContext
-from camscope.audit.validation import validate_config
 from camscope.errors import ConfigError
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "how-to" / "audit.md").read_text("utf-8")

@@ -20,7 +20,7 @@ import camscope.models
 from camscope import load_model
 from camscope.cli import app
 from camscope.explainers import METHODS
-from camscope.model_metadata import ModelCard, attach_card, get_card
+from camscope.model_card import ModelCard, attach_card, get_card
 from camscope.phantom import draw_radiograph
 
 pytest.importorskip("pyarrow")

@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 
 from camscope.audit.core.config import Config
 from camscope.cli import app
-from camscope.cli.base import split_list
 from camscope.cli.scan_options import read_named_masks
+from camscope.cli.shared_options import split_list
 from camscope.errors import CategoryError, ImageError, InputError, TargetError
 from camscope.evaluation import load_ground_truth
-from camscope.evaluation.map_generation import check_ground_truth
+from camscope.evaluation.map_generation import load_and_check_ground_truth
 from camscope.images.mask_file_reader import read_label_image
 from camscope.mask_labels import LabelImage, format_choice_hint
 from camscope.render import prepare_outlines
@@ -157,7 +157,7 @@ def test_it_is_told_before_any_map_is_made(tmp_path):
     (tmp_path / "photos").mkdir()
     Image.new("RGB", SIZE[::-1]).save(tmp_path / "photos" / "a.png")
     with pytest.raises(CategoryError, match="2 labels"):
-        check_ground_truth(folder, build_manifest(tmp_path / "photos"))
+        load_and_check_ground_truth(folder, build_manifest(tmp_path / "photos"))
     done = CliRunner().invoke(app, ["evaluate", str(tmp_path / "photos"), "--masks", str(folder)])
     assert done.exit_code != 0
     assert "2 labels" in done.output + str(done.exception)
@@ -262,8 +262,8 @@ def test_the_parts_of_a_hippocampus_are_not_mixed():
 
 @on_real_data
 def test_an_audit_refuses_a_coco_file_without_a_choice(tmp_path):
-    from camscope.audit.core.context import AuditContext
-    from camscope.audit.runner import validate_config
+    from camscope.audit.core.audit_context import AuditContext
+    from camscope.audit.run_stages import validate_config
     from camscope.audit.stages.check_data_and_try_model import _list_annotation_sources
 
     images = json.loads(CELLS.read_bytes())["images"][:24]

@@ -10,8 +10,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from camscope import GradCAM, HiResCAM, LayerCAM, Saliency, load_model, registry
-from camscope.cli import app, base
-from camscope.cli import evaluate as cli_lines
+from camscope.cli import app, commands_and_error_reports, load_model_and_methods
+from camscope.cli import evaluate_maps as cli_lines
 from camscope.errors import InputError, OutputError, RunError
 from camscope.phantom import draw_radiograph
 
@@ -25,7 +25,7 @@ from camscope.evaluation import EvaluationResult, compare_methods, generate_maps
 from camscope.evaluation import map_agreement as agreements  # noqa: E402
 from camscope.evaluation.comparison_statements import iter_statements, join_names  # noqa: E402
 from camscope.evaluation.map_agreement import MapAgreement, summarize_agreement  # noqa: E402
-from camscope.evaluation.map_generation import check_ground_truth, sample_manifest  # noqa: E402
+from camscope.evaluation.map_generation import load_and_check_ground_truth, sample_manifest  # noqa: E402
 from camscope.evaluation.method_summaries import MethodSummary, summarize_values  # noqa: E402
 from camscope.geometry import Placement  # noqa: E402
 from camscope.metrics import METRICS, Estimate  # noqa: E402
@@ -402,7 +402,7 @@ def test_evidence_of_nothing_is_told_before_any_map_is_made(place, tmp_path):
     with pytest.raises(InputError, match="expected the same size"):
         generate_maps(GradCAM(model), source, tmp_path / "run", masks=tmp_path / "other")
     assert not (tmp_path / "run").exists()
-    check_ground_truth("mask", build_manifest(source))
+    load_and_check_ground_truth("mask", build_manifest(source))
     (tmp_path / "bad.png").write_bytes(b"no image")
     with pytest.raises(RunError, match=r"no image has a map: .*not an image"):
         generate_maps(GradCAM(model), tmp_path / "bad.png", tmp_path / "run")
@@ -532,7 +532,7 @@ def by_hand_of(place, made):
 )
 def test_wrong_use_is_one_line_before_the_model_is_loaded(place, found, tmp_path, monkeypatch, words, code, saying):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(base, "load_model_on_device", lambda *_: pytest.fail("the model is loaded"))
+    monkeypatch.setattr(load_model_and_methods, "load_model_on_device", lambda *_: pytest.fail("the model is loaded"))
     Path("empty").mkdir()
     named = [
         word.format(images=place / "images", masks=place / "masks", out=place / "out", here=__file__) for word in words
@@ -553,7 +553,7 @@ def test_an_interrupted_comparison_keeps_what_is_there_and_says_how_to_go_on(pla
         return pairs(*args)
 
     monkeypatch.setattr(agreements, "iter_pair_agreements", interrupted)
-    told = error(run(*words, code=base.EXIT_INTERRUPTED))
+    told = error(run(*words, code=commands_and_error_reports.EXIT_INTERRUPTED))
     assert told == "error: interrupted; finished work is in out: run the same command again to resume"
     parts = {path: path.stat().st_mtime_ns for path in Path("out").rglob("part-*")}
     assert len(parts) == 2  # the maps, and the metrics
@@ -569,7 +569,7 @@ def test_all_methods_are_those_that_have_an_answer(place, tmp_path, monkeypatch)
 
     monkeypatch.chdir(tmp_path)
     names = ("gradcam", "rollout", "layercam")
-    monkeypatch.setattr(base, "parse_methods", lambda words: {name: EVERY[name] for name in names})
+    monkeypatch.setattr(load_model_and_methods, "parse_methods", lambda words: {name: EVERY[name] for name in names})
     result = run("compare", place / "images" / "0[0-1].png", "--methods", "all", "-o", "out")
     assert "LayerCAM" in result.stdout
     assert "rollout" not in result.stdout

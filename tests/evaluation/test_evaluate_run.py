@@ -36,8 +36,8 @@ from camscope.evaluation.ground_truth import (  # noqa: E402 - as above
 )
 from camscope.evaluation.interval_plots import draw_summary_figure  # noqa: E402 - as above
 from camscope.evaluation.map_agreement import MapAgreement  # noqa: E402 - as above
-from camscope.evaluation.map_metrics import crop_map_and_mask_to_model_input  # noqa: E402 - as above
 from camscope.evaluation.method_summaries import summarize_values  # noqa: E402 - as above
+from camscope.evaluation.model_free_metrics import crop_map_and_mask_to_model_input  # noqa: E402 - as above
 from camscope.explanation import Explanation  # noqa: E402 - as above
 from camscope.metrics import METRICS  # noqa: E402 - as above
 

@@ -21,7 +21,7 @@ def made(method, model, layer, **settings):
 
 
 def identity(shape):
-    """A model whose layer `iter_features` hands its input on."""
+    """A model whose layer `iter_method_indices_and_features` hands its input on."""
     return Flat(nn.MaxPool2d(1), math.prod(shape)).double()
 
 

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from camscope import Layout
 from camscope.errors import InputError, LayerError, ModelError, TargetError
 from camscope.explainers import METHODS, GradCAM, HiResCAM
-from camscope.explainers.core.evaluation_context import check_input, inference_scope, inspect_model
+from camscope.explainers.core.evaluation_context import check_and_detach_input, inference_scope, inspect_model
 from camscope.hooks.find_layers import find_layer, find_layers
 from camscope.layers.infer_layout import infer_layout
 from camscope.layers.layout_hints import LayoutHints
@@ -290,7 +290,7 @@ def test_a_tensor_on_another_device_is_an_error_that_names_both():
     tool = GradCAM(model, "middle")
     info = replace(inspect_model(model), devices=(torch.device("cuda:1"),))
     with pytest.raises(InputError, match="the input is on cpu, but the model is on cuda:1; move one of them"):
-        check_input(x[:1], info, tool)
+        check_and_detach_input(x[:1], info, tool)
     for ask in (tool.attribute, tool.explain):
         with pytest.raises(InputError, match="the input is a tensor on the meta device, which has no values"):
             ask(x[:1].to("meta"), 1)

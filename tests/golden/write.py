@@ -14,7 +14,7 @@ from PIL import Image
 
 from camscope import GradCAM, __version__, audit, load_model
 from camscope.audit.core.config import Config
-from camscope.audit.demo import write_demo_study
+from camscope.audit.demo_dataset_and_model import write_demo_study
 from camscope.batch import run_batch
 from camscope.phantom import draw_radiograph
 

@@ -21,7 +21,7 @@ from camscope.explainers import (
     ScoreCAM,
     SmoothGradCAMPlusPlus,
 )
-from camscope.explainers.core.shared_passes import explain_grid
+from camscope.explainers.core.run_methods_in_shared_passes import explain_grid
 from camscope.hooks import partial_forward
 from camscope.hooks.partial_forward import PrefixCache, replace_output_by_variants
 from tests.nets import CASES, Plain, plain

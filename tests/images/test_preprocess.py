@@ -14,7 +14,7 @@ from torchvision.transforms._presets import ImageClassification, SemanticSegment
 
 from camscope.errors import GeometryError, PreprocessError
 from camscope.explainers import GradCAM
-from camscope.images.callable_preprocess import CallablePreprocess, is_content_independent
+from camscope.images.measure_callable_preprocess import CallablePreprocess, is_content_independent
 from camscope.images.preprocess import Preprocess, as_preprocess
 
 RNG = np.random.default_rng(0)

@@ -10,7 +10,7 @@ from scipy.stats import t as student
 from camscope.metrics.group_sequential import (
     InterimLook,
     adjust_difference,
-    compute_decision_chances,
+    compute_chances_above_and_below_margin,
     plan_looks,
 )
 from camscope.metrics.mean_estimates import adjust_bonferroni, estimate_difference
@@ -87,11 +87,11 @@ def test_under_the_null_looks_err_no_more_often_than_one_look(kind):
 
 def test_chances_of_a_decision_by_hand():
     look = plan_looks(24)[0]
-    above, below = compute_decision_chances(0.5, 0.1, 0.5, look)
+    above, below = compute_chances_above_and_below_margin(0.5, 0.1, 0.5, look)
     assert above == below
     bound, share = -NormalDist().inv_cdf(0.0396 / 2), 10 / 24
     assert above == pytest.approx(NormalDist().cdf(-bound / (1 - share) ** 0.5), rel=1e-6)
-    high, low = compute_decision_chances(1.0, 0.1, 0.5, look)
+    high, low = compute_chances_above_and_below_margin(1.0, 0.1, 0.5, look)
     assert high > 0.999
     assert low < 1e-6
-    assert compute_decision_chances(0.5, 0.1, 0.5, replace(look, number=3)) == (1.0, 1.0)
+    assert compute_chances_above_and_below_margin(0.5, 0.1, 0.5, replace(look, number=3)) == (1.0, 1.0)

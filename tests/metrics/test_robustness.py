@@ -29,8 +29,8 @@ from camscope.metrics import (
     max_sensitivity,
     stability,
 )
-from camscope.metrics.explainer_probe import ExplainerProbe, reuse_passes
-from camscope.metrics.robustness import compute_stable_prediction_share
+from camscope.metrics.explain_changed_inputs import ExplainerProbe, reuse_passes
+from camscope.metrics.stability_under_transforms import compute_stable_prediction_share
 from tests.nets import CASES, Flat
 from tests.untouched import untouched
 
@@ -208,7 +208,7 @@ def test_a_changed_input_is_asked_about_the_class_of_the_clean_one():
     assert model(Shift(3).apply(x)).argmax() == 1 != model(x).argmax()
     (found,) = compare_under_transforms(Saliency(model), x, transforms=[Shift((0, 0))])
     one = Saliency(model).attribute(x, 0)
-    from camscope.metrics.explainer_probe import ExplainerProbe
+    from camscope.metrics.explain_changed_inputs import ExplainerProbe
 
     maps = ExplainerProbe.from_explainer(Saliency(model), x).compute_maps(Shift(3).apply(x), [0])
     np.testing.assert_allclose(maps[0], one[0].numpy())

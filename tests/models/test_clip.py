@@ -10,7 +10,7 @@ from PIL import Image
 
 from camscope import GradCAM, HiResCAM, load_model
 from camscope.errors import ModelError, WeightsError
-from camscope.model_metadata import get_card
+from camscope.model_card import get_card
 from camscope.targets import Similarity, TextSimilarity
 
 transformers = pytest.importorskip("transformers")

@@ -15,9 +15,9 @@ from camscope.errors import CamscopeError, MissingExtraError, ModelError, Prepro
 from camscope.explainers import METHODS
 from camscope.images.photo_reader import read_photo
 from camscope.images.preprocess import Preprocess
-from camscope.model_metadata import get_card
+from camscope.model_card import get_card
 from camscope.models import load_model
-from camscope.models.checkpoint import build_for_checkpoint, load_state_dict_strictly, read_state_dict
+from camscope.models.checkpoint import build_and_load_checkpoint, load_state_dict_strictly, read_state_dict
 from camscope.models.torchvision_timm import _get_builder_options
 from camscope.phantom import load_phantom_model
 
@@ -218,7 +218,7 @@ def test_no_layer_is_built_for_a_bias_alone():
     state = dict(net().state_dict()) | {"4.bias": torch.zeros(10**6)}
     del state["4.weight"]
     with pytest.raises(WeightsError, match=r"1 missing \(4\.weight\), 1 of another kind"):
-        build_for_checkpoint(build, state, "bias.pt")
+        build_and_load_checkpoint(build, state, "bias.pt")
     assert built == [None]
 
 

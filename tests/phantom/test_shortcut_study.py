@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 
 from camscope.errors import InputError
 from camscope.images.photo_reader import read_photo
-from camscope.model_metadata import get_card
+from camscope.model_card import get_card
 from camscope.models import load_model
 from camscope.phantom.shortcut_study import (
     draw_study,

@@ -83,7 +83,7 @@ def test_metrics_extra(model, photos, tmp_path):
 def test_audit_extra(tmp_path):
     from camscope import audit
     from camscope.audit.core.config import Config
-    from camscope.audit.demo import write_demo_study
+    from camscope.audit.demo_dataset_and_model import write_demo_study
 
     plain = write_demo_study(tmp_path / "study", n_images=40).model_dump()
     plain["skip"] = ("faithfulness", "robustness", "sanity")

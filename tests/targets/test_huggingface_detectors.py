@@ -9,7 +9,7 @@ from torch import nn
 from camscope import LayerCAM, Layout
 from camscope.errors import LayerError, TargetError
 from camscope.targets import Box, Score
-from camscope.targets.box import find_detection_heads, infer_activation, parse_detections
+from camscope.targets.detection_box import find_detection_heads, infer_softmax_or_sigmoid, parse_detections
 
 transformers = pytest.importorskip("transformers")
 
@@ -175,7 +175,9 @@ def test_a_box_is_read_as_the_familys_own_post_processing_reads_it(family):
     processor = getattr(transformers, FAMILIES[family][1])()
     (expected,) = processor.post_process_object_detection(output, threshold=0.0, target_sizes=torch.tensor([size]))
     assert len(expected["labels"]) > 1
-    (found,) = parse_detections(output, size, infer_activation(find_detection_heads(model), output.logits.shape[-1]))
+    (found,) = parse_detections(
+        output, size, infer_softmax_or_sigmoid(find_detection_heads(model), output.logits.shape[-1])
+    )
     for label, score, corners in zip(*(expected[key] for key in ("labels", "scores", "boxes")), strict=True):
         same = (found.boxes - corners).abs().amax(1) < 1e-3
         assert same.any()

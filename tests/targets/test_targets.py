@@ -12,7 +12,7 @@ from torch import nn
 from camscope import Preprocess
 from camscope.errors import TargetError
 from camscope.explainers import METHODS, AblationCAM, GradCAM, HiResCAM, LayerCAM
-from camscope.model_metadata import ModelCard, attach_card
+from camscope.model_card import ModelCard, attach_card
 from camscope.targets import (
     Box,
     Class,

@@ -1,10 +1,10 @@
 """Audit an image classifier with attribution maps. Level 6. Needs the extra `audit`.
 
-- `core`: the config, the cohort, what a stage works with (`context`), and the schema of the summary.
-- `stages` run in order (`runner`). Each returns its part of the summary, from `performance`, `shortcuts` and `clustering`.
-- `verdicts` follow from the results, and the `report` shows them. `audit_run` is the finished audit.
-- `config_generation` writes a config, `demo` makes an example. `comparison` compares two audits that are comparable.
-- `provenance` records what an audit was computed from. `verification` checks it against digests, tables and images.
+- `core`: the config, the cohort, the data of a stage (`audit_context`), and the schema of the summary.
+- `stages` run in order (`run_stages`). Each returns its part of the summary, from `performance`, `shortcuts` and `clustering`.
+- `verdicts` follow from the results, and the `report` shows them. `run_audit_from_config` starts it, `finished_audit` reads it.
+- `config_generation` writes a config, `demo_dataset_and_model` makes an example. `audit_comparison` compares two audits.
+- `provenance` records what an audit was computed from. `verify_finished_audit` checks it against digests, tables and images.
 """
 
 import importlib.util
@@ -18,8 +18,9 @@ if missing := [
 ]:
     raise MissingExtraError(missing[0], "audit")
 
-from camscope.audit.audit_run import AuditRun, run_audit
 from camscope.audit.core.config import Config
 from camscope.audit.core.summary_schema import Summary, Verdict
+from camscope.audit.finished_audit import AuditRun
+from camscope.audit.run_audit_from_config import run_audit
 
 __all__ = ["AuditRun", "Config", "Summary", "Verdict", "run_audit"]

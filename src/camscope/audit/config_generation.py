@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
+from camscope.atomic_writes_and_folder_locks import describe_file_problem
+from camscope.audit.config_validation import validate_config
+from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.config import (
     Config,
     ExplainConfig,
@@ -17,35 +20,32 @@ from camscope.audit.core.config import (
     SampleSizes,
     StageName,
 )
-from camscope.audit.core.config_faults import describe_nearest
-from camscope.audit.core.context import AuditContext
+from camscope.audit.core.config_faults import suggest_nearest_name
 from camscope.audit.core.subgroup_levels import (
     AGE_BANDS,
     MAX_LEVELS_PER_SUBGROUP,
     MIN_PATIENTS_FOR_VERDICT,
     normalize_label,
 )
-from camscope.audit.manifest_columns import (
+from camscope.audit.find_manifest_columns import (
     LABEL_COLUMN_NAMES,
     EvidenceColumn,
     EvidenceRoles,
-    describe_columns,
-    find_column,
+    build_column_fields_of_template,
+    find_first_candidate_column,
     list_paths,
 )
-from camscope.audit.report.verdict_display import MARGIN_DESCRIPTIONS
-from camscope.audit.shortcuts.reliance_rule import compute_min_patients_to_detect
-from camscope.audit.validation import validate_config
+from camscope.audit.report.verdict_labels_and_groups import MARGIN_DESCRIPTIONS
+from camscope.audit.shortcuts.intervention_effects_and_reliance import compute_min_patients_to_detect
 from camscope.batch import Manifest, batch_worker, build_manifest
+from camscope.batch.build_manifest_from_source import DATASET_PREFIXES, TABLE_SUFFIXES
 from camscope.batch.image_manifest import import_arrow
-from camscope.batch.image_sources import DATASET_PREFIXES, TABLE_SUFFIXES
 from camscope.batch.path_resolver import find_common_folder
 from camscope.errors import InputError
-from camscope.model_metadata import get_card
+from camscope.model_card import get_card
 from camscope.models import load_model
-from camscope.optional import require
+from camscope.optional_packages import require
 from camscope.plurals import inflect, plural
-from camscope.safe_files import describe_file_problem
 
 if TYPE_CHECKING:
     import jinja2
@@ -94,21 +94,21 @@ def build_config(
     start. InputError where the manifest has neither labels nor columns of 0 and 1 for the classes, or the modality is unknown.
     """
     if modality is not None and modality not in (modalities := get_args(Modality)):
-        nearest = describe_nearest(modality, modalities)
+        nearest = suggest_nearest_name(modality, modalities)
         raise InputError(f"unknown modality {modality!r}; expected one of {', '.join(modalities)}{nearest}")
     if Path(manifest).suffix.lower() in TABLE_SUFFIXES and not Path(manifest).is_file():
         raise InputError(f"the manifest {manifest} cannot be read: {describe_file_problem(manifest)}")
     images, folder = build_manifest(manifest, root, anywhere=anywhere, strict=False), relative_to or Path.cwd()
     card = get_card(load_model(model, weights=weights))
     class_names = (card.class_names if card else None) or ()
-    labels = _guess_labels(images.table, class_names, findings)
+    labels = _guess_findings_and_label_columns(images.table, class_names, findings)
     used = [name for name in (labels["label"], *labels["labels"].values()) if name is not None]
-    columns = describe_columns(images, class_names, used)
+    columns = build_column_fields_of_template(images, class_names, used)
     notes: list[str] = []
     if root is not None:
         root = _make_path_relative(root, folder)
     elif not anywhere:
-        root, anywhere, notes = _find_root(images, columns["evidence"])
+        root, anywhere, notes = _choose_root(images, columns["evidence"])
     text: str = _load_template().render(
         **labels,
         **columns,
@@ -125,24 +125,32 @@ def build_config(
     return GeneratedConfig(text, tuple(notes))
 
 
-def _find_root(manifest: Manifest, evidence: EvidenceRoles) -> tuple[str | None, bool, list[str]]:
-    """Return the root of images and masks outside the manifest's folder, whether any path is allowed, and a note."""
+class RootChoice(NamedTuple):
+    """The root of images and masks, whether any path is allowed, and notes about this choice."""
+
+    root: str | None
+    any_path_allowed: bool
+    notes: list[str]
+
+
+def _choose_root(manifest: Manifest, evidence: EvidenceRoles) -> RootChoice:
+    """Choose the root if images or masks lie outside the manifest's folder."""
     roles = (evidence.ground_truth, *evidence.candidates, evidence.organ, *evidence.markers.values(), *evidence.further)
     columns = ["path", *(column.name for column in roles if column is not None and column.kind == "masks")]
     outside = {name: manifest.find_paths_outside_root(name) for name in columns}
     paths = [path for column_paths in outside.values() for path in column_paths]
     if not paths:
-        return None, False, []
+        return RootChoice(None, any_path_allowed=False, notes=[])
     common = find_common_folder([path for name in columns for path in list_paths(manifest, name)])
     n_images, name = len(outside["path"]), "path" if outside["path"] else "mask"
     count = f"{n_images or len(paths)} of {plural(len(manifest) if n_images else len(paths), name)}"
     setting = "anywhere = true" if common is None else f"root = {_quote_toml_string(common)}"
     lie = inflect(n_images or len(paths), "lies", "lie")
     place = manifest.path_resolver.base_folder.resolve()
-    return common, common is None, [f"{count} {lie} outside {place}: {setting} is set in [data]"]
+    return RootChoice(common, common is None, [f"{count} {lie} outside {place}: {setting} is set in [data]"])
 
 
-def try_config(path: Path) -> AuditContext:
+def try_config_on_one_image(path: Path) -> AuditContext:
     """Do what an audit does before its first stage, and explain one image. Raise an error with all faults of the config."""
     config, faults = Config.parse_source(path)
     if config is None:
@@ -153,20 +161,22 @@ def try_config(path: Path) -> AuditContext:
     return context
 
 
-def _guess_labels(table: Any, class_names: Sequence[str], findings: Sequence[str]) -> dict[str, Any]:
+def _guess_findings_and_label_columns(
+    table: Any, class_names: Sequence[str], findings: Sequence[str]
+) -> dict[str, Any]:
     """Return the findings with the label column, or with one column for each finding."""
-    label = find_column(table.column_names, LABEL_COLUMN_NAMES)
+    label = find_first_candidate_column(table.column_names, LABEL_COLUMN_NAMES)
     if label is None:
         # without row numbers, and without ids that only repeat the path
         user_table = table.drop_columns(["row", *(["id"] if table["id"].equals(table["path"]) else [])])
-        labels = _match_label_columns(user_table, class_names, findings, LABEL_COLUMN_NAMES)
+        labels = _find_label_column_of_each_finding(user_table, class_names, findings, LABEL_COLUMN_NAMES)
         return {"label": None, "labels": labels, "findings": list(labels)}
-    names = list(findings) or _guess_findings(table[label], class_names)
+    names = list(findings) or _list_findings_in_label_column(table[label], class_names)
     _check_labels_match_findings(table[label], class_names, names)
     return {"label": label, "labels": {}, "findings": names}
 
 
-def _guess_findings(column: Any, class_names: Sequence[str]) -> list[str]:
+def _list_findings_in_label_column(column: Any, class_names: Sequence[str]) -> list[str]:
     """Return the classes that occur in a label column, without classes such as "no finding"."""
     labels = _list_distinct_labels(column)
     if class_names:
@@ -199,7 +209,7 @@ def _check_labels_match_findings(column: Any, class_names: Sequence[str], findin
             raise InputError(f"no label matches the finding {finding!r}; the labels are {listed}")
 
 
-def _match_label_columns(
+def _find_label_column_of_each_finding(
     table: Any, class_names: Sequence[str], findings: Sequence[str], label_column_names: Sequence[str]
 ) -> dict[str, str]:
     """Return class name -> its column of 0 and 1, for the requested findings or for all classes.
@@ -317,9 +327,9 @@ def _make_source_relative(source: str, folder: Path) -> str:
 
 
 def _format_mask_source(column: EvidenceColumn) -> str:
-    """Return a column of masks as a TOML value. Masks with several labels need a choice of labels: all of them."""
+    """Return a column of masks as a TOML value. For masks with several labels, the value selects all labels."""
     name = _quote_toml_string(column.name)
-    return f'{{ column = {name}, category = "all" }}' if column.needs_category else name
+    return f'{{ column = {name}, category = "all" }}' if column.masks_have_several_labels else name
 
 
 def _quote_toml_string(value: str) -> str:

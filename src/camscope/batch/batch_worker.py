@@ -11,7 +11,7 @@ from torch import Tensor
 from camscope.batch import result_rows
 from camscope.batch.image_loading import LoadedImage, hash_source, prepare_input
 from camscope.batch.image_manifest import Manifest
-from camscope.batch.overlays import OverlayImages, OverlayQueue, OverlayWriter
+from camscope.batch.overlay_writer import OverlayImages, OverlayQueue, OverlayWriter
 from camscope.errors import (
     ImageError,
     LayerError,
@@ -24,15 +24,19 @@ from camscope.errors import (
     is_transient,
 )
 from camscope.explainers import Explainer
-from camscope.explainers.comparison.explain_supported import MethodTimer
+from camscope.explainers.comparison.explain_by_supported_methods import MethodTimer
 from camscope.explainers.core.evaluation_context import get_device_and_dtype
 from camscope.explainers.core.model_input import NO_EXTRA_INPUTS, ModelInput, require_preprocess
-from camscope.explainers.core.settings_as_text import format_without_address
-from camscope.explainers.core.shared_passes import build_explanations, check_compatible_explainers, run_methods
+from camscope.explainers.core.redacted_settings_text import format_without_address
+from camscope.explainers.core.run_methods_in_shared_passes import (
+    build_explanations,
+    check_compatible_explainers,
+    run_methods,
+)
 from camscope.explanation import Explanation
 from camscope.hooks.find_layers import unwrap
 from camscope.images.preprocess import Preprocess
-from camscope.model_metadata import compute_model_digest
+from camscope.model_card import compute_model_digest
 from camscope.targets import TargetLike
 
 RUN_LEVEL_ERRORS = (LayerError, MissingExtraError, ModelError, PreprocessError)  # errors that all images share
@@ -90,7 +94,7 @@ class BatchWorker:
         )
 
     def targets_for(self, image: LoadedImage) -> Sequence[TargetLike]:
-        """Return the targets of an image: its target in the manifest, or otherwise those of the run."""
+        """Return the targets of an image: the target in the manifest, or otherwise the targets of the run."""
         target = image.row.get("target")
         return self.targets if target is None else [parse_target(target)]
 

@@ -12,9 +12,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from camscope import render
+from camscope.atomic_writes_and_folder_locks import open_atomic
 from camscope.errors import GeometryError
 from camscope.explanation import Explanation
-from camscope.safe_files import open_atomic
 
 ResultRow = Mapping[str, Any]
 SCORE_DESCRIPTION = (
@@ -37,7 +37,7 @@ class RowExport:
 
 
 def build_coco_annotations(explanation: Explanation, threshold: float) -> list[dict[str, Any]]:
-    """Return a COCO annotation for each region of a map above `threshold` x its maximum. Pixels are those of the image."""
+    """Return a COCO annotation for each region of a map above `threshold` x its maximum, in pixels of the image."""
     if explanation.placement is None:
         raise GeometryError("the position of the map on the image is unknown")
     explanation._check_two_axes()

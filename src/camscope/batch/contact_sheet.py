@@ -18,7 +18,7 @@ from camscope.batch.run_reader import RunReader, read_original, render_thumbnail
 from camscope.batch.sql_query import Query, iter_rows_by_image
 from camscope.errors import InputError
 from camscope.explanation import STATUS_MEANINGS, PixelArray
-from camscope.optional import require
+from camscope.optional_packages import require
 from camscope.plurals import plural
 from camscope.registry import METHODS
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from camscope.atomic_writes_and_folder_locks import open_atomic
 from camscope.batch.run_reader import RunReader
 from camscope.batch.sql_query import Query
-from camscope.safe_files import open_atomic
 
 OMITTED_COLUMNS = ("grid", "attribution", "input_size", "image_size", "placement")
 PEAK_CELL_SQL = (

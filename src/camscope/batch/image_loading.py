@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from camscope.atomic_writes_and_folder_locks import open_regular_file
 from camscope.batch.image_manifest import Manifest
 from camscope.errors import (
     CamscopeError,
@@ -37,14 +38,13 @@ from camscope.explainers.core.model_input import (
 )
 from camscope.explanation import PixelArray
 from camscope.hooks.find_layers import unwrap
-from camscope.images.files.image_file_access import split_selector
-from camscope.images.files.redaction_and_pseudonyms import redact_error_message
+from camscope.images.files.find_and_open_image_files import split_path_and_index
+from camscope.images.files.redacted_errors_and_file_pseudonyms import format_error_without_causes
 from camscope.images.photo_reader import find_file_warnings, read_photo, read_pixel_count, read_reduced_photo
 from camscope.images.preprocess import Preprocess
 from camscope.images.scans.monai_preprocess import MonaiPreprocess
 from camscope.images.scans.scan_preprocess import ScanPreprocess
 from camscope.images.scans.scan_reader import is_scan, read_scan
-from camscope.safe_files import open_regular_file
 
 ManifestRow = Mapping[str, Any]
 IMAGES_PER_THREAD_TASK = 4  # images
@@ -200,7 +200,7 @@ def _decode_image(
             images_dropped=not keeps_images,
         )
     except (InputError, GeometryError) as error:  # not an image, or not one that the preprocessing accepts
-        reason = (redact_error_message(error) if hides_names else str(error)).removeprefix("the file: ")
+        reason = (format_error_without_causes(error) if hides_names else str(error)).removeprefix("the file: ")
         return LoadedImage(row, digest, error=reason, is_transient=is_transient(error))
     except CamscopeError:
         raise
@@ -225,7 +225,7 @@ def hash_source(source: Any) -> str | None:
 
 def _hash_files(location: Path) -> str | None:
     """Return the digest of a file or folder. Return None if it cannot be read."""
-    path, selector = split_selector(location)
+    path, selector = split_path_and_index(location)
     digests = []
     try:
         for file in (entry for entry in path.iterdir() if entry.is_file()) if path.is_dir() else [path]:

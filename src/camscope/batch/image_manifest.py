@@ -15,12 +15,12 @@ import numpy.typing as npt
 
 from camscope.batch.path_resolver import PathResolver
 from camscope.errors import InputError
-from camscope.images.files.image_file_access import PHOTO_SUFFIXES, SCAN_SUFFIXES, split_selector
-from camscope.images.files.redaction_and_pseudonyms import pseudonymize_source
+from camscope.images.files.find_and_open_image_files import PHOTO_SUFFIXES, SCAN_SUFFIXES, split_path_and_index
+from camscope.images.files.redacted_errors_and_file_pseudonyms import pseudonymize_source
 from camscope.images.scans.scan_reader import is_scan
-from camscope.optional import require
+from camscope.optional_packages import require
 from camscope.plurals import plural
-from camscope.untrusted_files import read_errors_converted
+from camscope.read_untrusted_files import read_errors_converted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -172,7 +172,7 @@ class _HashingFile(io.BytesIO):
         return len(data)
 
 
-def add_row_columns(table: "pa.Table", source_name: str, *, strict: bool = True) -> "pa.Table":
+def add_row_and_id_columns(table: "pa.Table", source_name: str, *, strict: bool = True) -> "pa.Table":
     """Add the columns `row` and `id` to a table with a column `path`, and check the table.
 
     Without `strict`, empty paths, repeated ids and reserved names are accepted.
@@ -229,7 +229,7 @@ def find_reserved_names(names: Sequence[str]) -> list[str]:
 
 
 def _rename_label_column(names: Sequence[str]) -> list[str]:
-    """Return column names with `class` in place of `label`, which is the label of a map in the rows of a run."""
+    """Rename the column `label` to `class`, because the rows of a run use `label` for the label of a map."""
     is_free = LABEL_COLUMN not in [name.lower() for name in names]
     return [LABEL_COLUMN if name == "label" and is_free else name for name in names]
 
@@ -294,7 +294,7 @@ def _is_scan_path(manifest: Manifest, path: str) -> bool:
         location = manifest.path_resolver.resolve(path)
     except InputError:
         return False
-    return split_selector(location)[0].is_dir() or is_scan(location)
+    return split_path_and_index(location)[0].is_dir() or is_scan(location)
 
 
 def pseudonymize_manifest(manifest: Manifest, keep_columns: Sequence[str] = ()) -> Manifest:

@@ -168,11 +168,11 @@ def compute_chunks(
     with closing(load_images(worker.manifest, rows, worker.prepare_model_input, num_threads, memory)) as images:
         for task in tasks:
             chunk_images = islice(images, task.select_rows(plan, table).num_rows)
-            with closing(write_chunk(task, chunk_images, worker, store, num_threads, memory)) as steps:
+            with closing(compute_and_write_chunk(task, chunk_images, worker, store, num_threads, memory)) as steps:
                 yield from steps
 
 
-def write_chunk(
+def compute_and_write_chunk(
     task: ChunkTask,
     images: Iterator[LoadedImage],
     worker: BatchWorker,
@@ -197,7 +197,7 @@ def write_chunk(
     table = result_rows.rows_to_table(rows, schema)
     if task.row_numbers is not None:
         existing = store.read_part(task.chunk).replace_schema_metadata()
-        table = result_rows.replace_rows(existing, table)
+        table = result_rows.replace_rows_of_images(existing, table)
         if table.equals(existing):  # they failed again
             return
     store.write_part(task.chunk, table)

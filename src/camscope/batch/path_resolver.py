@@ -1,4 +1,4 @@
-"""`PathResolver`: resolve and read the file paths and URLs of a table. They may be confined to a root folder."""
+"""`PathResolver`: resolve and read the file paths and URLs of a table. A root folder may confine the paths."""
 
 import errno
 import os
@@ -9,11 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from camscope.atomic_writes_and_folder_locks import check_regular_file, open_regular_file
 from camscope.errors import ImageError, InputError
-from camscope.images.files.image_file_access import MAX_FILE_BYTES, PHOTO_SUFFIXES, is_scan_name, split_selector
-from camscope.optional import require
+from camscope.images.files.find_and_open_image_files import (
+    MAX_FILE_BYTES,
+    PHOTO_SUFFIXES,
+    is_scan_name,
+    split_path_and_index,
+)
+from camscope.optional_packages import require
 from camscope.plurals import plural
-from camscope.safe_files import check_regular_file, open_regular_file
 
 READ_BYTES = 2**24  # of a remote file at a time
 # URL schemes that never read a file of this machine. hdfs and sftp can be configured to do so, and fsspec treats an unknown
@@ -54,8 +59,8 @@ class PathResolver:
             return path
         location = path if self.root is None else os.path.join(self.root, path)  # noqa: PTH118 - a Path costs as much time as a small file
         if self.confined:
-            file = str(split_selector(location)[0]) if "#" in path else location
-            for part in (file, *_list_symlinks_read_with(file)):
+            file = str(split_path_and_index(location)[0]) if "#" in path else location
+            for part in (file, *_iter_symlinks_of_slice_folder(file)):
                 if not self._is_inside(part):
                     raise InputError(
                         f"{path}: the path leads out of {self.base_folder}; move the file there, or pass --anywhere"
@@ -145,7 +150,7 @@ def is_remote_store_url(url: str) -> bool:
     return is_wrapped and last[0] in REMOTE_SCHEMES and bool(last[1])
 
 
-def _list_symlinks_read_with(file: str) -> Iterator[str]:
+def _iter_symlinks_of_slice_folder(file: str) -> Iterator[str]:
     """List the symlinks in a folder of slices, or in the folder of an .mhd file."""
     if file.lower().endswith(PHOTO_SUFFIXES):
         return
@@ -159,7 +164,7 @@ def _list_symlinks_read_with(file: str) -> Iterator[str]:
 def read_image_source(location: str) -> bytes | Path:
     """Return the bytes of an image file or URL, or the path of a local scan."""
     if not is_url(location) and not location.lower().endswith(PHOTO_SUFFIXES):
-        file = split_selector(location)[0]
+        file = split_path_and_index(location)[0]
         if file.is_dir():
             return Path(location)
         if is_scan_name(location):

@@ -16,15 +16,15 @@ import torch
 
 from camscope.batch.batch_worker import BatchWorker
 from camscope.batch.image_loading import MemoryBudget, load_images
-from camscope.batch.local_engine import ChunkPlan, ChunkProgress, ChunkTask, Failure, write_chunk
+from camscope.batch.local_engine import ChunkPlan, ChunkProgress, ChunkTask, Failure, compute_and_write_chunk
 from camscope.batch.run_store import RunStore
 from camscope.errors import InputError, RunError
 from camscope.explainers.core.evaluation_context import get_device_and_dtype
 from camscope.hooks.find_layers import unwrap
-from camscope.model_metadata import attach_card, get_card
-from camscope.optional import require
+from camscope.model_card import attach_card, get_card
+from camscope.optional_packages import require
 from camscope.plurals import plural
-from camscope.user_code import find_plugins, load_plugin
+from camscope.user_code_and_plugins import find_plugins, load_plugin
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,7 +55,7 @@ def compute_chunks_on_ray(
         )(Actor)
         actors = [actor_cls.remote(num_cpus) for _ in range(min(n_actors, len(tasks)))]
         try:
-            yield from _iter_steps(ray, actors, payload_refs, tasks, plan, worker.manifest.table)
+            yield from _iter_chunk_progress(ray, actors, payload_refs, tasks, plan, worker.manifest.table)
         finally:
             for actor in actors:
                 ray.kill(actor)
@@ -67,7 +67,7 @@ def compute_chunks_on_ray(
         )
 
 
-def _iter_steps(
+def _iter_chunk_progress(
     ray: Any,
     actors: Sequence[Any],
     payload_refs: Sequence[Any],
@@ -79,7 +79,7 @@ def _iter_steps(
     open_tasks, n_open = iter(tasks), len(tasks)
     # an actor gets its first chunk when it is ready, since it may wait for free CPUs
     running: dict[Any, tuple[Any, pa.Table | None]] = {
-        actor.wait_until_ready.remote(): (actor, None) for actor in actors
+        actor.wait_until_process_started.remote(): (actor, None) for actor in actors
     }
     while n_open:
         (finished,), _ = ray.wait(list(running), num_returns=1)
@@ -140,8 +140,8 @@ class Actor:
         self._num_cpus = num_cpus
         self._payload: ActorPayload | None = None
 
-    def wait_until_ready(self) -> bytes:
-        """Return when the worker process has started. The returned bytes have no meaning."""
+    def wait_until_process_started(self) -> bytes:
+        """Return a pickled None as soon as the worker process has started."""
         return cloudpickle_dumps(None)
 
     def compute(self, payload_refs: Sequence[Any], task: ChunkTask, table: "pa.Table") -> bytes:
@@ -188,7 +188,7 @@ def _compute_unless_finished(
     manifest, memory = replace(worker.manifest, table=table), MemoryBudget(num_threads)
     rows, failures = manifest.rows(0, table.num_rows), Counter[Failure]()
     with contextlib.closing(load_images(manifest, rows, worker.prepare_model_input, num_threads, memory)) as images:
-        for _, batch_failures in write_chunk(task, images, worker, store, num_threads, memory):
+        for _, batch_failures in compute_and_write_chunk(task, images, worker, store, num_threads, memory):
             failures.update(batch_failures)
     return table.num_rows, failures
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from camscope.atomic_writes_and_folder_locks import slug
 from camscope.batch.image_manifest import COLUMN_TYPES, Manifest, import_arrow
 from camscope.explanation import Explanation
-from camscope.safe_files import slug
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,12 +29,14 @@ TRANSIENT, PERMANENT = "transient", "permanent"  # kinds of failure: a retry may
 def build_part_schema(manifest: Manifest, *, with_overlays: bool = False) -> "pa.Schema":
     """Return the Arrow schema of a part file: the result columns, then the columns of the manifest."""
     pa = import_arrow()
-    types = {name: arrow_type for name, arrow_type in column_types().items() if with_overlays or name != "overlay"}
+    types = {
+        name: arrow_type for name, arrow_type in get_result_column_types().items() if with_overlays or name != "overlay"
+    }
     types |= {name: manifest.table.schema.field(name).type for name in manifest.extra_columns}
     return pa.schema(types)
 
 
-def column_types() -> dict[str, "pa.DataType"]:
+def get_result_column_types() -> dict[str, "pa.DataType"]:
     """Return the names and Arrow types of the result columns. Arrays are flat lists."""
     pa = import_arrow()
     return {
@@ -67,7 +69,7 @@ def build_map_row(
     }
 
 
-def replace_rows(existing: "pa.Table", new: "pa.Table") -> "pa.Table":
+def replace_rows_of_images(existing: "pa.Table", new: "pa.Table") -> "pa.Table":
     """Replace the rows of all images that occur in `new`. Return all rows in the order of the manifest."""
     pa, compute = import_arrow(), import_arrow("compute")
     retained = existing.filter(compute.invert(compute.is_in(existing["row"], compute.unique(new["row"]))))

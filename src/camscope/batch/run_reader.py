@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from camscope import render
+from camscope.batch.build_manifest_from_source import DATASET_PREFIXES, build_manifest
 from camscope.batch.image_loading import hash_source
 from camscope.batch.image_manifest import (
     PSEUDONYMIZED_DATASET,
@@ -21,19 +22,18 @@ from camscope.batch.image_manifest import (
     import_arrow,
     pseudonymize_manifest,
 )
-from camscope.batch.image_sources import DATASET_PREFIXES, build_manifest
 from camscope.batch.path_resolver import PathResolver
 from camscope.batch.result_rows import EXPLANATION_COLUMNS, FAILED
 from camscope.batch.run_store import RUN_FILE, RunStore
 from camscope.batch.sql_query import Query, RowReader, open_map_parts, read_rows, table_to_dicts, translate_part_errors
 from camscope.errors import CamscopeError, ImageError, InputError
-from camscope.explanation import Explanation, PixelArray, check_explanation
+from camscope.explanation import Explanation, PixelArray, require_valid_explanation
 from camscope.geometry import Placement
 from camscope.images.photo_reader import read_photo
 from camscope.images.scans.scan import convert_scan_to_display_pixels
 from camscope.images.scans.scan_reader import is_scan, read_scan
 from camscope.plurals import plural
-from camscope.untrusted_files import read_errors_converted
+from camscope.read_untrusted_files import read_errors_converted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,7 +55,7 @@ class RunReader:
             reason = "not the folder of a run, since it holds no run.json; pass the folder"
             reason = "a file; expected the folder" if self.folder.is_file() else reason
             raise InputError(f"{folder}: it is {reason} of a run, as camscope batch writes it")
-        if invalid := [name for name, is_valid in _check_run_info(run_info).items() if not is_valid]:
+        if invalid := _find_invalid_entries(run_info):
             raise InputError(f"{self.folder / RUN_FILE}: it is damaged: {', '.join(invalid)} is missing or invalid")
         self.run_info: dict[str, Any] = run_info
 
@@ -299,7 +299,7 @@ class RunReader:
         with read_errors_converted(
             "a row of the run holds no map", quote_original=not self.is_pseudonymized, wrap_camscope_errors=True
         ):
-            return check_explanation(self._build_explanation(row, image))
+            return require_valid_explanation(self._build_explanation(row, image))
 
     def _build_explanation(self, row: Mapping[str, Any], image: PixelArray | None) -> Explanation:
         run_config, class_names, target = self.run_info["run_config"], self.run_info["class_names"], row["target"]
@@ -364,8 +364,8 @@ class RunReader:
         return f"<table>{rows}</table>"
 
 
-def _check_run_info(run_info: Mapping[str, Any]) -> dict[str, bool]:
-    """Return whether each entry of a run.json is valid: name -> bool."""
+def _find_invalid_entries(run_info: Mapping[str, Any]) -> list[str]:
+    """Return the names of the entries of a run.json that are missing or invalid."""
     run_config = run_info["run_config"]
     methods, targets, class_names = run_config.get("methods"), run_config.get("targets"), run_info.get("class_names")
     entries = (run_config.get("model"), run_config.get("manifest"), run_info.get("root"), run_info.get("versions"))
@@ -374,7 +374,7 @@ def _check_run_info(run_info: Mapping[str, Any]) -> dict[str, bool]:
         value if isinstance(value, int) and not isinstance(value, bool) else -1
         for value in (manifest.get("rows"), run_config.get("chunk_size"))
     )
-    return {
+    is_valid = {
         "model": all(isinstance(model.get(key), str) for key in ("source", "digest")),
         "methods": isinstance(methods, Mapping) and all(isinstance(value, Mapping) for value in methods.values()),
         "targets": isinstance(targets, list) and all(isinstance(target, str | None) for target in targets),
@@ -385,6 +385,7 @@ def _check_run_info(run_info: Mapping[str, Any]) -> dict[str, bool]:
         "versions": all(isinstance(versions.get(name), str) for name in ("camscope", "torch")),
         "class_names": isinstance(class_names, list) and all(isinstance(name, str) for name in class_names),
     }
+    return [name for name, valid in is_valid.items() if not valid]
 
 
 def read_display_image(source: Any, window: str | None = None) -> PixelArray:

@@ -11,13 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from camscope.batch.image_manifest import import_arrow
-from camscope.batch.result_rows import FAILED
-from camscope.batch.sql_query import open_map_parts, open_parts, read_rows
-from camscope.errors import OutputError, Remedy, RunError
-from camscope.explanation import STATUS_OK
-from camscope.plurals import plural
-from camscope.safe_files import (
+from camscope.atomic_writes_and_folder_locks import (
     FOLDER_BUSY_MESSAGE,
     FolderLock,
     build_output_path,
@@ -29,7 +23,13 @@ from camscope.safe_files import (
     read_bytes,
     write_bytes,
 )
-from camscope.untrusted_files import MAX_ERROR_CHARACTERS, MAX_JSON_BYTES, read_errors_converted
+from camscope.batch.image_manifest import import_arrow
+from camscope.batch.result_rows import FAILED
+from camscope.batch.sql_query import open_map_parts, open_parts, read_rows
+from camscope.errors import OutputError, Remedy, RunError
+from camscope.explanation import STATUS_OK
+from camscope.plurals import plural
+from camscope.read_untrusted_files import MAX_ERROR_CHARACTERS, MAX_JSON_BYTES, read_errors_converted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -95,7 +95,7 @@ class RunStore:
         value = (self.run_info or {"run_config": {}})["run_config"].get("chunk_size")
         return value if isinstance(value, int) and value > 0 else None
 
-    def begin(self, run_info: Mapping[str, Any], *, overwrite: bool = False) -> bool:
+    def begin_or_resume(self, run_info: Mapping[str, Any], *, overwrite: bool = False) -> bool:
         """Begin or resume a run. Return whether the run is new. Until `release`, other processes cannot replace it."""
         data = json.dumps({"schema": SCHEMA_VERSION, **run_info}, indent=1, sort_keys=True).encode()
         make_folder(self.folder)
@@ -103,7 +103,9 @@ class RunStore:
             check_inside_folder(self.folder / name, self.folder)
         try:
             self._lock = FolderLock(self.folder)
-            is_new = self._replace_run(data) if overwrite else False
+            is_new = overwrite
+            if overwrite:
+                self._replace_run(data)
             if not self._lock.acquire_shared():
                 raise OutputError(f"{self.folder}: {FOLDER_BUSY_MESSAGE}")
             if not overwrite and self.run_info is None:
@@ -131,7 +133,7 @@ class RunStore:
     @contextmanager
     def open_run(self, run_info: Mapping[str, Any], *, overwrite: bool = False) -> Iterator[bool]:
         """Begin or resume a run, and release it at the end of the `with`. Yield whether the run is new."""
-        is_new = self.begin(run_info, overwrite=overwrite)
+        is_new = self.begin_or_resume(run_info, overwrite=overwrite)
         try:
             yield is_new
         finally:
@@ -143,8 +145,8 @@ class RunStore:
             self._lock.release()
             self._lock = None
 
-    def _replace_run(self, data: bytes) -> bool:
-        """Remove the existing run, and write the run.json of a new run. Both must have the same kind of content."""
+    def _replace_run(self, data: bytes) -> None:
+        """Remove the existing run, and write the run.json of a new run. Both runs must have the same kind of content."""
         if self._lock is None or not self._lock.acquire_exclusive():
             raise OutputError(f"{self.folder}: {FOLDER_BUSY_MESSAGE}")
         existing = self.run_info
@@ -155,7 +157,6 @@ class RunStore:
         else:
             self._remove_outputs()
         write_bytes(self.folder / RUN_FILE, data)
-        return True
 
     def _require_no_parts(self) -> None:
         if self.finished_chunks():
@@ -164,7 +165,7 @@ class RunStore:
             )
 
     def _require_same_run(self, run_info: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the contents of run.json. Raise an OutputError if it is that of another run."""
+        """Return the contents of run.json. Raise an OutputError if the file belongs to another run."""
         existing = self.run_info or {}
         differences = diff_run_configs(existing, run_info)
         if differences.keys() == {"chunk_size"}:
@@ -285,7 +286,7 @@ class RunStore:
                 os.close(handle)
 
     def require_current_run(self) -> None:
-        """Raise a RunError if the run was removed or replaced since `begin`."""
+        """Raise a RunError if the run was removed or replaced since `begin_or_resume`."""
         if self.identity is None:
             return
         run_info = self.run_info

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope.batch.image_manifest import import_arrow
-from camscope.batch.result_rows import OPTIONAL_COLUMNS, REQUIRED_COLUMNS, column_types
+from camscope.batch.result_rows import OPTIONAL_COLUMNS, REQUIRED_COLUMNS, get_result_column_types
 from camscope.errors import InputError
-from camscope.optional import require
+from camscope.optional_packages import require
 from camscope.plurals import plural
-from camscope.untrusted_files import MAX_EXCESS_VALUES, MAX_VALUES_PER_BYTE, check_parquet, read_errors_converted
+from camscope.read_untrusted_files import MAX_EXCESS_VALUES, MAX_VALUES_PER_BYTE, check_parquet, read_errors_converted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,7 +44,7 @@ ROWS_PER_FETCH = 4096  # rows that are converted to Python at a time
 
 @dataclass(frozen=True)
 class Query:
-    """A selection of rows of a run by an SQL condition, in the dialect of DuckDB.
+    """Selects rows of a run by an SQL condition in DuckDB's dialect.
 
     Attributes:
         where: A condition, such as `label = 'nodule' and probability < 0.6`. Default: all rows.
@@ -187,7 +187,7 @@ def open_parts(parts: Sequence[str], schema: "pa.Schema | None" = None) -> "ds.D
 def open_map_parts(parts: Sequence[str]) -> "ds.Dataset":
     """Open part files that hold maps. Raise an InputError if a required column is missing."""
     rows = open_parts(parts)
-    if missing := [name for name in column_types() if name not in (*OPTIONAL_COLUMNS, *rows.schema.names)]:
+    if missing := [name for name in get_result_column_types() if name not in (*OPTIONAL_COLUMNS, *rows.schema.names)]:
         raise InputError(
             f"the part files have no column {', '.join(missing)}; they are damaged or belong to another program"
         )
@@ -200,7 +200,7 @@ def _require_column_types(schema: "pa.Schema") -> None:
     if repeated:
         raise InputError(f"several columns are named {', '.join(repeated)}")
     is_list = import_arrow().types.is_list
-    for name, expected in column_types().items():
+    for name, expected in get_result_column_types().items():
         actual = schema.field(name).type if name in schema.names else expected
         # the names of list items may differ
         is_same_list = is_list(actual) and is_list(expected) and actual.value_type == expected.value_type

@@ -7,21 +7,22 @@ import typer
 from camscope.cli import (
     audit,
     batch,
-    benchmark,
-    choose,
-    compare,
+    choose_method_and_layer,
+    compare_methods,
     demo,
-    evaluate,
-    explain,
-    export,
-    features,
-    info,
+    draw_feature_maps,
+    evaluate_maps,
+    explain_images,
+    export_run_rows,
     inspect_images,
-    layers,
-    methods,
-    show,
+    list_layers,
+    list_methods,
+    rank_methods_by_ground_truth,
+    show_contact_sheet,
+    version_and_device_info,
 )
-from camscope.cli.base import Command, CommandGroup, stdout_console
+from camscope.cli.commands_and_error_reports import Command, CommandGroup
+from camscope.cli.console_output import stdout_console
 
 __all__ = ["app", "main"]
 
@@ -35,11 +36,20 @@ app = typer.Typer(
     epilog="Example: camscope demo",
 )
 COMMAND_GROUPS = {
-    "Start": {"demo": demo, "info": info},
-    "Explain images": {"explain": explain, "compare": compare, "features": features},
-    "Whole data sets": {"inspect-images": inspect_images, "batch": batch, "show": show, "export": export},
-    "Evidence": {"evaluate": evaluate, "choose": choose, "benchmark": benchmark},
-    "InterimLook up": {"methods": methods, "layers": layers},
+    "Start": {"demo": demo, "info": version_and_device_info},
+    "Explain images": {"explain": explain_images, "compare": compare_methods, "features": draw_feature_maps},
+    "Whole data sets": {
+        "inspect-images": inspect_images,
+        "batch": batch,
+        "show": show_contact_sheet,
+        "export": export_run_rows,
+    },
+    "Evidence": {
+        "evaluate": evaluate_maps,
+        "choose": choose_method_and_layer,
+        "benchmark": rank_methods_by_ground_truth,
+    },
+    "Look up": {"methods": list_methods, "layers": list_layers},
 }
 for group, commands in COMMAND_GROUPS.items():
     for name, module in commands.items():

@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import base, json_output, progress, run_or_images, shared_options
+from camscope.atomic_writes_and_folder_locks import read_bytes, write_bytes
+from camscope.cli import (
+    commands_and_error_reports,
+    console_output,
+    json_output,
+    open_or_compute_run,
+    progress_bars,
+    shared_options,
+)
 from camscope.cli.shared_options import argument, option
 from camscope.errors import InputError
 from camscope.plurals import plural
 from camscope.registry import METHODS
-from camscope.safe_files import read_bytes, write_bytes
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -36,7 +43,7 @@ MAPS_CONTRADICT_STYLE = "yellow"  # a verdict on maps does not count against the
 
 
 @app.command(
-    cls=base.Command,
+    cls=commands_and_error_reports.Command,
     epilog="Example: camscope audit init manifest.csv --model models.py:net --weights net.safetensors -o audit.toml",
 )
 def init(
@@ -66,7 +73,7 @@ def init(
 
     The values are read from the manifest and the model. A line that only you can write is marked FILL IN.
     """
-    from camscope.audit.config_generation import build_config, try_config
+    from camscope.audit.config_generation import build_config, try_config_on_one_image
 
     generated = build_config(
         manifest,
@@ -75,32 +82,32 @@ def init(
         preprocess=preprocess,
         root=root,
         anywhere=allow_outside_root,
-        findings=base.split_list(finding_names or ""),
+        findings=shared_options.split_list(finding_names or ""),
         modality=modality,
         relative_to=output.parent,
     )
     write_bytes(output, generated.text.encode(), overwrite=overwrite)
-    base.print_field("config", output, "cyan")
+    console_output.print_field("config", output, "cyan")
     for note in generated.notes:
-        base.print_note(note)
+        console_output.print_note(note)
     for number, line in generated.lines_to_fill_in.items():
-        base.print_field("fill in", f"line {number}: {line}", "yellow")
+        console_output.print_field("fill in", f"line {number}: {line}", "yellow")
     if generated.lines_to_fill_in:
-        base.print_field("next", f"fill in the marked lines, then: camscope audit run {output}")
+        console_output.print_field("next", f"fill in the marked lines, then: camscope audit run {output}")
     else:
-        with base.spinner("trying one image"), base.collect_warnings():
-            context = try_config(output)
+        with console_output.spinner("trying one image"), console_output.collect_warnings():
+            context = try_config_on_one_image(output)
         maps = [f"{row['method']} at {row['layer']}" if row["layer"] else row["method"] for row in context.first_maps]
-        base.print_field(
+        console_output.print_field(
             "tried",
             f"{plural(len(context.cohort.rows), 'image')}, one of them explained: {', '.join(dict.fromkeys(maps))}",
         )
-        base.print_field("next", f"read it, then: camscope audit run {output}")
+        console_output.print_field("next", f"read it, then: camscope audit run {output}")
     lines = [{"line": number, "text": line} for number, line in generated.lines_to_fill_in.items()]
     json_output.print_result("audit-init", {"config": output, "fill_in": lines, "notes": generated.notes})
 
 
-@app.command(cls=base.Command, epilog="Example: camscope audit run audit.toml -o audit")
+@app.command(cls=commands_and_error_reports.Command, epilog="Example: camscope audit run audit.toml -o audit")
 def run(
     config: Annotated[Path, argument("CONFIG", "The config file, as camscope audit init writes it.")],
     output: Annotated[Path, option("--output -o", "FOLDER", "Folder to write the audit to.")] = Path("camscope-audit"),
@@ -121,8 +128,8 @@ def run(
     from camscope.audit import run_audit
 
     with (
-        run_or_images.add_resume_hint_on_interrupt(output),
-        base.collect_warnings(),
+        open_or_compute_run.add_resume_hint_on_interrupt(output),
+        console_output.collect_warnings(),
         show_stage_progress() as on_progress,
     ):
         audit = run_audit(
@@ -136,12 +143,17 @@ def run(
     print_audit_result(audit)
     json_output.print_result("audit-run", _describe_audit(audit))
     if audit.n_failures:
-        failures = base.display_text(audit.folder / "failures.csv")
-        base.print_note(f"{plural(audit.n_failures, 'image has', 'images have')} no prediction or no map: {failures}")
-        raise typer.Exit(base.EXIT_FAILED)
+        failures = console_output.to_printable_line(audit.folder / "failures.csv")
+        console_output.print_note(
+            f"{plural(audit.n_failures, 'image has', 'images have')} no prediction or no map: {failures}"
+        )
+        raise typer.Exit(commands_and_error_reports.EXIT_FAILED)
 
 
-@app.command(cls=base.Command, epilog="Example: camscope audit compare audit-old audit-new -o comparison.json")
+@app.command(
+    cls=commands_and_error_reports.Command,
+    epilog="Example: camscope audit compare audit-old audit-new -o comparison.json",
+)
 def compare(
     first_run: Annotated[Path, argument("RUN_A", "The folder of an audit.")],
     second_run: Annotated[
@@ -154,34 +166,44 @@ def compare(
     as_json: shared_options.JsonOption = False,
 ) -> None:
     """Compare two audits of the same images. Print paired tests of predictions, maps and reliance, and the changed verdicts."""
-    from camscope.audit.comparison import compare_audits
+    from camscope.audit.audit_comparison import compare_audits
 
     comparison = compare_audits(first_run, second_run)
     if output is not None:
         write_bytes(output, comparison.to_json().encode(), overwrite=overwrite)
     if as_json:
         typer.echo(json.dumps(json.loads(comparison.to_json()), indent=2))  # in ASCII
-    console, table = base.stdout_console(), base.new_table("quantity", "finding", "A>", "B>", "B - A [95 %]>", "p>")
+    console, table = (
+        console_output.stdout_console(),
+        console_output.new_table("quantity", "finding", "A>", "B>", "B - A [95 %]>", "p>"),
+    )
     for row in comparison.differences:
-        names = base.display_text(row.name), base.display_text(row.finding)
+        names = console_output.to_printable_line(row.name), console_output.to_printable_line(row.finding)
         p = "" if row.difference.p_value is None else f"{row.difference.p_value:.2g}"
-        values = _format_value(row.first), _format_value(row.second), format_interval(row.difference), p
+        values = (
+            _format_value_without_interval(row.first),
+            _format_value_without_interval(row.second),
+            format_interval(row.difference),
+            p,
+        )
         table.add_row(*names, *values, style="bold" if row.is_significant else None)
     console.print(table)
     for agreement in comparison.cross_model_agreements:
         correlation = format_interval(agreement.correlation)
         method = METHODS.display_name(agreement.method)
         description = f"{method}, {agreement.finding}: rank correlation of both models' maps {correlation}"
-        base.print_field("maps", description)
+        console_output.print_field("maps", description)
     for change in comparison.verdict_changes:
-        base.print_field("verdict", f"{change.claim} {change.first} → {change.second}")
+        console_output.print_field("verdict", f"{change.claim} {change.first} → {change.second}")
     if not comparison.verdict_changes:
-        console.print(base.styled_text(("no verdict changed", "dim")))
+        console.print(console_output.styled_text(("no verdict changed", "dim")))
     for text in comparison.notes:
-        base.print_note(text)
+        console_output.print_note(text)
 
 
-@app.command(cls=base.Command, epilog="Example: camscope audit verify audit --config audit.toml --rows 8")
+@app.command(
+    cls=commands_and_error_reports.Command, epilog="Example: camscope audit verify audit --config audit.toml --rows 8"
+)
 def verify(
     audit_folder: Annotated[Path, argument("RUN", "The folder of an audit.")],
     config: Annotated[
@@ -195,7 +217,7 @@ def verify(
 ) -> None:
     """Compare every file of an audit with its stored hash, and recompute some rows. The exit code is 1 for any difference."""
     from camscope.audit.core.config import Config
-    from camscope.audit.verification import verify_audit
+    from camscope.audit.verify_finished_audit import verify_audit
 
     parsed_config = None if config is None else Config.from_source(config)
     try:
@@ -206,21 +228,29 @@ def verify(
         if not audit_folder.is_dir():
             raise
         # an audit folder with a missing or damaged file
-        base.report_error("InputError", base.format_error(error), base.EXIT_FAILED)
-        raise typer.Exit(base.EXIT_FAILED) from None
+        commands_and_error_reports.report_error(
+            "InputError", commands_and_error_reports.format_error(error), commands_and_error_reports.EXIT_FAILED
+        )
+        raise typer.Exit(commands_and_error_reports.EXIT_FAILED) from None
     facts = {"is_intact": result.is_intact, "checks": result.checks, "not_recomputed": result.not_recomputed}
     json_output.print_result("audit-verify", facts)
-    console = base.stdout_console()
+    console = console_output.stdout_console()
     for check in result.checks:
         mark = ("✓ ", "green") if check.is_intact else ("✗ ", "bold red")
-        console.print(base.styled_text(mark, (check.name, "bold"), (f"  {check.message}", "")), soft_wrap=True)
+        console.print(
+            console_output.styled_text(mark, (check.name, "bold"), (f"  {check.message}", "")), soft_wrap=True
+        )
     if result.not_recomputed:
-        console.print(base.styled_text((f"not recomputed:  {', '.join(result.not_recomputed)}", "dim")), soft_wrap=True)
+        console.print(
+            console_output.styled_text((f"not recomputed:  {', '.join(result.not_recomputed)}", "dim")), soft_wrap=True
+        )
     if not result.is_intact:
-        raise typer.Exit(base.EXIT_FAILED)
+        raise typer.Exit(commands_and_error_reports.EXIT_FAILED)
 
 
-@app.command(cls=base.Command, epilog="Example: camscope audit export audit --model-card README.md")
+@app.command(
+    cls=commands_and_error_reports.Command, epilog="Example: camscope audit export audit --model-card README.md"
+)
 def export(
     audit_folder: Annotated[Path, argument("RUN", "The folder of an audit.")],
     output: Annotated[
@@ -239,8 +269,9 @@ def export(
     In an existing model card, only the metrics and the text of an earlier audit are replaced.
     """
     from camscope.audit import AuditRun
-    from camscope.audit.report.model_card import update_model_card, write_markdown_summary
-    from camscope.audit.report.page import render_summary_page
+    from camscope.audit.report.huggingface_model_card import update_model_card
+    from camscope.audit.report.markdown_summary import write_markdown_summary
+    from camscope.audit.report.render_html_page import render_summary_page
 
     if output is None and model_card is None:
         raise InputError("no file to write: expected -o summary.md, -o summary.html or --model-card README.md")
@@ -250,19 +281,19 @@ def export(
     summary = AuditRun(audit_folder).summary
     if output is not None:
         write_bytes(output, writers[output.suffix.lower()](summary).encode(), overwrite=overwrite)
-        base.print_field("summary", output, "cyan")
+        console_output.print_field("summary", output, "cyan")
     if model_card is not None:
         content = read_bytes(model_card, MAX_CARD_BYTES).decode() if model_card.is_file() else ""
         write_bytes(model_card, update_model_card(summary, content).encode(), overwrite=True)
-        base.print_field("model card", model_card, "cyan")
+        console_output.print_field("model card", model_card, "cyan")
     json_output.print_result("audit-export", {"summary": output, "model_card": model_card})
 
 
 @contextmanager
 def show_stage_progress() -> Iterator[Callable[[str, int, int], None]]:
     """Show the progress of each audit stage: by a bar in a terminal, otherwise by one line. Yield the progress callback."""
-    console = base.stderr_console()
-    with progress.build_progress(console) as bars:
+    console = console_output.stderr_console()
+    with progress_bars.build_progress(console) as bars:
         tasks: dict[str, TaskID] = {}
 
         def on_progress(stage: str, done: int, total: int) -> None:
@@ -276,9 +307,9 @@ def show_stage_progress() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def print_time_estimate(seconds_by_stage: "Mapping[str, float]") -> None:
-    """Print the estimated remaining time, and that of each stage."""
+    """Print the estimated remaining time, and the estimated time of each stage."""
     stage_durations = ", ".join(f"{name} {_format_duration(seconds)}" for name, seconds in seconds_by_stage.items())
-    base.stderr_console().print(
+    console_output.stderr_console().print(
         f"about {_format_duration(sum(seconds_by_stage.values()))} from here: {stage_durations}",
         style="dim",
         soft_wrap=True,
@@ -314,51 +345,53 @@ def print_audit_result(audit: "AuditRun") -> None:
     """Print the verdicts, the main results, annotation sources, warnings and report path of an audit."""
     from camscope.audit.report.overview import build_overview, write_plain_text
 
-    base.stdout_console().print(build_verdict_table(audit))
+    console_output.stdout_console().print(build_verdict_table(audit))
     overview = build_overview(audit.summary)
     for answer in overview.answers:
         estimate, sample, sentence = map(write_plain_text, (answer.estimate, answer.sample, answer.sentence))
-        base.print_field("AUROC", f"{base.display_text(answer.finding)}: {estimate}, {sample}. {sentence}")
+        console_output.print_field(
+            "AUROC", f"{console_output.to_printable_line(answer.finding)}: {estimate}, {sample}. {sentence}"
+        )
     concern = overview.concern
-    base.print_field("concern", f"{write_plain_text(concern.sentence)} {write_plain_text(concern.details)}")
+    console_output.print_field("concern", f"{write_plain_text(concern.sentence)} {write_plain_text(concern.details)}")
     for source in audit.summary.check.annotation_sources:
         counted = f"{', '.join(source.categories)} of {source.source}" if source.categories else source.source
         left_out = f"; not counted: {', '.join(source.excluded_categories)}" if source.excluded_categories else ""
-        base.print_field("marked", f"{source.name}: {counted}{left_out}")
+        console_output.print_field("marked", f"{source.name}: {counted}{left_out}")
     for text in audit.summary.warnings[:5]:
-        base.print_note(text)
-    base.print_field("report", audit.report_path, "cyan")
+        console_output.print_note(text)
+    console_output.print_field("report", audit.report_path, "cyan")
 
 
 def build_verdict_table(audit: "AuditRun") -> "Table":
     """Build a table with one row for each verdict of an audit."""
     from camscope.audit.report.overview import write_plain_text
-    from camscope.audit.report.verdict_display import describe_sample, format_sentence
-    from camscope.audit.verdicts.rules import find_topic
+    from camscope.audit.report.verdict_labels_and_groups import describe_sample, format_sentence
+    from camscope.audit.verdicts.verdict_rules import find_topic
 
-    table = base.new_table("claim", "verdict", "effect [95 %]>", "sample", "reason")
+    table = console_output.new_table("claim", "verdict", "effect [95 %]>", "sample", "reason")
     has_patients = audit.summary.check.has_patient_column
     for verdict in audit.verdicts:
         contradicts_maps = verdict.direction == "contradicts" and find_topic(verdict.question) == "maps"
         style = MAPS_CONTRADICT_STYLE if contradicts_maps else DIRECTION_STYLES[verdict.direction]
         table.add_row(
-            base.styled_text((base.display_text(verdict.claim), style)),
-            base.styled_text((f"{VERDICT_SYMBOLS[verdict.conclusion]} {verdict.conclusion}", style)),
+            console_output.styled_text((console_output.to_printable_line(verdict.claim), style)),
+            console_output.styled_text((f"{VERDICT_SYMBOLS[verdict.conclusion]} {verdict.conclusion}", style)),
             format_interval(verdict.effect),
             write_plain_text(describe_sample(verdict.effect, has_patients=has_patients))
             if verdict.effect.n_values
             else "",
-            base.display_text(format_sentence(verdict.reason)),
+            console_output.to_printable_line(format_sentence(verdict.reason)),
         )
     return table
 
 
-def _format_value(estimate: "EstimateSummary") -> str:
+def _format_value_without_interval(estimate: "EstimateSummary") -> str:
     return "–" if estimate.value is None else f"{estimate.value:.3f}"
 
 
 def format_interval(estimate: "EstimateSummary") -> str:
     """Format an estimate, with its 95 % confidence interval if there is one."""
     if estimate.value is None or estimate.low is None or estimate.high is None:
-        return _format_value(estimate)
+        return _format_value_without_interval(estimate)
     return f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"

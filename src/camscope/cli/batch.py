@@ -4,7 +4,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from camscope.cli import base, json_output, option_parsing, progress, run_or_images, shared_options
+from camscope.cli import (
+    commands_and_error_reports,
+    console_output,
+    json_output,
+    load_model_and_methods,
+    open_or_compute_run,
+    option_parsing,
+    progress_bars,
+    shared_options,
+)
 from camscope.cli.shared_options import option
 from camscope.plurals import plural
 
@@ -91,9 +100,9 @@ def run(
     chosen = option_parsing.ExplainerOptions.parse(context, method_names, layer_names, setting_pairs, choice)
     manifest = build_manifest(source, root, anywhere=allow_outside_root)
     parsed_names = option_parsing.parse_class_names(class_names)
-    net = base.load_model_on_device(model, weights, device, context, parsed_names)
+    net = load_model_and_methods.load_model_on_device(model, weights, device, context, parsed_names)
     explainers = chosen.build(net, preprocess, show_method_bars=False)
-    with run_or_images.add_resume_hint_on_interrupt(output), progress.show_batch_progress() as on_progress:
+    with open_or_compute_run.add_resume_hint_on_interrupt(output), progress_bars.show_batch_progress() as on_progress:
         outcome = run_batch(
             explainers,
             manifest,
@@ -112,7 +121,7 @@ def run(
             ),
             privacy=PrivacyOptions(
                 profile=profile,
-                keep_columns=base.split_list(keep_columns or ""),
+                keep_columns=shared_options.split_list(keep_columns or ""),
                 allow_burned_in_text=allow_burned_in_text,
             ),
             batch_size=batch_size,
@@ -128,7 +137,7 @@ def _parse_shard(text: str) -> tuple[int, int]:
     """Parse `--shard I/N`. I is the number of this process, counted from 0, and N the number of processes."""
     index, _, count = text.partition("/")
     if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
-        raise base.option_error("--shard", f"{text!r}; expected I/N, from 0/N to N-1/N")
+        raise shared_options.build_option_error("--shard", f"{text!r}; expected I/N, from 0/N to N-1/N")
     return int(index), int(count)
 
 
@@ -139,22 +148,28 @@ def _print_outcome(outcome: "BatchOutcome", output: str) -> None:
     done = outcome.n_done_before + outcome.n_processed - outcome.n_failures
     images = f"{done} of {plural(outcome.n_images, 'image')}" if outcome.n_failures else plural(done, "image")
     before = f" ({outcome.n_done_before} processed before)" if outcome.n_done_before else ""
-    base.print_field("maps", f"{images}{before}: {output}")
+    console_output.print_field("maps", f"{images}{before}: {output}")
     counts = {
         name: getattr(outcome, name) for name in ("n_images", "n_done_before", "n_processed", "n_failures", "n_flagged")
     }
     flags = ", ".join(f"{count} {flag}" for flag, count in outcome.flag_counts.most_common())
-    base.print_field("flags", plural(outcome.n_flagged, "map") + " flagged" + (f": {flags}" if flags else ""))
+    console_output.print_field("flags", plural(outcome.n_flagged, "map") + " flagged" + (f": {flags}" if flags else ""))
     if flags:
-        base.print_note(f"to list the flagged maps: {base.build_rows_command(output, FLAGGED_CONDITION)}")
+        console_output.print_note(
+            f"to list the flagged maps: {console_output.build_rows_command(output, FLAGGED_CONDITION)}"
+        )
     facts = {"failures": json_output.describe_failures(outcome), "flags": outcome.flag_counts}
     json_output.print_result("batch", {"folder": output, **counts, **facts})
     if outcome.n_failures:
         table = Table("images", "reason", "failure", title="failures")
         for (reason, kind), count in outcome.failure_counts_by_kind.most_common(20):
-            table.add_row(str(count), base.display_text(reason), kind)
-        base.stderr_console().print(table)
-        base.print_note(f"to list them: {base.build_rows_command(output, base.FAILED_CONDITION)}")
+            table.add_row(str(count), console_output.to_printable_line(reason), kind)
+        console_output.stderr_console().print(table)
+        console_output.print_note(
+            f"to list them: {console_output.build_rows_command(output, console_output.FAILED_CONDITION)}"
+        )
         if outcome.transient_failure_counts:
-            base.print_note("transient failures may succeed later: run the same command again with --retry-failed")
-        raise typer.Exit(base.EXIT_FAILED)
+            console_output.print_note(
+                "transient failures may succeed later: run the same command again with --retry-failed"
+            )
+        raise typer.Exit(commands_and_error_reports.EXIT_FAILED)

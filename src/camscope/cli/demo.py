@@ -6,11 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from camscope.cli import base, json_output, progress, run_or_images, shared_options
+from camscope.atomic_writes_and_folder_locks import build_output_path, write_bytes
+from camscope.cli import (
+    console_output,
+    json_output,
+    load_model_and_methods,
+    open_or_compute_run,
+    progress_bars,
+    shared_options,
+)
 from camscope.cli.input_images_and_output_paths import check_can_be_folder, check_overwrite_allowed
 from camscope.cli.shared_options import option
 from camscope.errors import UndefinedError
-from camscope.safe_files import build_output_path, write_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,24 +67,24 @@ def run(
     from camscope.phantom import CATEGORIES, draw_radiograph
     from camscope.render import encode_image
 
-    methods = base.parse_methods(method_names)
+    methods = load_model_and_methods.parse_methods(method_names)
     phantoms = [draw_radiograph(seed + n, (n + 1) % len(CATEGORIES)) for n in range(n_images)]
     names = [f"{n}-{phantom.name.replace(' ', '-')}" for n, phantom in enumerate(phantoms, start=1)]
     figure, images = output / "demo.png", [build_output_path(output, "images", f"{name}.png") for name in names]
     check_can_be_folder(output)
     for path in (figure, *images):
         check_overwrite_allowed(path, overwrite)
-    net = base.load_model_on_device("phantom")
-    explainers = [method(net, **progress.build_method_bar_settings(method)) for method in methods.values()]
+    net = load_model_and_methods.load_model_on_device("phantom")
+    explainers = [method(net, **progress_bars.build_method_bar_settings(method)) for method in methods.values()]
     cases = list(zip(phantoms, _explain_phantoms(explainers, phantoms, method_names == "all"), strict=True))
     for phantom, path in zip(phantoms, images, strict=True):
         write_bytes(path, encode_image(_gray_to_rgb(phantom.image), ".png"), overwrite=overwrite)
     write_bytes(figure, encode_image(_build_demo_figure(cases), ".png"), overwrite=overwrite)
-    console = base.stdout_console()
+    console = console_output.stdout_console()
     console.print(_build_demo_table(names, cases))
     console.print(LEGEND, style="dim")
-    base.print_field("figure", figure, "cyan")
-    base.print_field("try", f"camscope explain {images[0]}")
+    console_output.print_field("figure", figure, "cyan")
+    console_output.print_field("try", f"camscope explain {images[0]}")
     described = [_describe_case(name, path, *case) for name, path, case in zip(names, images, cases, strict=True)]
     json_output.print_result("demo", {"images": described, "figure": figure})
 
@@ -108,11 +115,14 @@ def _explain_phantoms(
 
     With `skip_unsupported`, methods that fail on the first image are dropped.
     """
-    from camscope.explainers.comparison.explain_supported import explain_supported
-    from camscope.explainers.core.shared_passes import explain_grid
+    from camscope.explainers.comparison.explain_by_supported_methods import explain_supported
+    from camscope.explainers.core.run_methods_in_shared_passes import explain_grid
 
     rows: list[list[Explanation]] = []
-    with progress.progress_bar("explaining", len(phantoms), base.stdout_console()) as bar, base.collect_warnings():
+    with (
+        progress_bars.progress_bar("explaining", len(phantoms), console_output.stdout_console()) as bar,
+        console_output.collect_warnings(),
+    ):
         for phantom in phantoms:
             if skip_unsupported and not rows:
                 explainers, grid = explain_supported(explainers, phantom.image, [None], on_pass=bar.pause_for_methods)
@@ -175,19 +185,22 @@ def _format_share(value: float | None) -> str:
 
 def _build_demo_table(names: Sequence[str], cases: "DemoCases") -> "Table":
     """Build a table with one row for each radiograph and method. The last rows are means over radiographs with a finding."""
-    table = base.new_table("image", "prediction", "method", "score>", "hit", "energy>", "area>")
+    table = console_output.new_table("image", "prediction", "method", "score>", "hit", "energy>", "area>")
     scores: dict[str, list[tuple[bool, float]]] = {explanation.method_title: [] for explanation in cases[0][1]}
     for name, (phantom, explanations) in zip(names, cases, strict=True):
         first, mask = explanations[0], phantom.mask
         is_correct = first.target == phantom.label
         prediction = f"{first.label} {first.probability or 0:.2f} {'✓' if is_correct else '✗'}"
-        title = base.display_text(name), base.styled_text((prediction, "green" if is_correct else "red"))
+        title = (
+            console_output.to_printable_line(name),
+            console_output.styled_text((prediction, "green" if is_correct else "red")),
+        )
         for i, explanation in enumerate(explanations):
             cells: list[str | Text] = ["–", "–", "–"]
             if mask.any():
                 is_hit, energy = compute_hit_and_energy(explanation.heatmap(scale=None), mask)
                 scores[explanation.method_title].append((is_hit, energy or 0.0))
-                hit = base.styled_text(("yes", "green") if is_hit else ("no", "red"))
+                hit = console_output.styled_text(("yes", "green") if is_hit else ("no", "red"))
                 cells = [hit, _format_share(energy), _format_share(mask.mean())]
             row = *(title if i == 0 else ("", "")), explanation.method_title, f"{explanation.score:.2f}", *cells
             table.add_row(*row, end_section=i == len(explanations) - 1)
@@ -204,13 +217,13 @@ def _build_demo_table(names: Sequence[str], cases: "DemoCases") -> "Table":
 def run_demo_audits(output: Path, seed: int, *, overwrite: bool) -> None:
     """Train and audit an unbiased and a confounded model. Print the verdicts that differ, and open the reports."""
     from camscope.audit import run_audit
-    from camscope.audit.demo import CONFOUNDED_PROBABILITY, UNBIASED_PROBABILITY, write_demo_study
+    from camscope.audit.demo_dataset_and_model import CONFOUNDED_PROBABILITY, UNBIASED_PROBABILITY, write_demo_study
     from camscope.cli.audit import print_time_estimate, show_stage_progress
 
     audits = []
-    with run_or_images.add_resume_hint_on_interrupt(output), base.collect_warnings():
+    with open_or_compute_run.add_resume_hint_on_interrupt(output), console_output.collect_warnings():
         for name, p in (("clean", UNBIASED_PROBABILITY), ("confounded", CONFOUNDED_PROBABILITY)):
-            with base.spinner(f"drawing radiographs and training the {name} model"):
+            with console_output.spinner(f"drawing radiographs and training the {name} model"):
                 config = write_demo_study(output / name, p, seed=seed, overwrite=overwrite)
             with show_stage_progress() as on_progress:
                 folder, on_estimate = output / name / "audit", print_time_estimate
@@ -218,16 +231,16 @@ def run_demo_audits(output: Path, seed: int, *, overwrite: bool) -> None:
             audits.append(audit)
     _print_differing_verdicts(*audits)
     for audit in audits:
-        base.print_field("report", audit.report_path, "cyan")
+        console_output.print_field("report", audit.report_path, "cyan")
         if sys.stdout.isatty() and not json_output.is_json_output():
             webbrowser.open(audit.report_path.resolve().as_uri())
 
 
 def _print_differing_verdicts(clean: "AuditRun", confounded: "AuditRun") -> None:
     """Print the AUROC of both models, and a table of the verdicts that differ between the models."""
-    from camscope.audit.comparison import find_verdict_changes
+    from camscope.audit.audit_comparison import find_verdict_changes
 
-    table = base.new_table("claim", "clean", "confounded")
+    table = console_output.new_table("claim", "clean", "confounded")
     areas = [run.summary.predict.performance[0].auroc.value or 0.0 for run in (clean, confounded)]
     changes = list(find_verdict_changes(clean.verdicts, confounded.verdicts))
     audits = zip(("clean", "confounded"), areas, (clean.report_path, confounded.report_path), strict=True)
@@ -241,6 +254,6 @@ def _print_differing_verdicts(clean: "AuditRun", confounded: "AuditRun") -> None
         },
     )
     for change in changes:
-        table.add_row(base.display_text(change.claim), change.first, change.second)
-    base.print_field("AUROC", f"clean {areas[0]:.3f}, confounded {areas[1]:.3f}")
-    base.stdout_console().print(table)
+        table.add_row(console_output.to_printable_line(change.claim), change.first, change.second)
+    console_output.print_field("AUROC", f"clean {areas[0]:.3f}, confounded {areas[1]:.3f}")
+    console_output.stdout_console().print(table)

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from camscope.cli import base
+from camscope.atomic_writes_and_folder_locks import build_output_path, slug
+from camscope.cli import shared_options
 from camscope.errors import ImageError, OutputError
-from camscope.images.files import image_file_access
-from camscope.images.files.image_file_access import split_selector
-from camscope.safe_files import build_output_path, slug
+from camscope.images.files import find_and_open_image_files
+from camscope.images.files.find_and_open_image_files import split_path_and_index
 
 RASTER_FORMATS, MAP_FILE_FORMATS = ("png", "jpg", "jpeg", "webp"), ("npz", "json", "gif")
 OUTPUT_FORMATS = (*RASTER_FORMATS, *MAP_FILE_FORMATS)
@@ -29,9 +29,9 @@ def list_images(sources: Sequence[str], *, folders_are_series: bool = False) -> 
         if folders_are_series and Path(source).is_dir():
             paths[Path(source)] = None
             continue
-        matches = sorted(map(Path, image_file_access.list_image_paths(source, recursive=False)))
+        matches = sorted(map(Path, find_and_open_image_files.list_image_paths(source, recursive=False)))
         if not matches:
-            raise base.option_error("IMAGE", _describe_no_image(source))
+            raise shared_options.build_option_error("IMAGE", _describe_no_image(source))
         paths.update(dict.fromkeys(matches))
     return list(paths)
 
@@ -41,7 +41,7 @@ def _describe_no_image(source: str) -> str:
 
     A folder of scans is named by its pseudonym, because the folder name may identify a patient.
     """
-    from camscope.images.files.redaction_and_pseudonyms import pseudonymize_source
+    from camscope.images.files.redacted_errors_and_file_pseudonyms import pseudonymize_source
     from camscope.images.scans.scan_reader import is_scan
 
     if Path(source).is_dir() and is_scan(source):
@@ -87,17 +87,19 @@ class Destination:
         path = Path(output)
         if path.suffix.lower()[1:] in OUTPUT_FORMATS and not path.is_dir() and not output.endswith(("/", os.sep)):
             if formats is not None:
-                raise base.option_error("--format", f"-o {output} sets the format already")
+                raise shared_options.build_option_error("--format", f"-o {output} sets the format already")
             check_can_be_folder(path.parent)
             return cls(path.parent, (path.suffix.lower()[1:],), overwrite, path)
         if formats is None and re.fullmatch(r"\.[A-Za-z]\w{1,4}", path.suffix) and not path.exists():
             expected = f"expected a folder, or a file ending in {', '.join(OUTPUT_FORMATS)}"
-            raise base.option_error("--output", f"cannot write {path.suffix}: {expected}")
+            raise shared_options.build_option_error("--output", f"cannot write {path.suffix}: {expected}")
         check_can_be_folder(path)
         chosen = tuple(dict.fromkeys((formats or "png").replace(",", " ").lower().split()))
         if not chosen or (unknown := [name for name in chosen if name not in OUTPUT_FORMATS]):
             received = ", ".join(unknown) if chosen else "nothing"
-            raise base.option_error("--format", f"{received}; expected some of {', '.join(OUTPUT_FORMATS)}")
+            raise shared_options.build_option_error(
+                "--format", f"{received}; expected some of {', '.join(OUTPUT_FORMATS)}"
+            )
         return cls(path, chosen, overwrite)
 
     def list_output_files(
@@ -148,7 +150,7 @@ def check_overwrite_allowed(path: Path, overwrite: bool, input_image: Path | Non
 
 def check_image_exists(image: Path, pseudonym: str | None = None) -> None:
     """Raise ImageError if the image file does not exist. In the message, `pseudonym` replaces the path."""
-    if not split_selector(image)[0].exists():
+    if not split_path_and_index(image)[0].exists():
         display_name = image if pseudonym is None else pseudonym
         raise ImageError(f"{display_name}: there is no such file")
 
@@ -168,7 +170,9 @@ def resolve_figure_path(
     stem = build_file_stem(1, image, pseudonym)
     file = build_output_path(default_folder, f"{stem}{stem_suffix}.png") if output is None else Path(output)
     if file.suffix.lower()[1:] not in RASTER_FORMATS:
-        raise base.option_error("--output", f"{file}; expected a file ending in {', '.join(RASTER_FORMATS)}")
+        raise shared_options.build_option_error(
+            "--output", f"{file}; expected a file ending in {', '.join(RASTER_FORMATS)}"
+        )
     check_can_be_folder(file.parent)
     check_overwrite_allowed(file, overwrite, image)
     return file
@@ -178,4 +182,4 @@ def check_can_be_folder(path: Path, option: str = "--output") -> None:
     """Raise typer.BadParameter if the path, or one of its parents, is a file, so that it cannot be a folder."""
     for parent in (path, *path.parents):
         if parent.exists() and not parent.is_dir():
-            raise base.option_error(option, f"{parent} is a file, not a folder")
+            raise shared_options.build_option_error(option, f"{parent} is a file, not a folder")

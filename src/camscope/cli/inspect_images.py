@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from camscope.cli import base, progress, shared_options
+from camscope.cli import commands_and_error_reports, console_output, progress_bars, shared_options
 from camscope.cli.input_images_and_output_paths import check_overwrite_allowed
 from camscope.cli.shared_options import option
 from camscope.plurals import plural
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from camscope.batch import DatasetInspection, DatasetIssue
-    from camscope.batch.inspection.encoded_columns import TargetPrevalence
+    from camscope.batch.inspection.value_counts_and_prevalence import TargetPrevalence
 
 EXAMPLE = "camscope inspect-images camscope-demo/images --output check.json"
 SEVERITY_STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
@@ -59,22 +59,22 @@ def run(
     for file, suffixes in files:
         name = "--table" if ".csv" in suffixes else "--output"
         if file.suffix.lower() not in suffixes:
-            raise base.option_error(name, f"{file}; expected a file ending in {' or '.join(suffixes)}")
+            raise shared_options.build_option_error(name, f"{file}; expected a file ending in {' or '.join(suffixes)}")
         check_overwrite_allowed(file, overwrite, option=name)
     from camscope.batch import build_manifest, inspect_images
 
     manifest = build_manifest(source, root, anywhere=allow_outside_root, strict=False)
-    with progress.progress_bar("reading", 1, base.stderr_console()) as bar:
+    with progress_bars.progress_bar("reading", 1, console_output.stderr_console()) as bar:
         inspection = inspect_images(
             manifest,
             patient_column=patient_column,
             split_column=split_column,
             target_column=target_column,
             mask_column=mask_column,
-            group_by=base.split_list(group_by or ""),
-            class_names=base.split_list(class_names or ""),
+            group_by=shared_options.split_list(group_by or ""),
+            class_names=shared_options.split_list(class_names or ""),
             profile=profile,
-            keep_columns=base.split_list(keep_columns or ""),
+            keep_columns=shared_options.split_list(keep_columns or ""),
             num_threads=num_threads,
             on_progress=bar.set_progress,
         )
@@ -84,40 +84,42 @@ def run(
         typer.echo(json.dumps(inspection.summary, indent=2, sort_keys=True, allow_nan=False))
     _print_inspection(inspection)
     for file, _ in files:
-        base.print_field("written", file)
+        console_output.print_field("written", file)
     if inspection.severity_counts["error"] or (strict and inspection.severity_counts["warning"]):
-        raise typer.Exit(base.EXIT_FAILED)
+        raise typer.Exit(commands_and_error_reports.EXIT_FAILED)
 
 
 def _print_inspection(inspection: "DatasetInspection") -> None:
-    console = base.stdout_console()
+    console = console_output.stdout_console()
     privacy_text = "; file names are hidden (profile research)" if inspection.profile == "research" else ""
     n_readable = "all" if inspection.n_readable == len(inspection) else f"{inspection.n_readable:,}"
-    base.print_field("images", f"{len(inspection):,}, {n_readable} readable{privacy_text}")
+    console_output.print_field("images", f"{len(inspection):,}, {n_readable} readable{privacy_text}")
     console.print(_build_value_count_table(inspection))
     for prevalence in inspection.prevalences:
         console.print(_build_prevalence_table(prevalence))
     if inspection.issues:
-        table = base.new_table("", "rows>", "issue")
+        table = console_output.new_table("", "rows>", "issue")
         for issue in inspection.issues:
-            severity = base.styled_text((issue.severity, SEVERITY_STYLES[issue.severity]))
+            severity = console_output.styled_text((issue.severity, SEVERITY_STYLES[issue.severity]))
             table.add_row(severity, f"{issue.n_rows:,}", _format_issue(inspection, issue))
         console.print(table)
     if inspection.missing_roles:
         roles = inspection.missing_roles
-        base.print_note(f"not checked, because there is no column: {', '.join(roles)}; name one with --{roles[0]}")
+        console_output.print_note(
+            f"not checked, because there is no column: {', '.join(roles)}; name one with --{roles[0]}"
+        )
     counts = ", ".join(
         f"{count} {severity}{'s' * (count != 1)}" for severity, count in inspection.severity_counts.items() if count
     )
-    base.print_field("found", counts or "no issues")
+    console_output.print_field("found", counts or "no issues")
 
 
 def _build_value_count_table(inspection: "DatasetInspection") -> "Table":
     """Build a table with the number of images for each value of each property, such as size and format."""
-    table = base.new_table("property", "images")
+    table = console_output.new_table("property", "images")
     for name, values in inspection.value_counts.items():
         printed = list(values.items())[:MAX_VALUES_PRINTED]
-        text = " · ".join(f"{base.display_text(value)}: {count:,}" for value, count in printed)
+        text = " · ".join(f"{console_output.to_printable_line(value)}: {count:,}" for value, count in printed)
         n_more = len(values) - len(printed)
         table.add_row(name, text + (f" · and {n_more} more" if n_more else ""))
     if "values" in inspection.value_ranges:
@@ -131,9 +133,11 @@ def _build_prevalence_table(prevalence: "TargetPrevalence") -> "Table":
     has_no_targets = prevalence.association is None and prevalence.targets == ("images",)
     targets = () if has_no_targets else prevalence.targets[:MAX_TARGETS]
     n_others = 0 if has_no_targets else len(prevalence.targets) - len(targets)
-    names = [base.display_text(name) for name in targets] + ([plural(n_others, "other")] if n_others else [])
-    column = base.display_text(prevalence.column)
-    table = base.new_table(column, "images>", *(f"{name}>" for name in names))
+    names = [console_output.to_printable_line(name) for name in targets] + (
+        [plural(n_others, "other")] if n_others else []
+    )
+    column = console_output.to_printable_line(prevalence.column)
+    table = console_output.new_table(column, "images>", *(f"{name}>" for name in names))
     table.title = f"{'images' if has_no_targets else 'targets'} by {column}"
     table.title_justify, table.title_style = "left", ""
     if prevalence.association is not None:
@@ -142,7 +146,7 @@ def _build_prevalence_table(prevalence: "TargetPrevalence") -> "Table":
     for group, counts, shares in itertools.islice(rows, MAX_GROUPS):
         cells = [f"{count:,} ({share:.0%})" for count, share in zip(counts, shares, strict=True)][: len(targets)]
         cells += [f"{sum(counts[MAX_TARGETS:]):,}"] if n_others else []
-        table.add_row(base.display_text(group), f"{sum(counts):,}", *cells)
+        table.add_row(console_output.to_printable_line(group), f"{sum(counts):,}", *cells)
     if len(prevalence.groups) > MAX_GROUPS:
         table.caption = f"and {plural(len(prevalence.groups) - MAX_GROUPS, 'more group')}"
         table.caption_justify = "left"
@@ -154,14 +158,15 @@ def _format_issue(inspection: "DatasetInspection", issue: "DatasetIssue") -> "Te
     parts = [(issue.message, "bold" if issue.severity == "error" else ""), (f"  [{issue.code}]", "dim")]
     reason_counts = {reason: count for reason, count in issue.row_counts.items() if reason != issue.message}
     details = [
-        f"{count:,} x {base.display_text(reason)}" for reason, count in list(reason_counts.items())[:MAX_REASONS]
+        f"{count:,} x {console_output.to_printable_line(reason)}"
+        for reason, count in list(reason_counts.items())[:MAX_REASONS]
     ]
     details += [f"and {len(reason_counts) - MAX_REASONS} more"] if len(reason_counts) > MAX_REASONS else []
     separator = "\n" if max(map(len, details), default=0) > MAX_INLINE_REASON_LENGTH else " · "
     parts += [("\n" + separator.join(details), "")] if details else []
     if issue.n_rows < len(inspection):
         parts.append((f"\n{_format_issue_rows(inspection, issue)}", "cyan"))
-    return base.styled_text(*parts)
+    return console_output.styled_text(*parts)
 
 
 def _format_issue_rows(inspection: "DatasetInspection", issue: "DatasetIssue") -> str:
@@ -174,5 +179,5 @@ def _format_issue_rows(inspection: "DatasetInspection", issue: "DatasetIssue") -
 
 
 def _abbreviate_ids(first_ids: list[str], n_ids: int) -> list[str]:
-    texts = list(map(base.display_text, first_ids))
+    texts = list(map(console_output.to_printable_line, first_ids))
     return texts if n_ids <= len(first_ids) else [*texts[: MAX_ROW_IDS - 1], f"… {n_ids - MAX_ROW_IDS + 1:,} more"]

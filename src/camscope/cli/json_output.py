@@ -21,7 +21,7 @@ _is_active = False
 
 
 @contextmanager
-def json_output_if(requested: bool) -> Iterator[None]:
+def json_output_scope(requested: bool) -> Iterator[None]:
     """If `requested`, print JSON on stdout and nothing else inside the `with`."""
     global _is_active
     previous, _is_active = _is_active, requested
@@ -144,7 +144,7 @@ def describe_estimate(estimate: "Estimate | None") -> dict[str, Any] | None:
     return None if estimate is None else {name: getattr(estimate, name) for name in names}
 
 
-def _with_prefix(prefix: str, fields: Mapping[str, str]) -> dict[str, str]:
+def _prefix_field_names(prefix: str, fields: Mapping[str, str]) -> dict[str, str]:
     return {f"{prefix}{name}": description for name, description in fields.items()}
 
 
@@ -196,9 +196,9 @@ METRIC_FIELDS = {
     "metrics[].methods[].n_values": "maps with a value",
     "metrics[].methods[].n_undefined": "maps without a value",
     "metrics[].methods[].seconds_per_image": "time of a map, or null",
-    **_with_prefix("metrics[].methods[].estimate.", ESTIMATE_FIELDS),
-    **_with_prefix("metrics[].methods[].difference_to_control.", ESTIMATE_FIELDS),
-    **_with_prefix("metrics[].methods[].difference_to_best.", ESTIMATE_FIELDS),
+    **_prefix_field_names("metrics[].methods[].estimate.", ESTIMATE_FIELDS),
+    **_prefix_field_names("metrics[].methods[].difference_to_control.", ESTIMATE_FIELDS),
+    **_prefix_field_names("metrics[].methods[].difference_to_best.", ESTIMATE_FIELDS),
 }
 METHOD_FIELDS = {
     "name": "key of the method",
@@ -279,7 +279,7 @@ RESULT_FIELDS: dict[str, dict[str, str]] = {
         "images[].top_classes[].label": "class as text",
         "images[].top_classes[].score": "score of the class",
         "images[].top_classes[].probability": "its probability, or null",
-        **_with_prefix("images[].explanations[].", EXPLANATION_FIELDS),
+        **_prefix_field_names("images[].explanations[].", EXPLANATION_FIELDS),
         "images[].scan_steps[]": "for a scan: what was done to its values",
         "images[].notes[]": "warnings and remarks",
         "images[].files[]": "the written files",
@@ -315,7 +315,7 @@ RESULT_FIELDS: dict[str, dict[str, str]] = {
         **METRIC_FIELDS,
         "agreement[].first": "a method",
         "agreement[].second": "another method",
-        **_with_prefix("agreement[].correlation.", ESTIMATE_FIELDS),
+        **_prefix_field_names("agreement[].correlation.", ESTIMATE_FIELDS),
         "evidence": "the ground truth, or null",
         "statements[]": "sentences about what differs significantly",
         **FAILURE_FIELDS,
@@ -387,7 +387,7 @@ RESULT_FIELDS: dict[str, dict[str, str]] = {
         "notes[]": "settings that were made for you, such as the root of the paths",
     },
     "audit-run": {
-        **_with_prefix("verdicts[].", VERDICT_FIELDS),
+        **_prefix_field_names("verdicts[].", VERDICT_FIELDS),
         "warnings[]": "warnings of the audit",
         "n_failures": "images without prediction or map",
         "summary": "file of the summary",

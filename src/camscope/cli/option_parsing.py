@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get
 
 import typer
 
-from camscope.cli import base, progress
-from camscope.safe_files import read_bytes
+from camscope.atomic_writes_and_folder_locks import read_bytes
+from camscope.cli import console_output, load_model_and_methods, progress_bars, shared_options
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,13 +26,15 @@ def parse_overlay_options(
     from camscope.render import COLORMAPS
 
     if colormap not in ("auto", *COLORMAPS):
-        raise base.option_error("--colormap", f"{colormap!r}; choose from auto, {', '.join(COLORMAPS)}")
+        raise shared_options.build_option_error("--colormap", f"{colormap!r}; choose from auto, {', '.join(COLORMAPS)}")
     try:
-        levels = None if contour is None else tuple(map(float, base.split_list(contour)))
+        levels = None if contour is None else tuple(map(float, shared_options.split_list(contour)))
     except ValueError:
         levels = ()
     if levels is not None and not (levels and all(0 < level <= 1 for level in levels)):
-        raise base.option_error("--contour", f"{contour!r}; expected levels in 0..1, such as 0.5 or 0.3,0.6")
+        raise shared_options.build_option_error(
+            "--contour", f"{contour!r}; expected levels in 0..1, such as 0.5 or 0.3,0.6"
+        )
     settings = {"colormap": colormap, "alpha": alpha, "contour": levels, "box_threshold": boxes}
     return {**settings, "colorbar": boxes is None}
 
@@ -40,10 +42,12 @@ def parse_overlay_options(
 def parse_targets(target: str | None, targets: str | None) -> list[int | str | None]:
     """Parse `--target` or `--targets` to class indices or names, each once. None stands for the top class of each image."""
     if target is not None and targets is not None:
-        raise base.option_error("--targets", "pass one class with --target or several with --targets, not both")
-    class_names = base.split_list(targets) if targets is not None else [target]
+        raise shared_options.build_option_error(
+            "--targets", "pass one class with --target or several with --targets, not both"
+        )
+    class_names = shared_options.split_list(targets) if targets is not None else [target]
     if not class_names:
-        raise base.option_error("--targets", "no class is named")
+        raise shared_options.build_option_error("--targets", "no class is named")
     parsed: list[int | str | None] = []
     for name in dict.fromkeys(class_names):
         try:
@@ -62,20 +66,20 @@ def parse_class_names(value: str | None) -> tuple[str, ...] | None:
         try:
             lines = read_bytes(file, MAX_CLASS_NAME_BYTES).decode("utf-8-sig").splitlines()
         except OSError as error:
-            raise base.option_error("--class-names", f"{file}: {error.strerror or error}") from error
+            raise shared_options.build_option_error("--class-names", f"{file}: {error.strerror or error}") from error
         except ValueError as error:
-            raise base.option_error("--class-names", f"{file} is not a text file in UTF-8") from error
+            raise shared_options.build_option_error("--class-names", f"{file} is not a text file in UTF-8") from error
         names = [line.strip() for line in lines]
         while names and not names[-1]:
             names.pop()
         if not all(names):
-            raise base.option_error(
+            raise shared_options.build_option_error(
                 "--class-names", f"{file}: line {names.index('') + 1} is empty; expected a name in each line"
             )
     else:
-        names = base.split_list(value)
+        names = shared_options.split_list(value)
     if not names:
-        raise base.option_error(
+        raise shared_options.build_option_error(
             "--class-names", f"{value!r} names no class; expected names such as cat,dog, or a text file"
         )
     return tuple(names)
@@ -105,14 +109,14 @@ class ExplainerOptions:
         """Parse `--methods`, `--layers`, `--set` and `--choice`. Raise typer.BadParameter for a wrong value."""
         model_digest = None
         if choice is not None:
-            if any(base.is_option_set(context, name) for name in ("method_names", "layer_names")):
+            if any(shared_options.is_option_set(context, name) for name in ("method_names", "layer_names")):
                 problem = "the file names method and layer already; omit --methods and --layers"
-                raise base.option_error("--choice", problem)
+                raise shared_options.build_option_error("--choice", problem)
             from camscope.evaluation.selection.method_selection import read_selection
 
             selection = read_selection(choice)
             method_names, layer_names, model_digest = selection.method, selection.layer, selection.model_digest
-        methods = base.parse_methods(method_names)
+        methods = load_model_and_methods.parse_methods(method_names)
         layers = _parse_layers(layer_names, methods)
         return cls(methods, layers, parse_settings(setting_pairs or (), methods), model_digest)
 
@@ -123,13 +127,13 @@ class ExplainerOptions:
         """
         from camscope.explainers.comparison.comparison_rows_and_columns import create_at_layers
         from camscope.hooks.find_layers import unwrap
-        from camscope.model_metadata import compute_model_digest
+        from camscope.model_card import compute_model_digest
 
         if self.model_digest is not None and self.model_digest != compute_model_digest(unwrap(model)):
-            base.print_note("the choice was made for another model or other weights")
+            console_output.print_note("the choice was made for another model or other weights")
         explainers: list[Explainer] = []
         for name, explainer_cls in self.methods.items():
-            bar_setting = progress.build_method_bar_settings(explainer_cls, show=show_method_bars)
+            bar_setting = progress_bars.build_method_bar_settings(explainer_cls, show=show_method_bars)
             settings = {"preprocess": preprocess, **bar_setting, **self.settings_by_method[name]}
             explainers += create_at_layers(explainer_cls, model, self.layers, settings)
         return explainers
@@ -144,7 +148,9 @@ class ExplainerOptions:
         for name, method in self.methods.items() if self.layers and len(self.layers) > 1 else ():
             if accepts_layer_choice(method) and not accepts_several_layers(method):
                 problem = f"{name} takes one layer, but {len(self.layers or ())} are named"
-                raise base.option_error("--layers", f"{problem}; to compare layers use camscope compare")
+                raise shared_options.build_option_error(
+                    "--layers", f"{problem}; to compare layers use camscope compare"
+                )
 
 
 def _parse_layers(names: str | None, explainer_classes: "dict[str, type[Explainer]]") -> list[str] | None:
@@ -153,11 +159,11 @@ def _parse_layers(names: str | None, explainer_classes: "dict[str, type[Explaine
 
     if names is None:
         return None
-    if not (layers := list(dict.fromkeys(base.split_list(names)))):
-        raise base.option_error("--layers", "no layer is named")
+    if not (layers := list(dict.fromkeys(shared_options.split_list(names)))):
+        raise shared_options.build_option_error("--layers", "no layer is named")
     if not any(map(accepts_layer_choice, explainer_classes.values())):
         methods_have = f"{' and '.join(explainer_classes)} {'has' if len(explainer_classes) == 1 else 'have'}"
-        raise base.option_error("--layers", f"{methods_have} no layer setting")
+        raise shared_options.build_option_error("--layers", f"{methods_have} no layer setting")
     return layers
 
 
@@ -172,12 +178,12 @@ class NotExpressible:
 
 @dataclass(frozen=True)
 class ListOf:
-    """A type of comma-separated lists. Their items have one of `item_types`."""
+    """The type of a comma-separated list whose items have one of `item_types`."""
 
     item_types: tuple[Any, ...]
 
 
-def list_settings(explainer_cls: type) -> dict[str, tuple[Any, ...]]:
+def list_setting_types(explainer_cls: type) -> dict[str, tuple[Any, ...]]:
     """Return the types of each constructor parameter whose values can be written as text, by parameter name."""
     hints = get_type_hints(explainer_cls.__init__)  # type: ignore[misc]  # only the signature is read
     names = [name for name in inspect.signature(explainer_cls).parameters if name not in EXCLUDED_PARAMETERS]
@@ -187,14 +193,14 @@ def list_settings(explainer_cls: type) -> dict[str, tuple[Any, ...]]:
 
 def parse_settings(setting_pairs: Sequence[str], explainer_classes: dict[str, type]) -> dict[str, dict[str, Any]]:
     """Parse `name=value` pairs to keyword arguments of each method. A method ignores settings that it does not have."""
-    settings_by_method = {name: list_settings(method) for name, method in explainer_classes.items()}
+    settings_by_method = {name: list_setting_types(method) for name, method in explainer_classes.items()}
     parsed: dict[str, dict[str, Any]] = {name: {} for name in explainer_classes}
     for pair in setting_pairs:
         key, equals, value = pair.partition("=")
         accepting_methods = [name for name, settings in settings_by_method.items() if key in settings]
         if not equals or not accepting_methods:
             reason = _explain_rejected_setting(pair, explainer_classes, settings_by_method)
-            raise base.option_error("--set", reason)
+            raise shared_options.build_option_error("--set", reason)
         for name in accepting_methods:
             parsed[name][key] = _parse_value(key, value, settings_by_method[name][key])
     return parsed
@@ -251,7 +257,7 @@ def _parse_value(name: str, value: str, value_types: tuple[Any, ...]) -> Any:
             except ValueError:
                 continue
     ordered = sorted(value_types, key=lambda value_type: value_type is NotExpressible)
-    raise base.option_error("--set", f"{name}={value!r}: expected {_describe_value_types(ordered)}")
+    raise shared_options.build_option_error("--set", f"{name}={value!r}: expected {_describe_value_types(ordered)}")
 
 
 def _describe_value_types(value_types: Iterable[Any]) -> str:

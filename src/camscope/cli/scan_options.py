@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from camscope.cli import base
+from camscope.cli import commands_and_error_reports, console_output, shared_options
 from camscope.errors import CategoryError, ImageError
-from camscope.images.files.image_file_access import is_scan_name
+from camscope.images.files.find_and_open_image_files import is_scan_name
 
 if TYPE_CHECKING:
-    from camscope.batch.runner import PrivacyProfile
+    from camscope.batch.batch_runner import PrivacyProfile
     from camscope.explainers import Explainer
     from camscope.explanation import Explanation
 
@@ -34,10 +34,12 @@ class ScanOptions:
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.export_formats if name not in EXPORT_SUFFIXES]:
-            raise base.option_error("--export", f"{unknown[0]!r}; expected {', '.join(EXPORT_SUFFIXES)}")
+            raise shared_options.build_option_error(
+                "--export", f"{unknown[0]!r}; expected {', '.join(EXPORT_SUFFIXES)}"
+            )
         if self.profile != "clinical" and {"pmap", "sc"} & set(self.export_formats):
             problem = "DICOM objects hold the patient's name and study, as an archive needs them"
-            raise base.option_error("--export", f"{problem}; pass --profile clinical")
+            raise shared_options.build_option_error("--export", f"{problem}; pass --profile clinical")
 
     def require_export_packages(self) -> None:
         """Raise MissingExtraError if a package for a requested export format is not installed."""
@@ -78,19 +80,16 @@ class ScanOptions:
 
     def pseudonym(self, path: Path) -> str | None:
         """Return the pseudonym that replaces a private path, such as `scan-1f0a92bc`, or None for other paths."""
-        from camscope.images.files.redaction_and_pseudonyms import pseudonymize_source
+        from camscope.images.files.redacted_errors_and_file_pseudonyms import pseudonymize_source
 
         return pseudonymize_source(path) if self.is_private(path) else None
 
     def display_name(self, path: Path) -> str:
         """Return the text to print for a path: the pseudonym of a private path, otherwise the path."""
-        return self.pseudonym(path) or base.display_text(path)
+        return self.pseudonym(path) or console_output.to_printable_line(path)
 
-    def for_explainers(self, explainers: "Sequence[Explainer]") -> "ScanOptions":
-        """Return these options for the given explainers.
-
-        If the preprocessing of an explainer reads scans, all images count as private.
-        """
+    def with_privacy_for(self, explainers: "Sequence[Explainer]") -> "ScanOptions":
+        """Return a copy of these options that treats all images as private if an explainer's preprocessing reads scans."""
         from camscope.explainers.core.model_input import accepts_scans
         from camscope.images.scans.monai_preprocess import MonaiPreprocess
 
@@ -101,7 +100,7 @@ class ScanOptions:
 
     def redact_explanation(self, explanation: "Explanation", path: Path) -> "Explanation":
         """Return a copy of the explanation in which a pseudonym replaces the names of private files."""
-        from camscope.explainers.core.settings_as_text import redact_parameters
+        from camscope.explainers.core.redacted_settings_text import redact_parameters
 
         if (pseudonym := self.pseudonym(path)) is None:
             return explanation
@@ -111,14 +110,14 @@ class ScanOptions:
         """Format an error as one line. If the path is private, remove it, and hide the messages of other libraries."""
         pseudonym = self.pseudonym(path)
         if pseudonym is None:
-            return base.format_error(error)
-        from camscope.images.files.redaction_and_pseudonyms import redact_error_message
+            return commands_and_error_reports.format_error(error)
+        from camscope.images.files.redacted_errors_and_file_pseudonyms import format_error_without_causes
 
         if isinstance(error, OSError) and error.strerror:
             return f"{type(error).__name__}: {error.strerror}"
-        message = redact_error_message(error).replace(str(path), pseudonym)
+        message = format_error_without_causes(error).replace(str(path), pseudonym)
         message = re.sub(rf"(?<!\w){re.escape(path.name)}(?!\w)", pseudonym, message)
-        return base.format_error(error, message)
+        return commands_and_error_reports.format_error(error, message)
 
     def export_map(
         self, explanation: "Explanation", paths: Sequence[Path], source: Path, *, overwrite: bool
@@ -145,7 +144,7 @@ def read_named_masks(mask_options: Sequence[str], shape: tuple[int, ...]) -> "di
 
     Each mask must have `shape`, the size of the image.
     """
-    from camscope.images.files.redaction_and_pseudonyms import redact_error_message
+    from camscope.images.files.redacted_errors_and_file_pseudonyms import format_error_without_causes
     from camscope.images.mask_file_reader import read_label_image
     from camscope.mask_labels import LabelChoice, format_name_list
 
@@ -155,12 +154,12 @@ def read_named_masks(mask_options: Sequence[str], shape: tuple[int, ...]) -> "di
         file, colon, label_text = file_and_labels.rpartition(":")
         if not colon or len(file) < 2 or Path(file_and_labels).exists() or "/" in label_text or "\\" in label_text:
             file, label_text = file_and_labels, ""  # an existing path, or a drive letter, holds no labels
-        categories = tuple(base.split_list(label_text))
+        categories = tuple(shared_options.split_list(label_text))
         path, mask_title = Path(file), f"mask {name}" if name else DEFAULT_MASK_NAME
         try:
             labels = read_label_image(path, is_volume=len(shape) == 3)
         except ImageError as error:
-            reason = redact_error_message(error).removeprefix(f"{path}: ")
+            reason = format_error_without_causes(error).removeprefix(f"{path}: ")
             raise ImageError(f"the {mask_title}: {reason}") from None
         if not categories and len(names := labels.label_names()) > 1:
             raise CategoryError(

@@ -1,5 +1,6 @@
-"""Options that several commands share, the panels that group options in the help, and completion of names in a shell."""
+"""Options that several commands share, with their help panels, their completion in a shell, and checks of their values."""
 
+import csv
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
@@ -211,3 +212,33 @@ AllowOutsideRootOption = Annotated[
     bool, option("--anywhere", None, "Allow paths of images and masks outside the root folder.")
 ]
 OverwriteOption = Annotated[bool, option("--overwrite", None, "Replace existing files.")]
+
+
+def split_list(text: str) -> list[str]:
+    """Split a comma-separated list such as `a,b,c`. Spaces around items and empty items are dropped.
+
+    An item that contains a comma stands in double quotes: `"goldfish, Carassius auratus",tench`.
+    """
+    try:
+        parts = next(csv.reader([text], skipinitialspace=True), [])
+    except csv.Error:  # a line break
+        parts = text.split(",")
+    return [part.strip() for part in parts if part.strip()]
+
+
+def is_option_set(context: typer.Context, parameter_name: str) -> bool:
+    """Return whether the user passed the option of a command parameter. Passing its default value counts too."""
+    source = context.get_parameter_source(parameter_name)
+    return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")
+
+
+def build_option_error(option: str, message: str) -> typer.BadParameter:
+    """Create the usage error for a wrong value of an option such as `--layers`."""
+    return typer.BadParameter(message, param_hint=f"'{option}'")
+
+
+def check_options_unset(context: typer.Context, parameter_names: Iterable[str], reason: str) -> None:
+    """Raise typer.BadParameter with `reason` if the user passed an option that sets one of the named parameters."""
+    for parameter in context.command.params:
+        if parameter.name in parameter_names and is_option_set(context, parameter.name):
+            raise build_option_error(parameter.opts[0], reason)

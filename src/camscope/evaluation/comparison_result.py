@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from camscope import render
+from camscope.atomic_writes_and_folder_locks import write_bytes
 from camscope.batch import BatchRun
 from camscope.batch.image_manifest import import_arrow
 from camscope.batch.run_reader import read_original, render_thumbnail
@@ -37,7 +38,6 @@ from camscope.evaluation.method_summaries import MethodSummary
 from camscope.explanation import PixelArray
 from camscope.metrics.metric_registry import FloatArray
 from camscope.plurals import plural
-from camscope.safe_files import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -344,7 +344,7 @@ def _draw_agreement_and_examples(
 
 
 def _draw_agreement_matrix(figure: Any, comparison: ComparisonResult, method_names: Sequence[str]) -> None:
-    """Draw the mean correlation of the maps of each pair of methods as a matrix."""
+    """Draw a matrix: the mean correlation between the maps of two methods, for each pair."""
     panel, places = figure.subplots(), [comparison.method_names.index(name) for name in method_names]
     n_methods, values = len(method_names), comparison.compute_correlation_matrix()[np.ix_(places, places)]
     below = np.where(np.tri(n_methods, k=-1), values, np.nan)[1:, :-1]  # each pair once

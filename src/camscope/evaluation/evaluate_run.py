@@ -14,7 +14,6 @@ from camscope.batch.run_store import RunStore
 from camscope.batch.sql_query import Query, RowReader, read_rows
 from camscope.errors import InputError
 from camscope.evaluation.ground_truth import AnnotationColumn, GroundTruth, load_ground_truth
-from camscope.evaluation.map_metrics import MapMetricEvaluator, Row, build_value_schema
 from camscope.evaluation.metric_value_files import (
     MapSelection,
     RowsByImage,
@@ -22,6 +21,7 @@ from camscope.evaluation.metric_value_files import (
     write_missing_value_files,
 )
 from camscope.evaluation.model_based_metrics import ModelMetricEvaluator
+from camscope.evaluation.model_free_metrics import MapMetricEvaluator, Row, build_value_schema
 from camscope.evaluation.run_replay import RunReplay
 from camscope.explainers import Explainer
 from camscope.explainers.core.setting_checks import check_positive_integer
@@ -119,7 +119,7 @@ def evaluate(
     if model is not None:
         replay = RunReplay.from_run(batch_run, model, preprocess)
         if model_metrics:
-            names = _check_imputations(imputations)
+            names = _require_known_imputations(imputations)
             check_positive_integer(n_steps=n_steps, batch_size=batch_size)
             check_positive_integer(None, region_size=region_size)
             needs_explainers = any(metric.input_kind != "perturbation_test" for metric in model_metrics)
@@ -138,7 +138,7 @@ def evaluate(
             batch_run,
             store,
             build_value_schema(batch_run.dataset.schema),
-            lambda images: _iter_metric_values(map_evaluator, model_evaluator, images, n_threads),
+            lambda images: _iter_image_counts_and_value_rows(map_evaluator, model_evaluator, images, n_threads),
             selection=selection,
             max_images=None if model_evaluator is None else model_evaluator.batch_size,
             on_progress=on_progress,
@@ -216,7 +216,7 @@ class EvaluationResult:
         return read_rows(rows) if where is None else RowReader(rows).take(Query(where).find_positions(rows))
 
 
-def _iter_metric_values(
+def _iter_image_counts_and_value_rows(
     map_evaluator: MapMetricEvaluator,
     model_evaluator: ModelMetricEvaluator | None,
     images: RowsByImage,
@@ -251,7 +251,7 @@ def resolve_ground_truth(
     return ground_truth
 
 
-def _check_imputations(imputations: Sequence[str]) -> list[str]:
+def _require_known_imputations(imputations: Sequence[str]) -> list[str]:
     if isinstance(imputations, str) or not imputations or set(imputations) - set(IMPUTATION_NAMES):
         raise InputError(
             f"imputations={imputations!r}: expected one or several of {', '.join(IMPUTATION_NAMES)}, such as ('mean', 'blur')"

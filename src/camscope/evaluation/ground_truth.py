@@ -12,16 +12,16 @@ from typing import Any, Generic, TypeGuard, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from camscope.atomic_writes_and_folder_locks import describe_file_problem
 from camscope.batch.image_manifest import RESERVED_COLUMNS
 from camscope.batch.path_resolver import PathResolver
 from camscope.batch.result_rows import hash_parameters
 from camscope.errors import CamscopeError, CategoryError, ImageError, InputError, UndefinedError
-from camscope.images.files.image_file_access import list_image_paths
+from camscope.images.files.find_and_open_image_files import list_image_paths
 from camscope.images.mask_file_reader import read_label_image
 from camscope.mask_labels import ALL_LABELS, LabelChoice, choose_categories, parse_categories
 from camscope.plurals import inflect, join_first, plural
-from camscope.safe_files import describe_file_problem
-from camscope.untrusted_files import MAX_ERROR_CHARACTERS, read_errors_converted, read_json
+from camscope.read_untrusted_files import MAX_ERROR_CHARACTERS, read_errors_converted, read_json
 
 IndexedValue = TypeVar("IndexedValue")
 PathParts = tuple[str, ...]
@@ -335,7 +335,7 @@ def read_mask(source: str | bytes, size: ImageSize, label_choice: LabelChoice | 
 
 
 def is_mask_path(value: object) -> TypeGuard[str]:
-    """Return whether a cell of a column holds the path of a mask, not a list of boxes or points."""
+    """Return whether a table cell holds the path of a mask, not a list of boxes or points."""
     return isinstance(value, str) and bool(value) and not value.lstrip().startswith("[")
 
 

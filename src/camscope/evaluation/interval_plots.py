@@ -12,7 +12,7 @@ import numpy as np
 from camscope.errors import InputError
 from camscope.evaluation.method_summaries import MethodSummary, is_compared_with_controls
 from camscope.metrics import METRICS
-from camscope.optional import require
+from camscope.optional_packages import require
 from camscope.registry import METHODS
 
 FIGURE_FORMATS = (".png", ".svg", ".pdf")

@@ -45,7 +45,7 @@ AGREEMENT_COLUMNS = {
 
 @dataclass(frozen=True)
 class MapAgreement:
-    """The mean correlation of each pair of methods of a run, and the groups of methods with the same maps."""
+    """The mean correlation between the maps of each two methods in a run, and the groups of methods with the same maps."""
 
     keys: Sequence[MethodKey]  # in the run's order
     estimates: Mapping[tuple[int, int], Estimate]  # of the i-th and the j-th method over images, for i < j
@@ -66,7 +66,7 @@ def compute_agreement(
     overwrite: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> MapAgreement:
-    """Correlate the maps of each pair of methods of a run. An interrupted computation resumes from `output`."""
+    """Correlate the maps of each two methods in a run. An interrupted computation resumes from `output`."""
     require_valid_num_threads(num_threads)
     store, pa = RunStore(output), import_arrow()
     schema = pa.schema([pa.field(name, getattr(pa, kind)()) for name, kind in AGREEMENT_COLUMNS.items()])
@@ -97,7 +97,7 @@ def iter_pair_agreements(run: BatchRun, rows: Sequence[Row]) -> Iterator[dict[st
             first, second = target_rows[i], target_rows[j]
             pair = {name: first[name] for name in ("row", "id", "target", *METHOD_KEY_COLUMNS)}
             pair |= {f"other_{name}": second[name] for name in METHOD_KEY_COLUMNS}
-            correlation, reason = image_maps.correlate_maps(i, j)
+            correlation, reason = image_maps.correlate_maps_or_give_reason(i, j)
             yield pair | {"spearman": correlation, "reason": reason, "same": image_maps.have_same_display(i, j)}
 
 
@@ -141,7 +141,7 @@ class _ImageMaps:
         first, second = self._display_values[first_index], self._display_values[second_index]
         return first.shape == second.shape and bool(np.abs(first - second).max() <= MAX_HEATMAP_DIFFERENCE)
 
-    def correlate_maps(self, first_index: int, second_index: int) -> tuple[float | None, str | None]:
+    def correlate_maps_or_give_reason(self, first_index: int, second_index: int) -> tuple[float | None, str | None]:
         """Return Spearman's correlation of two maps and no reason, or None and the reason why it is undefined."""
         grids = self._maps[first_index].grid, self._maps[second_index].grid
         if len(grids[0]) != len(grids[1]):

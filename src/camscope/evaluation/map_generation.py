@@ -73,7 +73,7 @@ def generate_maps(
     """
     manifest = sample_manifest(build_manifest(source, root), max_images, seed)
     if masks is not None:
-        check_ground_truth(masks, manifest, categories, allow_outside_root=allow_outside_root)
+        load_and_check_ground_truth(masks, manifest, categories, allow_outside_root=allow_outside_root)
     outcome = run_batch(
         explainers,
         manifest,
@@ -101,7 +101,7 @@ def sample_manifest(manifest: Manifest, max_images: int | None, seed: int = 0) -
     return replace(manifest, table=manifest.table.take(drawn))
 
 
-def check_ground_truth(
+def load_and_check_ground_truth(
     masks: GroundTruth | str | os.PathLike[str],
     manifest: Manifest,
     categories: Sequence[str] = (),
@@ -128,13 +128,13 @@ def check_ground_truth(
             except InputError as error:  # there is an annotation for another size: compare it with the image
                 if isinstance(error, CategoryError):
                     raise
-                if _mask_fits_image(ground_truth, row, manifest):
+                if _is_readable_with_fitting_mask(ground_truth, row, manifest):
                     return ground_truth
                 reasons["the image cannot be read"] += 1
     raise InputError(format_missing_ground_truth_error(reasons))
 
 
-def _mask_fits_image(ground_truth: GroundTruth, row: dict[str, Any], manifest: Manifest) -> bool:
+def _is_readable_with_fitting_mask(ground_truth: GroundTruth, row: dict[str, Any], manifest: Manifest) -> bool:
     """Return whether the image of a row can be read. Raises InputError if the mask has another size than the image."""
     try:
         source = manifest.read_source(row)

@@ -1,4 +1,4 @@
-"""Write the missing Parquet files of metric values of a run, and open all of them as one dataset."""
+"""Write the Parquet files with metric values that a run still lacks, and open all files as one dataset."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +22,7 @@ RowsByImage = Sequence[list[dict[str, Any]]]  # the rows of each image
 
 @dataclass(frozen=True)
 class MapSelection:
-    """The maps of a run to evaluate: those of some images and methods for one class.
+    """Selects the maps of a run to evaluate: some images and methods, for one class.
 
     Args:
         rows: The row numbers of the images.
@@ -95,7 +95,7 @@ def write_missing_value_files(
 
 
 class ChunkPart(NamedTuple):
-    """A part of a chunk of a run: its file number, the positions of its rows in the chunk, and its image count."""
+    """A part of a chunk: its file number, the positions of its rows in the chunk, and its image count."""
 
     number: int
     row_positions: range

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from camscope.batch.image_loading import map_in_order
 from camscope.errors import GeometryError, NonFiniteError, UndefinedError
-from camscope.evaluation.map_metrics import (
+from camscope.evaluation.model_free_metrics import (
     CONTROL_NAMES,
     Row,
     build_control_row,
@@ -26,7 +26,7 @@ from camscope.explainers.core.evaluation_context import Mode, get_device_and_dty
 from camscope.geometry import Placement
 from camscope.hooks.find_layers import unwrap
 from camscope.metrics import Metric
-from camscope.metrics.explainer_probe import ExplainerProbe, reuse_passes
+from camscope.metrics.explain_changed_inputs import ExplainerProbe, reuse_passes
 from camscope.metrics.model_scorer import ModelScorer, scoring_scope
 from camscope.metrics.perturbation_test import PerturbationTest
 from camscope.targets import TargetLike
@@ -40,7 +40,7 @@ MapBatch = tuple[Tensor, Sequence[Row | None], MapFunction | None]
 
 @dataclass
 class EvaluationCase:
-    """One image with one target. Its rows are those of the maps that explain this target."""
+    """One image with one target, and the rows of the maps that explain this target."""
 
     x: Tensor | None  # (C,*S) the model's input, None if it is not available, with the `reason`
     target: TargetLike = None
@@ -122,7 +122,7 @@ CONTROL_EXPLAINERS = ("center", "edges")  # the controls that are explainers
 
 @dataclass(frozen=True)
 class ModelMetricEvaluator:
-    """Evaluates metrics that need the model, in batches of cases. The fields are those of `evaluate`."""
+    """Evaluates metrics that need the model, in batches of cases. `evaluate` documents the fields."""
 
     replay: RunReplay
     metrics: Sequence[Metric]

@@ -16,9 +16,9 @@ from camscope.batch.run_reader import require_unchanged
 from camscope.errors import ImageError, InputError, PreprocessError, Remedy, UndefinedError
 from camscope.explainers import METHODS, Explainer, GradCAM
 from camscope.explainers.core.evaluation_context import Mode
-from camscope.explainers.core.settings_as_text import format_without_address
+from camscope.explainers.core.redacted_settings_text import format_without_address
 from camscope.hooks.find_layers import unwrap
-from camscope.model_metadata import compute_model_digest, get_card
+from camscope.model_card import compute_model_digest, get_card
 from camscope.targets import TargetLike
 
 Row = Mapping[str, Any]
@@ -35,7 +35,7 @@ class RunReplay:
 
     @classmethod
     def from_run(cls, run: BatchRun, model: nn.Module, preprocess: Any = None) -> "RunReplay":
-        """Check that the model and the preprocessing are those of the run, and build its replay."""
+        """Check that the run used this model and this preprocessing, and build the replay of the run."""
         settings, inner = run.run_info["run_config"], unwrap(model)
         expected_digest, digest = settings["model"]["digest"], compute_model_digest(inner)
         if digest != expected_digest:
@@ -133,7 +133,7 @@ class RunReplay:
 
 
 def format_method_key(row: Row) -> str:
-    """Return the method key of a row: the name of the method and the digest of its settings."""
+    """Return the method key of a row: the method's name with the digest of its settings."""
     return f"{row['method']} {row['parameters_digest']}"
 
 

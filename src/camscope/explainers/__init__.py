@@ -2,8 +2,8 @@
 
 # isort: off
 # the order in which methods are registered is the order in which they are listed
-from camscope.explainers.adapters.deep_lift import DeepLIFT, DeepLIFTSHAP
-from camscope.explainers.adapters.lrp import LRP
+from camscope.explainers.adapters.captum_deep_lift import DeepLIFT, DeepLIFTSHAP
+from camscope.explainers.adapters.zennit_lrp import LRP
 from camscope.explainers.adapters.lime_and_kernel_shap import LIME, KernelSHAP
 from camscope.explainers.attention.rollout import GradientRollout, Rollout
 from camscope.explainers.attention.chefer import Chefer

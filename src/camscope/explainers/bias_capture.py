@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from camscope.errors import LayerError
-from camscope.hooks.function_mode import BaseFunctionMode
+from camscope.hooks.intercept_torch_functions import BaseFunctionMode
 from camscope.hooks.spatial_map_tracker import SpatialMapTracker
 from camscope.hooks.thread_local_hooks import register_gradient_hook
 from camscope.layers.infer_layout import infer_image_token_layout, infer_layout
@@ -64,7 +64,7 @@ class OutputLayouts(NamedTuple):
 def infer_output_layouts(
     score: Score, x: Tensor, layout_hints: LayoutHints, sample_axis_by_shape: Mapping[tuple[int, ...], int]
 ) -> OutputLayouts:
-    """Infer the layouts of outputs with channels last, and test each layout by noise.
+    """Infer the layouts of outputs with channels last, and test each layout with noise.
 
     Layouts that the test contradicts are left out.
     """
@@ -129,7 +129,7 @@ def _infer_output_layout(shape: tuple[int, ...], x: Tensor, layout_hints: Layout
 def _verify_output_layout(
     score: Score, x: Tensor, shape: tuple[int, ...], sample_axis: int, layout: Layout
 ) -> LayoutVerdict:
-    """Test by noise the layout of the first output with this shape. See `probe_layout`."""
+    """Test with noise whether the first output of this shape has the layout `layout`. See `probe_layout`."""
     functions: Collection[object] = CHANNELS_LAST_FUNCTIONS
     if layout.kind == CHANNELS_FIRST:
         functions = BIAS_FUNCTIONS.difference(CHANNELS_LAST_FUNCTIONS)
@@ -192,14 +192,14 @@ class BiasCapture(BaseFunctionMode):
         if bias is None or not output.requires_grad:
             return result
         if not bias.channels_last:
-            self._record_place(output)
+            self._record_misplaced_or_untracked_maps(output)
         if output._is_view():  # an operation in place on a view would take the gradient past the hook
             output = output.clone()
             result = replace_leaf(result, path, output)
         register_gradient_hook(output, partial(self._on_bias_gradient, bias))
         return result
 
-    def _record_place(self, output: Tensor) -> None:
+    def _record_misplaced_or_untracked_maps(self, output: Tensor) -> None:
         """Record whether the tracker finds the cells of maps (N,K,*grid) misplaced, or could not follow them."""
         if self._tracker is None or math.prod(output.shape[2:]) <= 1:
             return

@@ -18,9 +18,9 @@ from camscope.explainers.core.evaluation_context import (
     inspect_model,
 )
 from camscope.explainers.core.explainer import Explainer, register
-from camscope.explainers.core.maps_with_flags import AttributionMaps, is_below_precision
+from camscope.explainers.core.maps_with_flags import AttributionMaps, find_samples_below_precision
 from camscope.explainers.core.resize_and_blur import resize_maps
-from camscope.explainers.core.shared_passes import select_sample_target
+from camscope.explainers.core.run_methods_in_shared_passes import select_sample_target
 from camscope.hooks.find_layers import unwrap
 from camscope.hooks.input_gradients import GradientScope, run_with_gradients
 from camscope.hooks.spatial_map_tracker import SpatialMapTracker
@@ -44,7 +44,7 @@ class Completeness:
 
     @property
     def gap(self) -> Tensor:
-        """The unexplained part (N,) of the score. It is rounding in a piecewise linear model.
+        """The unexplained part (N,) of the score. In a piecewise linear model, only rounding remains.
 
         In other models, it also contains smooth functions and constants.
         """
@@ -74,7 +74,9 @@ class ScoreDecomposition:
         """Add the contribution of the input: the input times its gradient (N,C,*S)."""
         check_finite("the gradient at the input", gradient, self.explainer.on_nonfinite)
         values = full_precision(gradient) * self.x
-        self.is_below_precision = is_below_precision(self.precision, self.score, full_precision(gradient), self.x)
+        self.is_below_precision = find_samples_below_precision(
+            self.precision, self.score, full_precision(gradient), self.x
+        )
         self.input_part += values.flatten(1).sum(1)
         self._add_to_map(values, gradient)
 

@@ -1,6 +1,6 @@
 """Hooks for layers: record and edit values inside a model, clip gradients, and read gradients at a layer."""
 
-from camscope.hooks.edit_layers import clip_gradients, edit_layers
+from camscope.hooks.edit_activations_and_gradients import clip_gradients, edit_layers
 from camscope.hooks.find_layers import find_layer, find_layers, unwrap
 from camscope.hooks.layer_record import LayerCall, LayerRecord, Recording
 from camscope.hooks.layer_table import LayerRow, LayerTable, inspect_layers

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from camscope.errors import LayerError
 from camscope.hooks.find_layers import unwrap
-from camscope.hooks.function_mode import (
+from camscope.hooks.intercept_torch_functions import (
     BaseFunctionMode,
     bypass_torch_function,
     function_name,
     has_instance_forward,
     override_forward,
 )
-from camscope.hooks.thread_local_hooks import Hooks, is_recomputing, thread_local_hook
+from camscope.hooks.thread_local_hooks import Hooks, is_in_backward_pass, thread_local_hook
 from camscope.plurals import plural
 from camscope.pytree import LeafPath, iter_leaves, replace_leaf
 
@@ -194,7 +194,7 @@ class AttentionCapture(BaseFunctionMode):
             by_heads = by_heads.detach().requires_grad_()
         torch.set_grad_enabled(True)
         attention = Attention(by_heads)
-        if self._is_recording and not is_recomputing():
+        if self._is_recording and not is_in_backward_pass():
             self._attentions.append(attention)
         return attention
 
@@ -289,7 +289,7 @@ class AttentionBlockFinder(Hooks):
         before = next((count for item, count in reversed(self._open_modules) if item is module), -1)
         while self._open_modules and self._open_modules.pop()[0] is not module:
             pass
-        if is_recomputing() or before < 0 or len(self._attentions) != before + 1:
+        if is_in_backward_pass() or before < 0 or len(self._attentions) != before + 1:
             return None
         samples, _, _, tokens = self._attentions[before].probabilities.shape[:4]
         shapes = (samples, tokens), (tokens, samples)

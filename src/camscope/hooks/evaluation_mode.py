@@ -25,7 +25,7 @@ class _ThreadTrainingFlag:
     """
 
     def __get__(self, module: nn.Module | None, owner: type | None = None) -> bool:
-        for flags in _flags_of_this_thread():
+        for flags in _get_training_flags_of_this_thread():
             if id(module) in flags:
                 return flags[id(module)]
         try:
@@ -34,7 +34,7 @@ class _ThreadTrainingFlag:
             raise AttributeError(f"{type(module).__name__!r} object has no attribute 'training'") from None
 
     def __set__(self, module: nn.Module, training: bool) -> None:
-        for flags in _flags_of_this_thread():
+        for flags in _get_training_flags_of_this_thread():
             if id(module) in flags:
                 flags[id(module)] = training
                 return
@@ -46,10 +46,8 @@ class _ThreadTrainingFlag:
             raise AttributeError("training")
 
 
-def _flags_of_this_thread() -> Iterable[dict[int, bool]]:
-    """Return the `training` flags by module id that apply to this thread. Autograd's threads see those of all
-    threads.
-    """
+def _get_training_flags_of_this_thread() -> Iterable[dict[int, bool]]:
+    """Return the `training` flags by module id that apply to this thread. Autograd's threads see the flags of all threads."""
     if (flags := _flags_by_thread.get(threading.get_ident())) is not None:
         return (flags,)
     return tuple(_flags_by_thread.values()) if is_autograd_thread() else ()

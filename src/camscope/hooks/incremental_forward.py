@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from camscope.hooks.function_mode import split_names
+from camscope.hooks.intercept_torch_functions import split_names
 from camscope.pytree import map_leaves
 
 MAX_WINDOW_SHARE = 0.7  # of a map's cells: with a larger window the full map costs no more
@@ -28,7 +28,7 @@ POOLING_OPS = {aten.max_pool2d_with_indices, aten.max_pool3d_with_indices, aten.
 
 @dataclass
 class CostTracker:
-    """Counts of the multiplications that incremental forward passes save and need, and of the bytes of a row.
+    """Counts the multiplications that incremental forward passes save and need, and the bytes per row.
 
     `saved_multiplications` are those that the variants did not need. `clean_multiplications` are those of the unchanged
     input. If a pass needs full tensors before `min_saved_multiplications` are saved, it ends with NotWorthwhileError.
@@ -163,7 +163,7 @@ def _run_pointwise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     variants = [arg for arg in args if isinstance(arg, WindowTensor)]
     if any(isinstance(arg, Tensor) and not _is_per_channel(arg, variants[0]) for arg in args):
         return None
-    if len({arg.shape for arg in variants}) > 1 or (common := _cut_common_windows(variants)) is None:
+    if len({arg.shape for arg in variants}) > 1 or (common := _cut_common_windows_and_start(variants)) is None:
         return None
     windows, first = common
 
@@ -186,7 +186,7 @@ def _is_per_channel(value: Tensor, reference: WindowTensor) -> bool:
     return value.ndim == reference.ndim and value.shape[0] == 1 and set(value.shape[2:]) == {1}
 
 
-def _cut_common_windows(variants: Sequence[WindowTensor]) -> tuple[list[Tensor], Tensor] | None:
+def _cut_common_windows_and_start(variants: Sequence[WindowTensor]) -> tuple[list[Tensor], Tensor] | None:
     """Cut the same window from several operands. Return the cut windows and their start, or None if the window is
     large.
     """
@@ -222,7 +222,7 @@ def _run_concat(func: Any, parts: Sequence[Tensor], axis: int) -> WindowTensor |
     variants = [part for part in parts if isinstance(part, WindowTensor)]
     if axis != 1 or len(variants) < len(parts) or len({part.shape[2:] for part in variants}) > 1:
         return None
-    if (common := _cut_common_windows(variants)) is None:
+    if (common := _cut_common_windows_and_start(variants)) is None:
         return None
     windows, first = common
     return variants[0].with_window(func([part.clean for part in variants], 1), func(windows, 1), first)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from camscope.errors import ModelError
-from camscope.hooks.function_mode import BaseFunctionMode
+from camscope.hooks.intercept_torch_functions import BaseFunctionMode
 from camscope.hooks.thread_local_hooks import autocast_uncached, reentrant_checkpoints_disabled
 
 T = TypeVar("T")

@@ -61,7 +61,7 @@ class TensorGradients:
     structure: Any = None
     accumulators: dict[LeafPath, GradientAccumulator] = field(default_factory=dict)
 
-    def fill_structure(self) -> Any:
+    def get_gradients_in_structure(self) -> Any:
         """Return the nested input or output with gradients in place of its tensors."""
         result = self.structure
         for path, accumulator in self.accumulators.items():
@@ -99,17 +99,17 @@ class LayerCall:
     @property
     def gradient(self) -> Any:
         """The gradient with respect to the output, in the structure of the output, or None if no gradient arrived."""
-        return self._at_output.fill_structure()
+        return self._at_output.get_gradients_in_structure()
 
     @property
     def input_gradients(self) -> tuple[Any, ...]:
         """The gradients with respect to the positional inputs. Paths that bypass this call do not count."""
-        return tuple(self._at_inputs.fill_structure()[0])
+        return tuple(self._at_inputs.get_gradients_in_structure()[0])
 
     @property
     def kwarg_gradients(self) -> dict[str, Any]:
         """The gradients with respect to the keyword inputs. Paths that bypass this call do not count."""
-        return dict(self._at_inputs.fill_structure()[1])
+        return dict(self._at_inputs.get_gradients_in_structure()[1])
 
     def iter_accumulators(self) -> Iterator[GradientAccumulator]:
         """Yield the gradient accumulators of all inputs and outputs of the call."""
@@ -117,7 +117,7 @@ class LayerCall:
 
 
 class LayerRecord:
-    """All calls of one layer, in the order in which they ended. The properties are those of the last call.
+    """All calls of one layer, in the order in which they ended. The properties describe the last call.
 
     Args:
         name: Name of the layer.
@@ -160,14 +160,14 @@ class LayerRecord:
     @property
     def gradient(self) -> Any:
         """The gradient of the last backward pass with respect to `output`, of the same shape."""
-        return self._check_gradient(self.last_call.gradient, "output")
+        return self._require_recorded_gradient(self.last_call.gradient, "output")
 
     @property
     def input_gradient(self) -> Any:
         """The gradient with respect to `input`. Paths that bypass this layer do not count."""
-        return self._check_gradient(_unwrap_single(self.last_call.input_gradients), "input")
+        return self._require_recorded_gradient(_unwrap_single(self.last_call.input_gradients), "input")
 
-    def _check_gradient(self, gradient: object, location: str) -> Any:
+    def _require_recorded_gradient(self, gradient: object, location: str) -> Any:
         if "gradients" not in self._recorded_kinds:
             self._raise_not_recorded("gradients")
         if next(iter_leaves(gradient), None) is not None:

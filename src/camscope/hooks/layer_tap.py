@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from camscope.errors import LayerError, Remedy
 from camscope.hooks.find_layers import find_layers, unwrap
-from camscope.hooks.thread_local_hooks import Hooks, is_recomputing, register_gradient_hook, thread_local_hook
+from camscope.hooks.thread_local_hooks import Hooks, is_in_backward_pass, register_gradient_hook, thread_local_hook
 from camscope.plurals import plural
 from camscope.pytree import find_main_tensor, replace_leaf
 
@@ -87,7 +87,7 @@ class Tap(Hooks):
         gradients were off.
         """
         result = forward()
-        self._check_calls()
+        self._check_each_layer_ran()
         if not self._gradients:
             return result
         if not torch.is_grad_enabled():
@@ -95,13 +95,13 @@ class Tap(Hooks):
                 calls.clear()
             torch.set_grad_enabled(True)
             result = forward()
-            self._check_calls()
+            self._check_each_layer_ran()
         torch.set_grad_enabled(True)  # for the score, even where the model switches them off and never back on
         return result
 
     def backward(self, score: Tensor, *, retain_graph: bool = False) -> None:
         """Compute the gradient of a scalar score at every recorded call. The `.grad` of tensors stays unchanged."""
-        self._check_calls()
+        self._check_each_layer_ran()
         unrelated = f"the score does not depend on {self._format_layer_names()}"
         if not score.requires_grad:
             raise LayerError(f"{unrelated}: the model detaches the output, or turns gradients off after the layer")
@@ -158,14 +158,14 @@ class Tap(Hooks):
             return None
         connected = torch.is_grad_enabled() and tensor.requires_grad and any(self.calls.values())
         snapshot = tensor.clone() if connected else tensor.detach().clone().requires_grad_()
-        if not is_recomputing():
+        if not is_in_backward_pass():
             call = TappedCall(snapshot)
             register_gradient_hook(snapshot, partial(_store_gradient, ref(call)))
             self.calls[name].append(call)
         torch.set_grad_enabled(True)
         return replace_leaf(output, path, snapshot.clone())
 
-    def _check_calls(self) -> None:
+    def _check_each_layer_ran(self) -> None:
         for name, calls in self.calls.items():
             if not calls:
                 raise LayerError(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope.hooks.find_layers import find_layer, unwrap
-from camscope.hooks.function_mode import has_instance_forward, override_forward
+from camscope.hooks.intercept_torch_functions import has_instance_forward, override_forward
 from camscope.hooks.thread_local_hooks import Hooks, has_global_hooks, reentrant_checkpoints_disabled, thread_local_hook
 from camscope.pytree import find_main_tensor, iter_leaves, replace_leaf
 from camscope.unusual_tensors import describe_unusual_tensor
@@ -104,12 +104,12 @@ class PrefixCache:
             output: Any = cached[0]
         else:
             inputs = [leaf for _, leaf in iter_leaves((args, kwargs))]
-            before = list(map(_version_counter, inputs))
+            before = list(map(_get_version_counter, inputs))
             output = type(module).forward(module, *args, **kwargs)
             is_cacheable = isinstance(output, Tensor) and not (
                 output.requires_grad or output.is_inference() or describe_unusual_tensor(output)
             )
-            is_cacheable = is_cacheable and before == list(map(_version_counter, inputs))
+            is_cacheable = is_cacheable and before == list(map(_get_version_counter, inputs))
             if is_cacheable and not self._is_filled and not self._is_past_layer:
                 self._outputs[key] = output, output._version
         self._is_past_layer = self._is_past_layer or (module is self._layer and key[1] == self.call_index)
@@ -140,7 +140,7 @@ def _is_cacheable(module: nn.Module) -> bool:
     return usual and not heard
 
 
-def _version_counter(tensor: Tensor) -> int | None:
+def _get_version_counter(tensor: Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 

@@ -16,7 +16,7 @@ from camscope.hooks.find_layers import check_initialized, find_layers, unwrap
 from camscope.hooks.layer_record import GradientAccumulator, LayerCall, LayerRecord, Recording, TensorGradients
 from camscope.hooks.thread_local_hooks import (
     Hooks,
-    is_recomputing,
+    is_in_backward_pass,
     reentrant_checkpoints_disabled,
     register_gradient_hook,
     thread_local_hook,
@@ -111,7 +111,7 @@ def extract_features(
 
 
 class _Recorder(Hooks):
-    """The hooks that record a layer: one runs before the layer, one after it. They change nothing."""
+    """The hooks that record a layer: one runs before the layer, one after it. Neither hook changes the layer's values."""
 
     def __init__(self, inputs: bool, outputs: bool, gradients: bool, device: torch.device | None) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class _Recorder(Hooks):
     def _begin_call(
         self, open_calls: list[OpenCall], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        if is_recomputing():
+        if is_in_backward_pass():
             return
         inputs, call = (args, kwargs), LayerCall()
         if "inputs" in self.recorded_kinds:  # before the layer runs: it may write over its input
@@ -154,7 +154,7 @@ class _Recorder(Hooks):
     def _end_call(
         self, open_calls: list[OpenCall], layer: LayerRecord, module: nn.Module, *inputs_and_output: Any
     ) -> None:
-        if is_recomputing():
+        if is_in_backward_pass():
             return
         (call, edges, start), output = open_calls.pop(), inputs_and_output[-1]
         if "outputs" in self.recorded_kinds:
@@ -168,7 +168,7 @@ class _Recorder(Hooks):
     def _hook_gradients(
         self, call: LayerCall, edges: dict[LeafPath, GraphEdge], start_sequence_number: int, output: object
     ) -> None:
-        """Add hooks to one call of a layer that record the gradients of its output and of its inputs."""
+        """Add hooks that record the gradients of a layer call, at the output and at the inputs."""
         at_inputs, nodes = call._at_inputs.accumulators, list[Node]()
         for path, leaf in _iter_differentiable_tensors(output):
             self.add_handle(register_gradient_hook(leaf, call._at_output.accumulators[path].add_gradient))

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
-from camscope.hooks.function_mode import ACTIVATIONS
+from camscope.hooks.intercept_torch_functions import ACTIVATIONS
 
 OPAQUE_NODES = {
     "DifferentiableGraph": "a scripted part",
@@ -64,7 +64,7 @@ ACTIVATION_BY_NODE_NAME |= {"PreluKernel": "prelu", "RreluWithNoise": "rrelu", "
 
 @dataclass
 class ReluReport:
-    """Counts of the ReLUs, of other activations, and of opaque operations in the autograd graph of a score."""
+    """How many ReLUs, other activations and opaque operations the autograd graph of a score has."""
 
     relus: Counter[str] = field(default_factory=Counter)
     other_activations: Counter[str] = field(default_factory=Counter)

@@ -14,7 +14,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils.weak import WeakIdKeyDictionary
 
 from camscope.errors import warn_caller
-from camscope.hooks.function_mode import BaseFunctionMode, bypass_torch_function
+from camscope.hooks.intercept_torch_functions import BaseFunctionMode, bypass_torch_function
 from camscope.pytree import map_leaves
 
 CONTAINERS = (tuple, list, Mapping)  # of tensors, among the arguments of PyTorch's functions

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules import module as all_modules
 
 from camscope.hooks.find_layers import unwrap
-from camscope.hooks.function_mode import ForwardOverride
+from camscope.hooks.intercept_torch_functions import ForwardOverride
 
 _mute_lock = threading.RLock()  # one thread at a time: what is installed must be what is removed
 

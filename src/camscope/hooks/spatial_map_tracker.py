@@ -12,7 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload, OpOverloadPacket
 
-from camscope.hooks.function_mode import (
+from camscope.hooks.input_extent_of_map import (
+    AxisExtent,
+    Extent,
+    compute_output_extent,
+    covers_input_evenly,
+    find_channel_extents,
+    join_extents,
+)
+from camscope.hooks.intercept_torch_functions import (
     ACTIVATIONS,
     DROPOUTS,
     SCALAR_ARITHMETIC,
@@ -21,14 +29,6 @@ from camscope.hooks.function_mode import (
     BaseFunctionMode,
     function_name,
     split_names,
-)
-from camscope.hooks.map_extent import (
-    AxisExtent,
-    Extent,
-    compute_output_extent,
-    covers_input_evenly,
-    find_channel_extents,
-    join_extents,
 )
 from camscope.pytree import iter_leaves, map_leaves
 from camscope.unusual_tensors import is_fake_mode_active
@@ -109,7 +109,7 @@ class SpatialMapTracker(BaseFunctionMode):
     same in all cells.
 
     Padding and crops shift a map as a whole. Each map therefore has an extent, the part of the input that it covers:
-    see `map_extent`. Each pair of grid and extent has its own cell numbers. The tracker acts only in its thread.
+    see `input_extent_of_map`. Each pair of grid and extent has its own cell numbers. The tracker acts only in its thread.
     """
 
     def __init__(self, model: nn.Module, x: Tensor, other_inputs: Sequence[Tensor] = ()) -> None:
@@ -145,7 +145,7 @@ class SpatialMapTracker(BaseFunctionMode):
             return self._is_misplaced(tensor)
 
     def has_all_cells_in_position(self, tensor: Tensor) -> bool:
-        """Whether the cells of every channel of a tensor (N,K,*grid) lie in the order of the input.
+        """Whether all channels of a tensor (N,K,*grid) have their cells in the order of the input.
 
         Return False if that is unknown.
         """
@@ -159,11 +159,11 @@ class SpatialMapTracker(BaseFunctionMode):
         """
         if is_fake_mode_active():  # of the model: its results have no values, and neither would the cell numbers
             return func(*args, **kwargs)
-        name = _read_name(func)
+        name = _get_function_name(func)
         with torch._C.DisableTorchFunction():  # before the call, which may change its input in place
             extent = self._find_source_extent(name, args, kwargs)
-            size = _get_source(args, kwargs).shape[2:] if extent and _is_window(name) else ()
-            moved = None if extent else self._move_cell_numbers(func, name, args, kwargs)
+            size = _get_first_tensor_argument(args, kwargs).shape[2:] if extent and _is_window_function(name) else ()
+            moved = None if extent else self._compute_moved_cell_numbers(func, name, args, kwargs)
             sources = [leaf for _, leaf in iter_leaves([list(args), kwargs])]
             records = {id(source): self._find_record(source) for source in sources}
         result = func(*args, **kwargs)
@@ -177,25 +177,26 @@ class SpatialMapTracker(BaseFunctionMode):
                 self._record_result(name, args, sources, changed, moved)
                 self._records_before = {}
             if name in EXPORT_FUNCTIONS:
-                self._record_export(name, args[0] if args else None)
+                self._record_exported_storage(name, args[0] if args else None)
         return result
 
     def _record_map(self, tensor: Tensor, extent: Extent) -> None:
         cells = self._number_cells_like(tensor, extent)
         self._records[id(tensor)] = _CellRecord(weakref.ref(tensor), _get_version(tensor), cells, extent)
 
-    def _record_export(self, name: str, tensor: object) -> None:
+    def _record_exported_storage(self, name: str, tensor: object) -> None:
         if name == "data_ptr" and isinstance(tensor, Tensor) and self.is_spatial_map(tensor):
             return  # to compare addresses; a kernel gets the address of new memory for its result
         if isinstance(tensor, Tensor) and tensor.layout is torch.strided:
             storage = tensor.untyped_storage()
             self._exported[storage._cdata] = storage
 
-    def _move_cell_numbers(
+    def _compute_moved_cell_numbers(
         self, func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
-        """Apply a function that moves values to the cell numbers of its arguments. Return None if the numbers are
-        unknown.
+    ) -> Tensor | Sequence[Tensor] | None:
+        """Return the cell numbers after a function that moves values. Return None if they are unknown.
+
+        The function is applied to the cell numbers of its arguments.
         """
         if (name not in MOVEMENT_FUNCTIONS and name != "setitem") or not args:
             return None
@@ -206,27 +207,34 @@ class SpatialMapTracker(BaseFunctionMode):
                 func = VIEWS_WITH_COPY.get(name, func)
                 if name == "pad":  # with zeros, or with values of the tensor
                     args, kwargs = args[:3], {key: kwargs[key] for key in kwargs if key != "value"}
-                return func(
-                    *map_leaves(list(args), self._read_cells_or_index), **map_leaves(kwargs, self._read_cells_or_index)
+                moved: Tensor | Sequence[Tensor] = func(
+                    *map_leaves(list(args), self._read_cell_numbers_or_index),
+                    **map_leaves(kwargs, self._read_cell_numbers_or_index),
                 )
-            cells, value = self._read_known_cells(args[0]).clone(), args[2]
-            cells[args[1]] = self._read_known_cells(value) if isinstance(value, Tensor) else 0
+                return moved
+            cells, value = self._require_cell_numbers(args[0]).clone(), args[2]
+            cells[args[1]] = self._require_cell_numbers(value) if isinstance(value, Tensor) else 0
             return cells
         except Exception:  # of unknown cells, or of a function that takes no integers
             return None
 
     def _record_result(
-        self, name: str, args: Sequence[Any], sources: Sequence[Tensor], result: Any, moved: Any
+        self,
+        name: str,
+        args: Sequence[Any],
+        sources: Sequence[Tensor],
+        result: Any,
+        moved: Tensor | Sequence[Tensor] | None,
     ) -> None:
         """Record the cell numbers of the tensors in a function's result. `moved` is the result of
-        `_move_cell_numbers`.
+        `_compute_moved_cell_numbers`.
         """
         outputs = [leaf for _, leaf in iter_leaves(result)]
         moved_cells = [leaf for _, leaf in iter_leaves(moved)]
         for number, output in enumerate(outputs):
             cells_after_move = moved_cells[number] if len(moved_cells) == len(outputs) else None
             try:
-                cells = self._find_cells(name, args, sources, output, cells_after_move)
+                cells = self._find_result_cell_numbers(name, args, sources, output, cells_after_move)
                 is_misplaced = cells is None and self._is_computed_from_misplaced(name, sources)
             except RuntimeError:  # of sparse and nested tensors
                 cells, is_misplaced = None, False
@@ -234,11 +242,11 @@ class SpatialMapTracker(BaseFunctionMode):
                 weakref.ref(output), _get_version(output), cells, is_misplaced=is_misplaced
             )
 
-    def _find_cells(
+    def _find_result_cell_numbers(
         self, name: str, args: Sequence[Any], sources: Sequence[Tensor], output: Tensor, moved: Tensor | None
     ) -> Tensor | None:
         if name in CREATION_FUNCTIONS or (sources and all(map(self._comes_from_no_cell, sources))):
-            return self._no_cells_like(output)
+            return self._build_unknown_cell_numbers_like(output)
         if name in MOVEMENT_FUNCTIONS or name == "setitem":
             return moved
         if name in SAME_PLACE_FUNCTIONS or (name in REDUCTIONS and len(sources) > 1):
@@ -260,9 +268,7 @@ class SpatialMapTracker(BaseFunctionMode):
         )
 
     def _is_recorded_as_misplaced(self, tensor: Tensor) -> bool:
-        """Whether the record of a tensor says that its cells are misplaced, or its extent does not cover the input
-        evenly.
-        """
+        """Whether a tensor's record marks its cells as misplaced, or its recorded extent covers the input unevenly."""
         record = self._find_record(tensor)
         if record is None or record.extent is None:
             return record is not None and record.is_misplaced
@@ -297,7 +303,7 @@ class SpatialMapTracker(BaseFunctionMode):
         """Return the cell numbers of a grid with this extent, in the shape of a tensor (N,K,*grid)."""
         grid = tuple(tensor.shape[2:])
         if math.prod(grid) == 1:  # the only cell is all of the image
-            return self._no_cells_like(tensor)
+            return self._build_unknown_cell_numbers_like(tensor)
         if (grid, extent) not in self._first_cells:
             self._first_cells[grid, extent] = 1 + sum(math.prod(other) for other, _ in self._first_cells)
         if (grid, extent, tensor.device) not in self._planes:
@@ -306,43 +312,43 @@ class SpatialMapTracker(BaseFunctionMode):
             self._planes[grid, extent, tensor.device] = cells.view(grid)
         return self._planes[grid, extent, tensor.device].expand(tensor.shape)
 
-    def _no_cells_like(self, tensor: Tensor) -> Tensor:
+    def _build_unknown_cell_numbers_like(self, tensor: Tensor) -> Tensor:
         key = (tensor.device,)
         if key not in self._planes:
             self._planes[key] = torch.zeros((), dtype=torch.int64, device=tensor.device)
         return self._planes[key].expand(tensor.shape)
 
     def _depends_on_no_cell(self, cells: Tensor) -> bool:
-        return cells.data_ptr() == self._no_cells_like(cells).data_ptr()
+        return cells.data_ptr() == self._build_unknown_cell_numbers_like(cells).data_ptr()
 
     def _comes_from_no_cell(self, tensor: Tensor) -> bool:
-        """Whether the values of a tensor are known to come from no cell, as those of parameters do."""
-        cells = self._read_cells(tensor)
+        """Whether a tensor's values are known to come from no cell, as the values of parameters do."""
+        cells = self._read_cell_numbers_or_none(tensor)
         return cells is not None and self._depends_on_no_cell(cells)
 
     def _is_parameter(self, tensor: Tensor) -> bool:
         """Whether a tensor is a parameter or buffer of the model that this forward pass did not change."""
         return self._parameter_versions.get(id(tensor)) == _get_version(tensor)
 
-    def _read_cells(self, tensor: Tensor) -> Tensor | None:
+    def _read_cell_numbers_or_none(self, tensor: Tensor) -> Tensor | None:
         """Return the cell number of each value of a tensor. Return None if the numbers are unknown."""
         if self._is_parameter(tensor):
-            return self._no_cells_like(tensor)
+            return self._build_unknown_cell_numbers_like(tensor)
         record = self._find_record(tensor)
         return None if record is None else record.cells
 
-    def _read_known_cells(self, tensor: Tensor) -> Tensor:
+    def _require_cell_numbers(self, tensor: Tensor) -> Tensor:
         """Return the cell numbers of a tensor. Raise LookupError if they are unknown."""
-        if (cells := self._read_cells(tensor)) is None:
+        if (cells := self._read_cell_numbers_or_none(tensor)) is None:
             raise LookupError
         return cells.detach()
 
-    def _read_cells_or_index(self, tensor: Tensor) -> Tensor:
-        return tensor if tensor.dtype in INDEX_TYPES else self._read_known_cells(tensor)
+    def _read_cell_numbers_or_index(self, tensor: Tensor) -> Tensor:
+        return tensor if tensor.dtype in INDEX_TYPES else self._require_cell_numbers(tensor)
 
     def _find_cells_of_elementwise_result(self, sources: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
         """Return the cell numbers of the result of an elementwise function, or None if its sources do not agree."""
-        cells_of_sources = [(source.shape, self._read_cells(source)) for source in sources]
+        cells_of_sources = [(source.shape, self._read_cell_numbers_or_none(source)) for source in sources]
         located = [
             cells.broadcast_to(shape)
             for size, cells in cells_of_sources
@@ -365,8 +371,11 @@ class SpatialMapTracker(BaseFunctionMode):
         return merged
 
     def _find_cells_of_matrix_product(self, name: str, sources: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
-        """Return the cell numbers of a matrix product, those of its rows or columns, or None if they are unknown."""
-        rows = self._read_cells(sources[0])
+        """Return the cell numbers of a matrix product, from the rows or columns of its factors.
+
+        Return None if they are unknown.
+        """
+        rows = self._read_cell_numbers_or_none(sources[0])
         if (
             rows is not None
             and not self._depends_on_no_cell(rows)
@@ -374,7 +383,7 @@ class SpatialMapTracker(BaseFunctionMode):
             and _is_constant_along(rows, -1)
         ):
             return rows[..., :1].expand(shape)
-        columns = self._read_cells(sources[1]) if name in MATRIX_FUNCTIONS else None
+        columns = self._read_cell_numbers_or_none(sources[1]) if name in MATRIX_FUNCTIONS else None
         if (
             columns is None
             or columns.ndim < 2
@@ -388,7 +397,7 @@ class SpatialMapTracker(BaseFunctionMode):
         """Return the cell numbers of the result of an einsum, from its first operand, or None if they are unknown."""
         inputs, _, axes = str(equation).replace(" ", "").partition("->")
         own_axes, _, other_axes = inputs.partition(",")
-        cells = self._read_cells(sources[0])
+        cells = self._read_cell_numbers_or_none(sources[0])
         if cells is None or self._depends_on_no_cell(cells):
             return None
         if len(own_axes) != cells.ndim or len(axes) != len(shape):
@@ -407,7 +416,7 @@ class SpatialMapTracker(BaseFunctionMode):
 
     def _find_cells_of_reduction(self, source: Tensor, shape: torch.Size) -> Tensor | None:
         """Return the cell numbers of the result of a reduction along one axis, or None if they are unknown."""
-        cells = self._read_cells(source)
+        cells = self._read_cell_numbers_or_none(source)
         if cells is None:
             return None
         size = tuple(cells.shape)
@@ -424,7 +433,7 @@ class SpatialMapTracker(BaseFunctionMode):
         record = self._find_record(tensor)
         if record is not None and record.extent is not None:
             return [record.extent]
-        cells = self._read_cells(tensor) if tensor.ndim == self._n_axes else None
+        cells = self._read_cell_numbers_or_none(tensor) if tensor.ndim == self._n_axes else None
         return [] if cells is None or self._depends_on_no_cell(cells) else self._find_covered_parts_of_cells(cells)
 
     def _find_covered_parts_of_cells(self, cells: Tensor) -> list[Extent | None]:
@@ -447,8 +456,8 @@ class SpatialMapTracker(BaseFunctionMode):
 
     def _find_source_extent(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Extent | None:
         """Return the extent of the maps that a function takes. Return None if its result is not a map."""
-        if _is_window(name):
-            source = _get_source(args, kwargs)
+        if _is_window_function(name):
+            source = _get_first_tensor_argument(args, kwargs)
             if not isinstance(source, Tensor) or source.ndim != self._n_axes:
                 return None
             if math.prod(source.shape[2:]) == 1:
@@ -457,14 +466,14 @@ class SpatialMapTracker(BaseFunctionMode):
         if name in CONCAT_FUNCTION_NAMES:
             axis = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))
             maps = list(self._iter_map_candidates(args[0] if args else kwargs.get("tensors")))
-            return self._join_maps(maps) if axis in (1, 1 - self._n_axes) else None
+            return self._find_common_extent(maps) if axis in (1, 1 - self._n_axes) else None
         if name in ELEMENTWISE_FUNCTIONS:
-            return self._join_maps(
+            return self._find_common_extent(
                 [tensor for value in (*args, *kwargs.values()) for tensor in self._iter_map_candidates(value)]
             )
         return None
 
-    def _join_maps(self, maps: Sequence[Tensor]) -> Extent | None:
+    def _find_common_extent(self, maps: Sequence[Tensor]) -> Extent | None:
         """Return the common extent of several tensors, or None if one of them is no map."""
         records = list(map(self._find_record, maps))
         extents = [None if record is None else record.extent for record in records]
@@ -481,7 +490,7 @@ class SpatialMapTracker(BaseFunctionMode):
                 yield item
 
 
-def _read_name(func: Callable[..., Any]) -> str:
+def _get_function_name(func: Callable[..., Any]) -> str:
     """Return the name of a PyTorch function or property. Return "" for an operation of another library."""
     if isinstance(func, OpOverload | OpOverloadPacket):
         return ""
@@ -489,7 +498,7 @@ def _read_name(func: Callable[..., Any]) -> str:
     return function_name(func.__self__) if name == "get" and hasattr(func, "__self__") else name
 
 
-def _is_window(name: str) -> bool:
+def _is_window_function(name: str) -> bool:
     return name in WINDOW_FUNCTIONS or name == "pad"
 
 
@@ -498,7 +507,7 @@ def _get_version(tensor: Tensor) -> int:
         return 0 if tensor.is_inference() else tensor._version
 
 
-def _get_source(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _get_first_tensor_argument(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the first argument of a function. If this is a list, return its first tensor."""
     source = args[0] if args else kwargs.get("input", kwargs.get("tensors"))
     return source[0] if isinstance(source, list | tuple) else source

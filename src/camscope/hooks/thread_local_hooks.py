@@ -49,7 +49,7 @@ class Hooks(ExitStack):
         """Set the hooks when the `with` begins."""
 
     def _enter_gradient_scope(self) -> None:
-        """Turn gradients off inside the `with`, so that a hook can turn them on at its layer."""
+        """Turn gradients off inside the `with`. A hook can then turn them on from its layer onward."""
         self.enter_context(torch.inference_mode(False))
         self.enter_context(torch.no_grad())
         self.enter_context(autocast_uncached())
@@ -104,14 +104,14 @@ def autocast_uncached() -> Iterator[None]:
         torch.set_autocast_cache_enabled(cached)
 
 
-def is_recomputing() -> bool:
+def is_in_backward_pass() -> bool:
     """Whether this thread runs a backward pass. A layer that runs there repeats an earlier call, for a checkpoint."""
     return torch._C._current_graph_task_id() != -1
 
 
 def is_autograd_thread() -> bool:
     """Whether autograd started this thread to run a backward pass, as it does for an accelerator."""
-    return is_recomputing() and isinstance(threading.current_thread(), threading._DummyThread)
+    return is_in_backward_pass() and isinstance(threading.current_thread(), threading._DummyThread)
 
 
 _checkpoint_lock = threading.Lock()

@@ -3,14 +3,14 @@
 from io import BytesIO
 from pathlib import Path
 
+from camscope.atomic_writes_and_folder_locks import open_regular_file
 from camscope.errors import ImageError
-from camscope.images.files.redaction_and_pseudonyms import suppress_library_output
+from camscope.images.files.redacted_errors_and_file_pseudonyms import suppress_library_output
 from camscope.images.photo_reader import read_photo
-from camscope.images.scans.png_tiff_reader import read_raster
+from camscope.images.scans.png_tiff_reader import read_png_or_tiff_scan
 from camscope.images.scans.scan import Scan
 from camscope.images.scans.scan_reader import is_scan, read_scan
 from camscope.mask_labels import LabelImage
-from camscope.safe_files import open_regular_file
 
 SEGMENTATION = "SEG"  # DICOM modality
 EXIF_ORIENTATION_TAG = 0x0112  # EXIF tag
@@ -34,7 +34,7 @@ def read_label_image(source: str | Path | bytes, *, is_volume: bool = False) -> 
         scan = read_mask_scan(source)
         return LabelImage.from_colors(scan.values) if scan.is_color else LabelImage(scan.values)
     if _has_high_bit_depth(source):
-        return LabelImage(read_raster(source, frame=0).values)
+        return LabelImage(read_png_or_tiff_scan(source, frame=0).values)
     return LabelImage.from_colors(read_photo(source).pixels)
 
 

@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from camscope.atomic_writes_and_folder_locks import open_regular_file
 from camscope.errors import ImageError, describe_out_of_memory, is_out_of_memory
-from camscope.images.files.redaction_and_pseudonyms import suppress_library_output
+from camscope.images.files.redacted_errors_and_file_pseudonyms import suppress_library_output
 from camscope.images.files.strict_jpeg_decoding import DamagedJPEGError, decode_jpeg, find_jpeg_damage, read_jpeg_size
 from camscope.images.files.tiff_and_png_damage import load_pixels
-from camscope.safe_files import open_regular_file
 from camscope.unusual_tensors import describe_unusual_tensor
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class ReducedPhoto(NamedTuple):
 
 
 def read_reduced_photo(data: bytes, required_size: Callable[[Size], Size]) -> ReducedPhoto:
-    """Decode an image file at a reduced size, if its format allows it. This is faster.
+    """Decode an image file at a reduced size, which is faster, if its format allows it.
 
     `required_size` maps the full size to the smallest size that is needed. A JPEG of at least twice that size is decoded
     at a half, a quarter or an eighth. All other formats are decoded at full size.

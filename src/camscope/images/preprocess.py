@@ -14,7 +14,7 @@ from torch import Tensor
 
 from camscope.errors import PreprocessError
 from camscope.geometry import Placement
-from camscope.images.callable_preprocess import CallablePreprocess
+from camscope.images.measure_callable_preprocess import CallablePreprocess
 from camscope.images.preprocess_conversion import (
     convert_huggingface_processor,
     convert_timm_config,
@@ -23,7 +23,7 @@ from camscope.images.preprocess_conversion import (
 from camscope.images.scans.monai_preprocess import MonaiPreprocess, is_monai_object
 from camscope.images.scans.scan_preprocess import ScanPreprocess
 from camscope.plurals import plural
-from camscope.untrusted_files import read_errors_converted
+from camscope.read_untrusted_files import read_errors_converted
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -316,7 +316,7 @@ class Preprocess:
         return Image.merge("RGB", [plane.resize(size[::-1], resampling) for plane in planes])
 
     def _compute_crop_start(self, surplus: int) -> int:
-        """Return the first pixel of a center crop. `surplus` is the length of the image minus that of the crop.
+        """Return the first pixel of a center crop. `surplus` is the length of the image minus the length of the crop.
 
         Both numbers are negative if the crop is longer than the image.
         """

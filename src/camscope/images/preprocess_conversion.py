@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from camscope.errors import PreprocessError
-from camscope.optional import require
+from camscope.optional_packages import require
 
 PreprocessFields = dict[str, Any]
 

@@ -18,14 +18,14 @@ from camscope.layers.layout import TOKENS
 from camscope.layers.layout_noise_probe import build_contradicted_layout_error
 from camscope.layers.layout_verdict import LayoutVerdict
 from camscope.layers.spatial_layers import SpatialLayer, find_spatial_layers, hook_layer_outputs, probe_layer_layout
-from camscope.targets.score import Score
+from camscope.targets.score_per_sample import Score
 
 ENCODER_NAMES = ("backbone", "encoder", "vision_model")
 LAYERS_PER_PASS = 12  # layers that are probed in one forward pass, from the end
 
 
 def _find_per_frame_remedy(model: nn.Module, forward: Callable[[], object], input_shape: Sequence[int]) -> str:
-    """Return an error text with advice about the last layer that has one map per video frame. Return "" if none has."""
+    """Return an error text with advice about the last layer that has one map per video frame. Return "" without such a layer."""
     remedies: list[str] = []
 
     def collect_remedy(name: str, module: nn.Module, output: object) -> None:
@@ -69,7 +69,7 @@ def choose_layer(
         read = {
             layer: channels
             for layer in reversed(last)
-            if (channels := _find_channels_read(layer, gradients.get(layer.name), dense)) is not None
+            if (channels := _find_channels_that_affect_score(layer, gradients.get(layer.name), dense)) is not None
         }
         order = sorted(read, key=lambda layer: not _holds_features(model, layer, read[layer]))
         for number, layer in enumerate(order):
@@ -111,7 +111,7 @@ def _compute_score_gradients(
         return {name: gradient for name in names if (gradient := tap.select_call(name).gradient) is not None}
 
 
-def _find_channels_read(layer: SpatialLayer, gradient: Tensor | None, dense: bool) -> Tensor | None:
+def _find_channels_that_affect_score(layer: SpatialLayer, gradient: Tensor | None, dense: bool) -> Tensor | None:
     """Return a mask (K,) of the channels of a layer that affect the score. Return None if the layer does not affect
     it.
     """

@@ -42,7 +42,7 @@ def infer_layout(
     """
     size, shape = tuple(input_shape[2:]), tuple(shape)
     if isinstance(layout, Layout):
-        return _check_layout_fits(layout, shape)
+        return _require_fitting_layout(layout, shape)
     if shape[0] != input_shape[0]:
         one_each = f"output {shape} has not one item per sample of the batch of {input_shape[0]}; pass reshape="
         raise LayerError(format_per_frame_remedy(shape, input_shape) or one_each)
@@ -133,7 +133,7 @@ def has_unequal_strides(grid: Sequence[int], size: Sequence[int]) -> bool:
     return max(plane) - min(plane) > math.log(2) + sum(1 / cells for cells in grid[-2:])
 
 
-def _check_layout_fits(layout: Layout, shape: tuple[int, ...]) -> Layout:
+def _require_fitting_layout(layout: Layout, shape: tuple[int, ...]) -> Layout:
     """Return the layout that the user passed. Raise LayerError if an output of this shape cannot have it."""
     grid = tuple(layout.grid)
     expected_shapes = {

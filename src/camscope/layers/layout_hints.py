@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from camscope.hooks.function_mode import BaseFunctionMode
+from camscope.hooks.intercept_torch_functions import BaseFunctionMode
 from camscope.layers.layout import Grid, build_ambiguous_layout_error
 from camscope.plurals import plural
 

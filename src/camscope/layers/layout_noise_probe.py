@@ -44,7 +44,7 @@ OutputReader = Callable[[ForwardFunction, Tensor], "list[Tensor | None]"]
 
 @dataclass(frozen=True)
 class OutputLocation:
-    """Which output to test: that of one call of a layer. `output_index` is described in `find_main_tensor`."""
+    """Which output to test: the output of one call of a layer. `output_index` is described in `find_main_tensor`."""
 
     layer: str
     output_index: str | int | None = None
@@ -78,7 +78,7 @@ def has_cached_layout_result(model: nn.Module, location: OutputLocation, size: S
 def cache_layout_result(
     model: nn.Module, location: OutputLocation, size: Sequence[int], layout: Layout, result: LayoutProbeResult
 ) -> None:
-    """Store the test result of a layer until the model or the layer is deleted."""
+    """Cache the layout test result of a layer until the model or the layer is deleted."""
     with _lock:
         _cached_results(model, location)[location, tuple(size), str(layout)] = result
 

@@ -169,7 +169,7 @@ def find_doubt_reason(model: nn.Module, layout: Layout, shape: Sequence[int], hi
 
 
 def _find_token_merge_factor(model: nn.Module) -> int:
-    """Return by which factor a model such as Hiera reduces its tokens by merging windows. It is 1 for other models."""
+    """Return by which factor a model such as Hiera reduces its tokens by merging windows. Other models have the factor 1."""
     for module in unwrap(model).modules():
         schedule = getattr(module, "schedule" if type(module).__name__ == "Unroll" else "unroll_schedule", None)
         if isinstance(schedule, list | tuple):
@@ -242,9 +242,7 @@ def probe_layer_layout(
     forward: Callable[[Tensor], object],
     x: Tensor,
 ) -> LayoutProbeResult:
-    """Test the layout of a layer by noise. The same forward passes test all `other_layers` that have the same
-    layout.
-    """
+    """Test the layout of a layer with noise. The same forward passes test all `other_layers` that have the same layout."""
     if layer.by_construction:
         return LayoutProbeResult(LayoutVerdict.BY_CONSTRUCTION)
     probed = {other.name: other for other in (layer, *other_layers) if other.layout == layer.layout}

@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope import render
+from camscope.atomic_writes_and_folder_locks import build_output_path, create_folder_atomically, write_bytes
 from camscope.errors import CamscopeError, OutputError
 from camscope.explanation import AUTO, UNINFORMATIVE_STATUSES, Explanation, PixelArray, ScaleOption
-from camscope.images.files.redaction_and_pseudonyms import redact_errors
+from camscope.images.files.redacted_errors_and_file_pseudonyms import redact_errors
 from camscope.images.scans.dicom_file_reader import load_dicom_dataset
 from camscope.images.scans.dicom_header_values import SECONDARY_CAPTURE_UID, read_first_numbers, read_functional_groups
 from camscope.images.scans.scan import convert_scan_to_display_pixels
 from camscope.medical import dicom_export_headers
 from camscope.medical.scan_space_map import ScanSpaceMap, describe_derivation, format_title, to_dicom_ascii
-from camscope.safe_files import build_output_path, create_folder_atomically, write_bytes
 from camscope.version import __version__
 
 if TYPE_CHECKING:

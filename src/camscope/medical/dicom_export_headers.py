@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from camscope.errors import CamscopeError, ImageError, InputError, OutputError
 from camscope.explanation import Explanation
-from camscope.images.files.image_file_access import PHOTO_SUFFIXES
-from camscope.images.files.redaction_and_pseudonyms import redact_errors, suppress_library_output
+from camscope.images.files.find_and_open_image_files import PHOTO_SUFFIXES
+from camscope.images.files.redacted_errors_and_file_pseudonyms import redact_errors, suppress_library_output
 from camscope.images.scans.dicom_file_reader import load_dicom_dataset, require_pydicom
 from camscope.images.scans.dicom_header_values import iter_macro_items, read_first_numbers, read_functional_groups
 from camscope.images.scans.dicom_slice_positions import LPS_TO_RAS
@@ -24,7 +24,7 @@ from camscope.images.scans.nrrd_metaimage_reader import ITK_SUFFIXES
 from camscope.images.scans.scan import Scan
 from camscope.images.scans.scan_reader import read_scan
 from camscope.medical.scan_space_map import ScanSpaceMap, format_title, resample_map_to_scan, to_dicom_ascii
-from camscope.optional import require
+from camscope.optional_packages import require
 from camscope.version import __version__
 
 if TYPE_CHECKING:

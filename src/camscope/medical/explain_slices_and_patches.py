@@ -125,7 +125,7 @@ class OrientedVolume(NamedTuple):
 
 
 def _orient_volume(explainer: Explainer, scan: Scan) -> OrientedVolume:
-    """Reorient a volume as the preprocessing requires. Its slices are then explained without a further reorientation."""
+    """Reorient a volume as the preprocessing requires, so that its slices need no further reorientation."""
     preprocess, placement = explainer.preprocess, Placement.identity(scan.shape)
     if not isinstance(preprocess, ScanPreprocess):
         return OrientedVolume(explainer, scan if scan.is_color else rescale_to_display_range(scan), placement)

@@ -9,7 +9,7 @@ from camscope.explanation import Explanation
 from camscope.medical.dicom_export import to_parametric_map, to_secondary_capture
 from camscope.medical.dicom_export_headers import require_highdicom
 from camscope.medical.nifti_export import to_nifti
-from camscope.optional import require
+from camscope.optional_packages import require
 
 EXPORT_KINDS = ("nifti", "pmap", "sc")
 

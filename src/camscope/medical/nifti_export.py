@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from camscope.atomic_writes_and_folder_locks import write_bytes
 from camscope.errors import OutputError
 from camscope.explanation import Explanation
 from camscope.images.scans.nifti_reader import read_nifti_header
 from camscope.images.scans.scan import Scan
 from camscope.images.scans.scan_reader import read_scan
 from camscope.medical.scan_space_map import ScanSpaceMap, build_sidecar, resample_map_to_scan, to_dicom_ascii
-from camscope.optional import require
-from camscope.safe_files import write_bytes
+from camscope.optional_packages import require
 
 # copied from the source's header: only numbers that define voxel positions
 GEOMETRY_FIELDS = (

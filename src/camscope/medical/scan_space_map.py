@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope.errors import GeometryError
-from camscope.explainers.core.settings_as_text import is_simple_setting
+from camscope.explainers.core.redacted_settings_text import is_number_or_word
 from camscope.explanation import STATUS_OK, Explanation
 from camscope.images.scans.scan import Affine, Scan
 from camscope.plurals import plural
@@ -63,7 +63,7 @@ def build_sidecar(explanation: Explanation, scan_map: ScanSpaceMap) -> dict[str,
         "software_version": __version__,
         **{name: getattr(explanation, name) for name in fields},
         "diagnostics": dict(explanation.diagnostics),
-        "parameters": {key: value for key, value in explanation.parameters.items() if is_simple_setting(value)},
+        "parameters": {key: value for key, value in explanation.parameters.items() if is_number_or_word(value)},
         "model_digest": explanation.model,
         "versions": dict(explanation.versions),
         "scan_steps": list(explanation.scan_steps),

@@ -1,6 +1,6 @@
 """Metrics of attribution maps as pure functions, and statistics of their values over images."""
 
-from camscope.metrics.confidence_drop import adcc, arcc, average_drop, average_gain, average_increase
+from camscope.metrics.average_drop_and_gain import adcc, arcc, average_drop, average_gain, average_increase
 from camscope.metrics.deletion_insertion import (
     aopc,
     deletion,
@@ -51,16 +51,14 @@ from camscope.metrics.model_scorer import ModelScorer, scoring_scope
 from camscope.metrics.perturbation_test import PerturbationTest
 from camscope.metrics.randomization_result import RandomizationResult, RandomizationVerdict
 from camscope.metrics.randomization_tests import random_logit, run_randomization_test
-from camscope.metrics.robustness import (
+from camscope.metrics.sensitivity_to_noise import average_sensitivity, max_sensitivity
+from camscope.metrics.stability_under_transforms import (
     TransformAgreement,
     acquisition_stability,
-    average_sensitivity,
-    batch_invariance,
     compare_under_transforms,
-    determinism,
-    max_sensitivity,
     stability,
 )
+from camscope.metrics.stability_when_repeated_or_batched import batch_invariance, determinism
 from camscope.metrics.weight_randomization import randomize_weights
 
 __all__ = [

@@ -15,7 +15,7 @@ from camscope.explainers.core.setting_checks import check_positive_integer
 from camscope.metrics.imputation import NoisyLinearImputation
 from camscope.metrics.metric_registry import MetricValues, register_metric
 from camscope.metrics.model_scorer import OutputKind
-from camscope.metrics.perturbation_test import PerturbationTest, RemovalOrder, get_score_row
+from camscope.metrics.perturbation_test import PerturbationTest, RemovalOrder, get_row_of_output_kind
 
 RANDOM_ORDER_LEVEL = "the value of a random order, which is that of a constant map"
 _register = partial(
@@ -46,7 +46,7 @@ def removal_curve(
     torch.Size([2, 5])
 
     """
-    return test.score_after_removal(order, test.removal_counts)[get_score_row(output_kind)]
+    return test.score_after_removal(order, test.removal_counts)[get_row_of_output_kind(output_kind)]
 
 
 @_register(
@@ -174,7 +174,7 @@ def aopc(test: PerturbationTest, n_regions: int | None = None, output_kind: Outp
     """
     check_positive_integer(None, n_regions=n_regions)
     counts = test.removal_counts if n_regions is None else list(range(min(n_regions, test.n_regions) + 1))
-    values = test.score_after_removal("strongest", counts)[get_score_row(output_kind)]
+    values = test.score_after_removal("strongest", counts)[get_row_of_output_kind(output_kind)]
     return test.build_values((values[:, :1] - values).mean(1), values)
 
 
@@ -242,7 +242,7 @@ def sufficiency(test: PerturbationTest, share: float = 0.2, output_kind: OutputK
 def _compute_score_loss_after_removal(
     test: PerturbationTest, order: RemovalOrder, n_removed: int, output_kind: OutputKind
 ) -> MetricValues:
-    values = test.score_after_removal(order, [0, n_removed])[get_score_row(output_kind)]
+    values = test.score_after_removal(order, [0, n_removed])[get_row_of_output_kind(output_kind)]
     return test.build_values(values[:, 0] - values[:, 1], values)
 
 
@@ -395,4 +395,4 @@ def _score_imputed(
         raise InputError("shares is empty: pass at least one share, such as 0.2")
     counts = [test.count_regions(share, "shares") for share in shares]
     imputed = test.with_imputation(NoisyLinearImputation(noise_std))
-    return imputed.score_after_removal(order, counts)[get_score_row(output_kind)]
+    return imputed.score_after_removal(order, counts)[get_row_of_output_kind(output_kind)]

@@ -15,7 +15,7 @@ from camscope.metrics.perturbation_test import (
     DEFAULT_N_SETS,
     AttributionUnit,
     PerturbationTest,
-    get_score_row,
+    get_row_of_output_kind,
     sample_squares,
 )
 
@@ -42,7 +42,7 @@ def infidelity(
     unit: AttributionUnit = "contributions",
     output_kind: OutputKind = "score",
 ) -> MetricValues:
-    """Return the mean squared difference (N,) of the attribution of a random square and the loss of output without it.
+    """Return the mean squared difference (N,) between a random square's attribution and the loss of output without the square.
 
     The unit is that of the output, squared. For a map of zeros the value is the mean of the squared losses.
 
@@ -81,7 +81,7 @@ def infidelity(
             raise GeometryError(f"masks are {masks.dtype} of shape {tuple(masks.shape)}; expected bool (M,{size_text})")
         device_masks = masks.to(device)
         drops = test.measure_drops(lambda part: device_masks[part], len(masks), unit)
-    lost, claimed = drops.score_drops[get_score_row(output_kind)], drops.attribution_sums
+    lost, claimed = drops.score_drops[get_row_of_output_kind(output_kind)], drops.attribution_sums
     if fit_scale:
         square = claimed.square().sum(1, keepdim=True)
         claimed = claimed * (claimed * lost).sum(1, keepdim=True) / torch.where(square > 0, square, 1)
@@ -202,7 +202,7 @@ def completeness_gap(test: PerturbationTest, output_kind: OutputKind = "score") 
     2
 
     """
-    values = test.score_after_removal("strongest", [0, test.n_regions])[get_score_row(output_kind)]
+    values = test.score_after_removal("strongest", [0, test.n_regions])[get_row_of_output_kind(output_kind)]
     total = test.maps.flatten(1).sum(1)
     return test.build_values((total - (values[:, 0] - values[:, 1])).abs(), values)
 
@@ -222,7 +222,7 @@ def _correlate_attributions_with_losses(
     check_positive_integer(n_sets=n_sets)
     if n_sets < 2:
         raise InputError(f"n_sets={n_sets}: expected 2 or more sets for a correlation")
-    drops, row = test.measure_random_drops(test.count_regions(share), n_sets), get_score_row(output_kind)
+    drops, row = test.measure_random_drops(test.count_regions(share), n_sets), get_row_of_output_kind(output_kind)
     lost, clean = drops.score_drops[row], test.scorer.clean_scores[row, :, None]
     size = torch.maximum(clean.abs(), (clean - lost).abs()).nan_to_num().amax(1)
     r, is_constant = correlate_tensor_rows(drops.attribution_sums, lost, 4 * test.scorer.score_epsilon * size)

@@ -102,10 +102,10 @@ def adjust_difference(estimate: Estimate, look: InterimLook, n_comparisons: int)
     return replace(estimate, low=estimate.mean - half, high=estimate.mean + half, p_value=p)
 
 
-def compute_decision_chances(
+def compute_chances_above_and_below_margin(
     mean: float, standard_error: float, margin: float, look: InterimLook, n_comparisons: int = 1
 ) -> tuple[float, float]:
-    """Return the chances that the last interval lies above and below the margin, if the mean stays as it is."""
+    """Return the chances that the last interval lies above the margin and below it, if the mean does not change."""
     if look.is_last or not standard_error > 0:
         return 1.0, 1.0
     normal, share = NormalDist(), look.fraction

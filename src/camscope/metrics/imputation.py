@@ -104,7 +104,7 @@ def _split_even_and_odd_cells(values: Tensor, axis: int) -> tuple[Tensor, Tensor
 
 
 def _downsample(values: Tensor, axis: int) -> Tensor:
-    """Halve the resolution along an axis by weighted sums. This is the transpose of `_upsample`."""
+    """Halve the resolution along an axis by weighted sums: the transpose of `_upsample`."""
     first, second = _split_even_and_odd_cells(values, axis)
     summed = 0.75 * (first + second)
     summed[..., :-1] += 0.25 * first[..., 1:]

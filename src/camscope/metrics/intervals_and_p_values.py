@@ -11,7 +11,7 @@ import numpy.typing as npt
 from camscope.errors import InputError
 from camscope.metrics.jackknife_variance import MIN_EFFECTIVE_GROUPS
 from camscope.metrics.metric_registry import FloatArray
-from camscope.optional import require
+from camscope.optional_packages import require
 from camscope.plurals import plural
 
 MIN_GROUPS_FOR_INTERVAL: Final = 6  # with five groups of one sign p is at least 2^(1 - 5) > 0.05

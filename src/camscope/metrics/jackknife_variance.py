@@ -42,7 +42,7 @@ def compute_jackknife_variance(group_sums: FloatArray, group_sizes: GroupSizes) 
 
 
 def compute_linearized_variance(group_sums: FloatArray, group_sizes: GroupSizes) -> float:
-    """Return the linearized variance of the mean. It is too small if the groups differ in size."""
+    """Return the linearized variance of the mean. This variance is too small if the groups differ in size."""
     groups = len(group_sizes)
     squares = float((_compute_group_residuals(group_sums, group_sizes) ** 2).sum())
     return squares * groups / (groups - 1) if groups > 1 else 0.0

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from camscope.errors import InputError, UndefinedError
 from camscope.explainers.core.setting_checks import check_number
-from camscope.metrics.metric_registry import FloatArray, Mask, check_mask, positive_part, register_metric
-from camscope.optional import require
+from camscope.metrics.metric_registry import FloatArray, Mask, positive_part, register_metric, require_valid_mask
+from camscope.optional_packages import require
 from camscope.plurals import plural
 
 MASK_AREA_LEVEL = "the mask's share of the image area"
@@ -46,7 +46,7 @@ def pointing_game(
     1.0
 
     """
-    values, ground_truth = _prepare_map_and_mask(attribution, mask)
+    values, ground_truth = _clip_negatives_and_check_mask(attribution, mask)
     check_number(tolerance=tolerance, low=0)
     is_hit = ground_truth if not tolerance else _compute_distances_to_mask(ground_truth, spacing) <= tolerance
     return float(is_hit[values == values.max()].mean())
@@ -72,7 +72,7 @@ def energy_inside(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     0.75
 
     """
-    values, ground_truth = _prepare_map_and_mask(attribution, mask)
+    values, ground_truth = _clip_negatives_and_check_mask(attribution, mask)
     return float(_divide_by_sum(values)[ground_truth].sum())
 
 
@@ -125,7 +125,7 @@ def rank_accuracy(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     0.5
 
     """
-    values, ground_truth = _prepare_map_and_mask(attribution, mask)
+    values, ground_truth = _clip_negatives_and_check_mask(attribution, mask)
     n_mask = int(ground_truth.sum())
     cutoff = np.partition(values.ravel(), -n_mask)[-n_mask]
     above, tied = values > cutoff, values == cutoff
@@ -153,7 +153,7 @@ def average_precision(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     1.0
 
     """
-    values, ground_truth = _prepare_map_and_mask(attribution, mask)
+    values, ground_truth = _clip_negatives_and_check_mask(attribution, mask)
     order = np.argsort(-values, axis=None, kind="stable")
     scores, hits = values.ravel()[order], ground_truth.ravel()[order].cumsum()
     ends = np.append(np.flatnonzero(np.diff(scores)), len(scores) - 1)  # last index of each group of ties
@@ -181,7 +181,7 @@ def iou_otsu(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     1.0
 
     """
-    values, ground_truth = _prepare_map_and_mask(attribution, mask)
+    values, ground_truth = _clip_negatives_and_check_mask(attribution, mask)
     scaled = values / (values.max() or 1.0)
     return _compute_iou(scaled > compute_otsu_threshold(scaled), ground_truth)
 
@@ -238,7 +238,7 @@ def iou_over_thresholds(
     0.75
 
     """
-    values, ground_truth = _prepare_map_and_mask(attribution, mask)
+    values, ground_truth = _clip_negatives_and_check_mask(attribution, mask)
     if not len(thresholds) or not all(0 < level <= 1 for level in thresholds):
         raise InputError(f"thresholds={list(thresholds)}: expected at least one number, each above 0 and at most 1")
     peak = _find_positive_peak(values)
@@ -291,7 +291,7 @@ def peak_distance(attribution: npt.ArrayLike, mask: npt.ArrayLike, spacing: Sequ
     1.0
 
     """
-    values, ground_truth = _prepare_map_and_mask(attribution, mask)
+    values, ground_truth = _clip_negatives_and_check_mask(attribution, mask)
     return float(_compute_distances_to_mask(ground_truth, spacing)[values == values.max()].mean())
 
 
@@ -319,15 +319,16 @@ def centroid_distance(attribution: npt.ArrayLike, mask: npt.ArrayLike, spacing: 
     2.0
 
     """
-    values, ground_truth = _prepare_map_and_mask(attribution, mask)
+    values, ground_truth = _clip_negatives_and_check_mask(attribution, mask)
     map_center = _compute_center_of_mass(_divide_by_sum(values))
     mask_center = _compute_center_of_mass(ground_truth / ground_truth.sum())
     return float(np.linalg.norm((map_center - mask_center) * _resolve_pixel_spacing(spacing, values.ndim)))
 
 
-def _prepare_map_and_mask(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> tuple[FloatArray, Mask]:
+def _clip_negatives_and_check_mask(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> tuple[FloatArray, Mask]:
+    """Return the map with negative values set to 0, and the mask as booleans. Raise InputError for an unsuitable mask."""
     values = positive_part(attribution)
-    return values, check_mask(values, mask)
+    return values, require_valid_mask(values, mask)
 
 
 def _find_positive_peak(values: FloatArray) -> float:

@@ -28,7 +28,7 @@ from camscope.metrics.jackknife_variance import (
     count_effective_groups,
 )
 from camscope.metrics.metric_registry import FloatArray, check_no_infinity
-from camscope.optional import require
+from camscope.optional_packages import require
 
 N_RESAMPLES = 2000
 RELATIVE_PRECISION: Final = 1e-6  # relative differences below this are float32 rounding

@@ -106,7 +106,7 @@ def positive_part(attribution: npt.ArrayLike) -> FloatArray:
     return to_finite_array(attribution).clip(min=0)
 
 
-def check_mask(attribution: FloatArray, mask: npt.ArrayLike) -> Mask:
+def require_valid_mask(attribution: FloatArray, mask: npt.ArrayLike) -> Mask:
     """Return the mask as an array. Raises UndefinedError if the mask is empty or covers the whole image."""
     if isinstance(mask, Tensor):
         check_ordinary_tensor(mask, "the mask", "mask", InputError)

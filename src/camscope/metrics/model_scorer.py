@@ -20,7 +20,7 @@ from camscope.explainers.core.memory_chunks import count_copies_in_memory, measu
 from camscope.explainers.core.model_input import NO_EXTRA_INPUTS, ExtraInputs
 from camscope.explainers.core.setting_checks import check_one_of, check_positive_integer
 from camscope.targets import TargetLike
-from camscope.targets.outputs import are_probabilities
+from camscope.targets.find_class_scores import are_probabilities
 
 OutputKind = Literal["probability", "score"]
 # rows -> variants (R,C,*S), and the sample (R,) that each is a variant of

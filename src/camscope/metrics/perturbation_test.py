@@ -1,4 +1,4 @@
-"""Scores of a model after regions, sets of regions or squares of its input are removed, for metrics of maps."""
+"""`PerturbationTest`: scores of a model after parts of its input are removed: single regions, sets of regions, or squares."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,7 +45,7 @@ def sample_region_sets(
     """Return a function that builds masks of `n_sets` random sets of `regions_per_set` regions each."""
     set_seeds = draw_seeds(n_sets, torch.Generator(device="cpu").manual_seed(seed))
 
-    def build_masks(set_slice: slice) -> Tensor:
+    def build_random_region_masks(set_slice: slice) -> Tensor:
         chosen = torch.zeros(set_slice.stop - set_slice.start, n_regions, dtype=torch.bool, device="cpu")
         for row, set_seed in enumerate(set_seeds[set_slice]):
             generator = torch.Generator(device="cpu").manual_seed(set_seed)
@@ -53,7 +53,7 @@ def sample_region_sets(
             chosen[row, order[:regions_per_set]] = True
         return chosen.to(region_labels.device)[:, region_labels]
 
-    return build_masks
+    return build_random_region_masks
 
 
 def sample_squares(size: Sequence[int], max_side: int, n_squares: int, seed: int, device: torch.device) -> MaskBuilder:
@@ -62,18 +62,18 @@ def sample_squares(size: Sequence[int], max_side: int, n_squares: int, seed: int
     sides = torch.randint(1, max_side + 1, (n_squares,), generator=generator, device="cpu")
     positions = torch.rand(n_squares, len(size), generator=generator, dtype=torch.float64, device="cpu")
 
-    def build_masks(set_slice: slice) -> Tensor:
+    def build_random_square_masks(square_slice: slice) -> Tensor:
         inside = torch.ones(1, dtype=torch.bool, device=device)
         for axis, length in enumerate(size):
-            side = sides[set_slice].clamp(max=length)
-            first = (positions[set_slice, axis] * (length - side + 1)).long()
+            side = sides[square_slice].clamp(max=length)
+            first = (positions[square_slice, axis] * (length - side + 1)).long()
             pixels = torch.arange(length, device="cpu")
             is_covered = (pixels >= first[:, None]) & (pixels < (first + side)[:, None])
             shape = [len(is_covered), *[1] * axis, length, *[1] * (len(size) - 1 - axis)]
             inside = inside & is_covered.view(shape).to(device)
         return inside
 
-    return build_masks
+    return build_random_square_masks
 
 
 RemovalOrder = Literal["strongest", "weakest"]  # which regions are removed first
@@ -289,7 +289,7 @@ class PerturbationTest:
         return ScoreDrops(self.scorer.clean_scores[..., None] - scores, attribution_sums.T)
 
 
-def get_score_row(output_kind: OutputKind) -> int:
+def get_row_of_output_kind(output_kind: OutputKind) -> int:
     """Return the row of scores or of probabilities in the result of a `ModelScorer`."""
     check_one_of("output_kind", output_kind, "score", "probability")
     return ("score", "probability").index(output_kind)

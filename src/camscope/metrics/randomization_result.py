@@ -11,13 +11,13 @@ from typing import NamedTuple
 import numpy as np
 
 from camscope import render
+from camscope.atomic_writes_and_folder_locks import write_bytes
 from camscope.errors import OutputError, UndefinedError
 from camscope.metrics.metric_registry import FloatArray
 from camscope.plurals import plural
 from camscope.registry import METHODS
 from camscope.render import RGBImage
 from camscope.render.randomization_figure import SimilarityCurve, draw_randomization_figure
-from camscope.safe_files import write_bytes
 
 SAME_MAP_SIMILARITY = 0.95  # at or above it two maps count as the same, whatever the null distribution is
 N_NULL_RESAMPLES = 2000

@@ -13,7 +13,7 @@ from camscope.explainers.core.explainer import Explainer
 from camscope.explainers.core.random_mixin import draw_seeds
 from camscope.explainers.core.setting_checks import check_integer, check_one_of, check_positive_integer
 from camscope.geometry import Placement
-from camscope.metrics.explainer_probe import ExplainerProbe, check_single_sample
+from camscope.metrics.explain_changed_inputs import ExplainerProbe, require_single_sample
 from camscope.metrics.map_similarity import (
     HOG_BLOCK_SIZE,
     HOG_CELL_SIZE,
@@ -163,7 +163,7 @@ def random_logit(
 
     """
     check_integer(seed=seed)
-    probe = ExplainerProbe.from_explainer(explainer, check_single_sample(x), target)
+    probe = ExplainerProbe.from_explainer(explainer, require_single_sample(x), target)
     if other_target is None:
         class_index = probe.score.class_index(0)
         if class_index is None or probe.n_classes is None or probe.n_classes < 2:

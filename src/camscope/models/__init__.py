@@ -7,7 +7,7 @@ from torch import nn
 
 from camscope.errors import CamscopeError, ModelError, describe_out_of_memory, is_out_of_memory
 from camscope.images.preprocess import Preprocess
-from camscope.model_metadata import ModelCard, attach_card
+from camscope.model_card import ModelCard, attach_card
 from camscope.models.checkpoint import (
     RANDOM_WEIGHTS,
     WeightsSource,

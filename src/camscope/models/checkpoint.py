@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from camscope.atomic_writes_and_folder_locks import describe_file_problem
 from camscope.errors import WeightsError
-from camscope.images.files.redaction_and_pseudonyms import ignore_warnings
+from camscope.images.files.redacted_errors_and_file_pseudonyms import ignore_warnings
 from camscope.plurals import inflect, plural
-from camscope.safe_files import describe_file_problem
-from camscope.untrusted_files import CHECKSUM_MISMATCH, check_zip, read_errors_converted
+from camscope.read_untrusted_files import CHECKSUM_MISMATCH, check_zip, read_errors_converted
 
 WeightsSource = str | os.PathLike[str] | None
 StateDict = dict[str, Tensor]
@@ -165,7 +165,7 @@ def _restore_weights_on_error(model: nn.Module) -> Iterator[None]:
         raise
 
 
-def build_for_checkpoint(
+def build_and_load_checkpoint(
     build: Callable[[int | None], nn.Module], state: StateDict, source: WeightsSource
 ) -> BuiltModel:
     """Build a model with as many classes as a checkpoint, and load the checkpoint.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import ModelError
-from camscope.model_metadata import ModelCard
+from camscope.model_card import ModelCard
 from camscope.models.checkpoint import (
     RANDOM_WEIGHTS,
     WeightsSource,
@@ -19,7 +19,7 @@ from camscope.models.checkpoint import (
 )
 from camscope.models.huggingface import load_preprocessing, transformers_errors_converted
 from camscope.models.huggingface_file_damage import check_settings_file, check_tokenizer_files, check_weight_files
-from camscope.optional import require
+from camscope.optional_packages import require
 
 
 class CLIPImageEncoder(nn.Module):

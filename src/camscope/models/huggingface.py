@@ -9,9 +9,10 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import nn
 
+from camscope.atomic_writes_and_folder_locks import check_regular_files
 from camscope.errors import CamscopeError, ModelError, PreprocessError, WeightsError
 from camscope.images.preprocess import Preprocess, as_preprocess
-from camscope.model_metadata import ModelCard
+from camscope.model_card import ModelCard
 from camscope.models.checkpoint import (
     RANDOM_WEIGHTS,
     BuiltModel,
@@ -25,9 +26,8 @@ from camscope.models.checkpoint import (
 )
 from camscope.models.huggingface_file_damage import check_settings_file, check_weight_files
 from camscope.models.torchvision_timm import make_weights_unavailable_error
-from camscope.optional import require
-from camscope.safe_files import check_regular_files
-from camscope.untrusted_files import MAX_ERROR_CHARACTERS, read_errors_converted
+from camscope.optional_packages import require
+from camscope.read_untrusted_files import MAX_ERROR_CHARACTERS, read_errors_converted
 
 # what takes an image alone and is no plain classifier: a folder of such a class is loaded as what it is
 IMAGE_MODEL_CLASS_SUFFIXES = (

@@ -8,9 +8,9 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from camscope.atomic_writes_and_folder_locks import check_regular_file, read_bytes
 from camscope.errors import ModelError, WeightsError
-from camscope.safe_files import check_regular_file, read_bytes
-from camscope.untrusted_files import read_errors_converted
+from camscope.read_untrusted_files import read_errors_converted
 
 WEIGHTS_FILE, WEIGHTS_INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER_FILES = (
@@ -22,7 +22,7 @@ MAX_COUNTS = {"layers": 1000, "depth": 1000, "num_": 2**24}  # by part of a sett
 
 def check_settings_file(source: str, name: str) -> None:
     """Raise ModelError if a settings file such as config.json is no JSON object, or declares too many layers or classes."""
-    _check_json_file(Path(source, name), _check_counts)
+    _check_json_file(Path(source, name), _reject_excessive_counts)
 
 
 def check_tokenizer_files(source: str) -> None:
@@ -74,8 +74,8 @@ def _read_json_object(path: Path, object_hook: Callable[[dict[str, Any]], Any] |
     return content
 
 
-def _check_counts(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings unchanged. Raise ModelError if they declare too many layers or classes."""
+def _reject_excessive_counts(settings: dict[str, Any]) -> dict[str, Any]:
+    """Raise ModelError if settings declare too many layers or classes. Otherwise return the settings unchanged."""
     for key, value in settings.items():
         limit = next((limit for part, limit in MAX_COUNTS.items() if part in key), math.inf)
         for count in value if isinstance(value, list) else [value]:

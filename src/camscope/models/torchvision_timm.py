@@ -14,19 +14,19 @@ from torch import nn
 
 from camscope.errors import ModelError, PreprocessError, WeightsError
 from camscope.images.preprocess import Preprocess, as_preprocess
-from camscope.model_metadata import ModelCard
+from camscope.model_card import ModelCard
 from camscope.models.checkpoint import (
     RANDOM_WEIGHTS,
     BuiltModel,
     StateDict,
     WeightsSource,
-    build_for_checkpoint,
+    build_and_load_checkpoint,
     fixed_seed_scope,
     format_model_source,
     read_state_dict,
     strip_wrapper_prefix,
 )
-from camscope.optional import require
+from camscope.optional_packages import require
 
 MAX_TOKENS = 2**16  # of a vision transformer, whose position embedding is built for them
 
@@ -82,7 +82,7 @@ def _load_published_torchvision(builder: ModelBuilder, published: Any, name: str
 
 
 def _build_torchvision(builder: ModelBuilder, weights: str | os.PathLike[str]) -> BuiltModel:
-    """Build a model, with random weights or with those of a checkpoint file."""
+    """Build a model with random weights or with the weights of a checkpoint file."""
     if weights == RANDOM_WEIGHTS:
         return BuiltModel(builder(**_get_builder_options(builder, {})), has_published_classes=False)
     if builder.__module__.startswith("torchvision.models.detection"):
@@ -92,7 +92,7 @@ def _build_torchvision(builder: ModelBuilder, weights: str | os.PathLike[str]) -
         )
     state = strip_wrapper_prefix(read_state_dict(weights), ())
     options = _get_builder_options(builder, state)
-    return build_for_checkpoint(
+    return build_and_load_checkpoint(
         lambda n: builder(**options, **({} if n is None else {"num_classes": n})), state, weights
     )
 
@@ -146,7 +146,7 @@ def _load_published_timm(timm: Any, name: str) -> nn.Module:
 
 
 def _build_timm(timm: Any, name: str, weights: str | os.PathLike[str]) -> BuiltModel:
-    """Build a model, with random weights or with those of a checkpoint file."""
+    """Build a model with random weights or with the weights of a checkpoint file."""
 
     def build(n_classes: int | None) -> nn.Module:
         try:
@@ -157,7 +157,7 @@ def _build_timm(timm: Any, name: str, weights: str | os.PathLike[str]) -> BuiltM
 
     if weights == RANDOM_WEIGHTS:
         return BuiltModel(build(None), has_published_classes=False)
-    return build_for_checkpoint(build, read_state_dict(weights), weights)
+    return build_and_load_checkpoint(build, read_state_dict(weights), weights)
 
 
 def _get_timm_preprocess(model: nn.Module) -> Callable[..., Any]:

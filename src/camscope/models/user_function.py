@@ -21,9 +21,10 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from camscope.atomic_writes_and_folder_locks import describe_file_problem
 from camscope.errors import ModelError, WeightsError
 from camscope.images.preprocess import Preprocess, as_preprocess
-from camscope.model_metadata import ModelCard
+from camscope.model_card import ModelCard
 from camscope.models.checkpoint import (
     RANDOM_WEIGHTS,
     WeightsSource,
@@ -31,8 +32,7 @@ from camscope.models.checkpoint import (
     load_state_dict_strictly,
     read_state_dict,
 )
-from camscope.safe_files import describe_file_problem
-from camscope.user_code import execute_python_source, run_user_code
+from camscope.user_code_and_plugins import execute_python_source, run_user_code
 
 
 class DeclaredMetadata(NamedTuple):

@@ -1,7 +1,7 @@
 """Synthetic chest radiographs with exact masks of their findings, and a small network trained on them."""
 
 from camscope.phantom.phantom_net import PREPROCESSING, PhantomNet, load_phantom_model, to_model_input
-from camscope.phantom.radiograph import CATEGORIES, Phantom, draw_findings, draw_radiograph
+from camscope.phantom.radiograph_drawing import CATEGORIES, Phantom, draw_findings, draw_radiograph
 
 __all__ = [
     "CATEGORIES",

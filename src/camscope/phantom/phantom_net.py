@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from camscope.phantom.radiograph import CATEGORIES, DEFAULT_SIDE_PIXELS
+from camscope.phantom.radiograph_drawing import CATEGORIES, DEFAULT_SIDE_PIXELS
 
 
 class PhantomPreprocessing(NamedTuple):

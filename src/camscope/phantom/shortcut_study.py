@@ -19,10 +19,10 @@ from numpy.random import Generator, Philox, SeedSequence
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from camscope.atomic_writes_and_folder_locks import write_unless_identical
 from camscope.errors import InputError
 from camscope.phantom.chest_anatomy import FloatImage, draw_smooth_noise, smooth_band, smooth_step
 from camscope.plurals import plural
-from camscope.safe_files import write_unless_identical
 
 Site = Literal["A", "B"]
 BoolArray = NDArray[np.bool_]

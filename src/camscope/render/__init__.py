@@ -10,6 +10,8 @@ from camscope.render.animation import (
     draw_frames,
     encode_animation,
 )
+from camscope.render.channel_grid import draw_channel_grid
+from camscope.render.color_bar import draw_color_bar
 from camscope.render.colors import (
     COLORMAPS,
     DIVERGING,
@@ -43,17 +45,8 @@ from camscope.render.image_encoding import (
     encode_image,
     resize_to_fit,
 )
-from camscope.render.image_grid import (
-    CaptionedImage,
-    add_caption,
-    draw_channel_grid,
-    draw_color_bar,
-    draw_contact_sheet,
-    draw_image_grid,
-    join_horizontally,
-    pad_image,
-    pad_to_height,
-)
+from camscope.render.image_grid import CaptionedImage, add_caption, draw_contact_sheet, draw_image_grid
+from camscope.render.pad_and_stack_images import join_horizontally, pad_image, pad_to_height
 from camscope.render.regions_and_outlines import (
     OUTLINE_COLORS,
     REGION_COLORS,

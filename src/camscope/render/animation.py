@@ -1,4 +1,4 @@
-"""Animate a volume slice by slice as a GIF or WebP, and draw selected frames, such as those of a video, in a grid."""
+"""Animate a volume slice by slice as a GIF or WebP, and draw selected frames of a video or volume in a grid."""
 
 import io
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,7 @@ from camscope.errors import ImageError, InputError
 from camscope.plurals import plural
 from camscope.render.colors import colorize, get_colormap_minimum, overlay
 from camscope.render.draw_slice import draw_slice
-from camscope.render.image_encoding import DARK_BACKGROUND_COLOR, LIGHT_TEXT_COLOR, RGBImage, check_rgb_image
+from camscope.render.image_encoding import DARK_BACKGROUND_COLOR, LIGHT_TEXT_COLOR, RGBImage, require_rgb_image
 from camscope.render.image_grid import draw_image_grid
 from camscope.render.volume_annotations import (
     ACCENT_COLOR,
@@ -142,7 +142,7 @@ def encode_animation(
     count = len(frames) if isinstance(frames, Sequence) else n_frames
     checked_frames: list[RGBImage] = []
     for frame in frames:
-        checked_frames.append(check_rgb_image(frame))
+        checked_frames.append(require_rgb_image(frame))
         if on_progress is not None:
             on_progress(len(checked_frames), len(checked_frames) if count is None else count)
     n_sizes = len({frame.shape for frame in checked_frames})

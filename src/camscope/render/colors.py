@@ -12,10 +12,10 @@ from camscope.render.image_encoding import (
     BACKGROUND_COLOR,
     RGBImage,
     Values,
-    check_fraction,
-    check_map_values,
-    check_rgb_image,
     choose_line_width,
+    require_finite_map,
+    require_fraction,
+    require_rgb_image,
     to_finite_float64,
 )
 
@@ -208,8 +208,8 @@ def overlay(
     (2, 2, 3)
 
     """
-    numbers = check_map_values(np.asarray(values), image=check_rgb_image(image))
-    if check_fraction("alpha", alpha) == 0:
+    numbers = require_finite_map(np.asarray(values), image=require_rgb_image(image))
+    if require_fraction("alpha", alpha) == 0:
         return image.copy()
     out = image.copy() if covered is None else hatch_uncovered(image, covered)
     for top in range(0, len(out), ROWS_PER_BAND):
@@ -268,7 +268,7 @@ def hatch_uncovered(image: RGBImage, covered: NDArray[np.bool_]) -> RGBImage:
     """
     import cv2
 
-    check_rgb_image(image)
+    require_rgb_image(image)
     if covered.dtype != np.bool_:
         raise InputError(f"the mask covered is {covered.dtype}; expected bool, with True where the map has values")
     if covered.shape != image.shape[:2]:

@@ -18,9 +18,9 @@ from camscope.render.image_encoding import (
     Color,
     RGBImage,
     Values,
-    check_fraction,
-    check_rgb_image,
     choose_line_width,
+    require_fraction,
+    require_rgb_image,
     to_finite_float64,
 )
 
@@ -125,7 +125,7 @@ def draw_contours(
     (8, 8, 3)
 
     """
-    to_finite_float64(values, image=check_rgb_image(image))
+    to_finite_float64(values, image=require_rgb_image(image))
     out = image.copy()
     for level in np.sort(np.atleast_1d(np.asarray(levels, dtype=np.float64))):
         red, green, blue = colorize(np.array([[level]]), colormap)[0, 0].tolist()
@@ -157,7 +157,7 @@ def draw_boxes(
     """
     if labels is not None and len(labels) != len(boxes):
         raise InputError(f"{plural(len(labels), 'label')} for {plural(len(boxes), 'box')}; expected one label per box")
-    out = check_rgb_image(image).copy()
+    out = require_rgb_image(image).copy()
     for box in reversed(boxes):
         bottom, right = box.top + box.height, box.left + box.width
         corners = [(box.top, box.left), (box.top, right), (bottom, right), (bottom, box.left)]
@@ -221,7 +221,7 @@ def draw_signal_trace(
 
     if signals.ndim != 2 or values.shape != signals.shape[1:] or not signals.size:
         raise InputError(f"the signals are {signals.shape} and the map is {values.shape}; expected (C,L) and (L,)")
-    check_fraction("alpha", alpha)
+    require_fraction("alpha", alpha)
     positions = (np.arange(width) + 0.5) / width * len(values) - 0.5
     column_values = np.interp(positions, np.arange(len(values)), values)
     strength = alpha * np.minimum(np.abs(column_values), 1)[:, None]

@@ -16,7 +16,7 @@ from camscope.render.image_encoding import (
     check_image_height,
     resize_to_fit,
 )
-from camscope.render.image_grid import pad_image
+from camscope.render.pad_and_stack_images import pad_image
 from camscope.render.volume_annotations import (
     ACCENT_COLOR,
     DARK_ACCENT_COLOR,

@@ -31,7 +31,7 @@ IMAGE_FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def check_rgb_image(image: RGBImage) -> RGBImage:
+def require_rgb_image(image: RGBImage) -> RGBImage:
     """Return the image unchanged. Raises InputError if it is not a uint8 array (H,W,3)."""
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
         raise InputError(f"the image is {_describe_array(image)}; expected a uint8 array (H,W,3), RGB")
@@ -42,10 +42,10 @@ def check_rgb_image(image: RGBImage) -> RGBImage:
 
 def to_finite_float64(values: Values, *, image: RGBImage | None = None) -> NDArray[np.float64]:
     """Convert a map (H,W) to float64. Raise an error if a value is not finite, or if `image` has another size."""
-    return np.asarray(check_map_values(np.asarray(values, dtype=np.float64), image=image), dtype=np.float64)
+    return np.asarray(require_finite_map(np.asarray(values, dtype=np.float64), image=image), dtype=np.float64)
 
 
-def check_map_values(values: Values, *, image: RGBImage | None = None) -> Values:
+def require_finite_map(values: Values, *, image: RGBImage | None = None) -> Values:
     """Return a map (H,W) unchanged. Raise an error if a value is not finite, or if `image` has another size."""
     if values.ndim != 2 or values.size == 0:
         raise InputError(f"the values are {_describe_array(values)}; expected one map (H,W)")
@@ -60,7 +60,7 @@ def check_map_values(values: Values, *, image: RGBImage | None = None) -> Values
     return values
 
 
-def check_fraction(name: str, value: float) -> float:
+def require_fraction(name: str, value: float) -> float:
     """Return the value unchanged. Raise InputError, which names the argument `name`, if the value is not in 0..1."""
     if not 0 <= value <= 1:
         raise InputError(f"{name}={value}; expected a number in 0..1")
@@ -113,7 +113,7 @@ def resize_to_fit(image: RGBImage, height: int, width: int | None = None) -> RGB
     import cv2
 
     check_image_height("height", height)
-    rows, columns = check_rgb_image(image).shape[:2]
+    rows, columns = require_rgb_image(image).shape[:2]
     factor = height / rows if width is None else min(height / rows, width / columns)
     size = (max(1, round(columns * factor)), max(1, round(rows * factor)))
     if size == (columns, rows):
@@ -150,7 +150,7 @@ def encode_image(image: RGBImage, suffix: str) -> bytes:
     name, options = IMAGE_FORMATS[suffix.lower()]
     stream = io.BytesIO()
     try:
-        Image.fromarray(check_rgb_image(image)).save(stream, name, **options)
+        Image.fromarray(require_rgb_image(image)).save(stream, name, **options)
     except (OSError, ValueError) as error:
         raise ImageError(f"{_describe_array(image)} cannot be written as {name}: {error}") from error
     return stream.getvalue()

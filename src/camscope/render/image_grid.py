@@ -1,125 +1,25 @@
-"""Arrange images in grids and contact sheets, with captions, color bars and legends."""
+"""Draw images with captions in a grid, or as a contact sheet with a title and a legend."""
 
-import math
 from collections.abc import Sequence
-from itertools import accumulate, zip_longest
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from camscope.errors import InputError, NonFiniteError
+from camscope.errors import InputError
 from camscope.plurals import plural
-from camscope.render.colors import DIVERGING, colorize, get_colormap_minimum
+from camscope.render.color_bar import draw_color_strip
 from camscope.render.draw_text import draw_text
 from camscope.render.image_encoding import (
     BACKGROUND_COLOR,
-    TEXT_COLOR,
     Color,
     RGBImage,
     check_image_height,
-    check_rgb_image,
+    require_rgb_image,
     resize_to_fit,
 )
+from camscope.render.pad_and_stack_images import arrange_tiles, pad_image, paste_tile, stack_tiles
 
 WARNING_COLOR: Color = (255, 191, 0)
-FRAME_COLOR: Color = (150, 150, 150)
-
-
-def draw_color_bar(
-    height: int,
-    lo: float,
-    hi: float,
-    colormap: str = "inferno",
-    *,
-    width: int | None = None,
-    font_size: int | None = None,
-    text_color: Color = TEXT_COLOR,
-    background: Color = BACKGROUND_COLOR,
-) -> RGBImage:
-    """Draw a vertical color bar (height,w,3) with numbers.
-
-    The diverging colormap is centered on 0, which is labeled too. If `lo` equals `hi`, the bar has one color and one number.
-
-    Args:
-        height: Rows, at least 8.
-        lo: Raw value at the bottom.
-        hi: Raw value at the top.
-        colormap: One of COLORMAPS.
-        width: Columns of the colored part. Default: in proportion to the height.
-        font_size: In pixels. Default: in proportion to the height.
-        text_color: (red, green, blue).
-        background: (red, green, blue).
-
-    Returns:
-        (height,w,3) uint8.
-
-    Raises:
-        InputError: The height is below 8, or `lo` is above `hi`.
-        NonFiniteError: An end is not finite.
-
-    >>> draw_color_bar(128, 0.0, 2.5).shape[0]
-    128
-
-    """
-    if not np.isfinite([lo, hi]).all():
-        raise NonFiniteError(f"the color bar goes from {lo} to {hi}; expected finite numbers")
-    if height < 8 or lo > hi:
-        received = f"a color bar of {plural(height, 'row')} from {lo} to {hi}"
-        raise InputError(f"{received}; expected at least 8 rows, and lo <= hi")
-    values = _compute_bar_values(height - 2, lo, hi, colormap)
-    width = max(6, height // 16) if width is None else width
-    bar = pad_image(colorize(np.repeat(values[:, None], width, axis=1), colormap), 1, 1, 1, 1, background=FRAME_COLOR)
-    font_size = min(22, max(9, height // 16)) if font_size is None else font_size
-    numbers = {hi: 0, lo: height} | ({0.0: height * hi / (hi - lo)} if colormap == DIVERGING and lo < 0 < hi else {})
-    tiles = {
-        row: draw_text(format_range_number(number, lo, hi), font_size, text_color=text_color, background=background)
-        for number, row in numbers.items()
-    }
-    labels = np.full((height, max(tile.shape[1] for tile in tiles.values()), 3), background, np.uint8)
-    for row, tile in tiles.items():
-        paste_tile(labels, tile, int(np.clip(row - tile.shape[0] / 2, 0, max(0, height - tile.shape[0]))), 0)
-    return np.concatenate([bar, labels], axis=1)
-
-
-def join_horizontally(*images: RGBImage) -> RGBImage:
-    """Join images of equal height side by side, with a thin gap between them.
-
-    Args:
-        *images: (H,W,3) uint8 RGB, of equal height.
-
-    Returns:
-        (H,w,3) uint8.
-
-    Raises:
-        InputError: The heights differ.
-
-    >>> join_horizontally(np.zeros((8, 4, 3), np.uint8), np.zeros((8, 6, 3), np.uint8)).shape[0]
-    8
-
-    """
-    heights = {check_rgb_image(image).shape[0] for image in images}
-    if len(heights) != 1:
-        raise InputError(f"the images have {sorted(heights)} rows; resize all of them to one height first")
-    gap = max(4, heights.pop() // 40)
-    return np.concatenate([*(pad_image(image, right=gap) for image in images[:-1]), images[-1]], axis=1)
-
-
-def pad_to_height(*images: RGBImage) -> list[RGBImage]:
-    """Pad images (H,W,3) at the bottom to the height of the tallest image.
-
-    Args:
-        *images: (H,W,3) uint8 RGB.
-
-    Returns:
-        The images, all of the same height.
-
-    >>> [image.shape[0] for image in pad_to_height(np.zeros((4, 8, 3), np.uint8), np.zeros((9, 8, 3), np.uint8))]
-    [9, 9]
-
-    """
-    max_height = max(check_rgb_image(image).shape[0] for image in images)
-    return [pad_image(image, bottom=max_height - image.shape[0]) for image in images]
 
 
 def add_caption(
@@ -143,7 +43,7 @@ def add_caption(
     True
 
     """
-    height, columns = check_rgb_image(image).shape[:2]
+    height, columns = require_rgb_image(image).shape[:2]
     width = columns if width is None else width
     font_size = min(36, max(11, min(height, width) // 18)) if font_size is None else font_size
     lines = [] if flag is None else [draw_text(flag, font_size, width=width, max_lines=3, background=WARNING_COLOR)]
@@ -211,81 +111,6 @@ def _center_image(image: RGBImage, height: int, width: int) -> RGBImage:
     return pad_image(image, rows // 2, rows - rows // 2, columns // 2, columns - columns // 2)
 
 
-def arrange_tiles(
-    rows: Sequence[Sequence[RGBImage]], gap: int = 0, *, background: Color = BACKGROUND_COLOR
-) -> RGBImage:
-    """Arrange images in a grid, each at the top left of its cell. Rows may have different numbers of images."""
-    columns = zip_longest(*rows)
-    widths = [max(tile.shape[1] for tile in column if tile is not None) + gap for column in columns]
-    bands = []
-    for row in rows:
-        band = np.full((max(tile.shape[0] for tile in row) + gap, sum(widths), 3), background, np.uint8)
-        for tile, left in zip(row, accumulate(widths, initial=0), strict=False):
-            paste_tile(band, tile, 0, left)
-        bands.append(band)
-    return np.concatenate(bands)
-
-
-def stack_tiles(tiles: Sequence[RGBImage], *, background: Color = BACKGROUND_COLOR) -> RGBImage:
-    """Stack images vertically, aligned at the left."""
-    return arrange_tiles([[tile] for tile in tiles], background=background)
-
-
-def paste_tile(out: RGBImage, tile: RGBImage, row: int, column: int) -> None:
-    """Paste a small image into `out` in place. Parts beyond the borders are cropped."""
-    row, column = max(0, row), max(0, column)
-    target = out[row : row + tile.shape[0], column : column + tile.shape[1]]
-    target[:] = tile[: target.shape[0], : target.shape[1]]
-
-
-def pad_image(
-    image: RGBImage,
-    top: int = 0,
-    bottom: int = 0,
-    left: int = 0,
-    right: int = 0,
-    *,
-    background: Color = BACKGROUND_COLOR,
-) -> RGBImage:
-    """Pad an image (H,W,3) with rows and columns of the background color.
-
-    Args:
-        image: (H,W,3) uint8 RGB.
-        top: Rows above.
-        bottom: Rows below.
-        left: Columns before.
-        right: Columns after.
-        background: (red, green, blue).
-
-    Returns:
-        (H + top + bottom,W + left + right,3) uint8.
-
-    >>> pad_image(np.zeros((8, 8, 3), np.uint8), top=2, left=1).shape
-    (10, 9, 3)
-
-    """
-    out = np.full((image.shape[0] + top + bottom, image.shape[1] + left + right, 3), background, np.uint8)
-    out[top : top + image.shape[0], left : left + image.shape[1]] = image
-    return out
-
-
-def _compute_bar_values(rows: int, lo: float, hi: float, colormap: str) -> NDArray[np.float64]:
-    """Return the scaled map value (rows,) of each row of a color bar, from top to bottom.
-
-    For the diverging colormap, 0 stays 0, and the end with the larger magnitude is 1 or -1.
-    """
-    if colormap == DIVERGING:
-        strongest = max(abs(lo), abs(hi))
-        return np.linspace(hi, lo, rows) / strongest if strongest else np.zeros(rows)
-    return np.linspace(1, 0, rows) if hi > lo else np.full(rows, float(hi > 0))
-
-
-def format_range_number(number: float, lo: float, hi: float) -> str:
-    """Format a number with three significant digits. Use more digits if `lo` and `hi` would look equal."""
-    digits = next((n for n in range(3, 17) if lo == hi or f"{lo:.{n}g}" != f"{hi:.{n}g}"), 17)
-    return f"{number + 0.0:.{digits}g}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
-
-
 MAX_SHEET_WIDTH, MAX_SHEET_COLUMNS = 1900, 7  # defaults
 
 
@@ -337,7 +162,7 @@ def draw_contact_sheet(
     3
 
     """
-    images = [check_rgb_image(cell.image) for row in rows for cell in row if cell is not None]
+    images = [require_rgb_image(cell.image) for row in rows for cell in row if cell is not None]
     if not images or not all(rows):
         raise InputError("the contact sheet has an empty row or no image; expected at least one image in each row")
     empty_cell = CaptionedImage(np.full_like(images[0], BACKGROUND_COLOR[0]), "")
@@ -350,17 +175,6 @@ def draw_contact_sheet(
         bodies.append(draw_image_grid(pictures, captions, columns=columns, height=height, flags=flags))
     body = stack_tiles(bodies)
     return np.concatenate([*_draw_sheet_header(title, legend, colormap, body.shape[1], height), body])
-
-
-def draw_color_strip(low_label: str, high_label: str, colormap: str = "inferno", *, font_size: int = 16) -> RGBImage:
-    """Draw a horizontal color bar with a label at each end. `font_size` is in pixels."""
-    left, right = draw_text(low_label, font_size), draw_text(high_label, font_size)
-    ramp = np.linspace(get_colormap_minimum(colormap), 1, 9 * font_size)
-    colors = colorize(np.repeat(ramp[None], max(6, 3 * font_size // 4), axis=0), colormap)
-    bar = pad_image(colors, 1, 1, 1, 1, background=FRAME_COLOR)
-    spare = left.shape[0] - bar.shape[0]
-    bar = pad_image(bar, top=spare // 2, bottom=spare - spare // 2)
-    return np.concatenate([left, bar, right], axis=1)
 
 
 def _draw_sheet_header(
@@ -393,81 +207,3 @@ def _choose_sheet_columns(n_images: int, width: int, height: int) -> int:
     if n_images <= max_columns:
         return n_images
     return min(range(max_columns, 2, -1), key=lambda columns: -n_images % columns)
-
-
-MIN_CHANNEL_PIXELS, MAX_CHANNEL_PIXELS = 96, 256
-CHANNEL_GAP_PIXELS = 2
-
-
-def draw_channel_grid(
-    features: NDArray[np.floating[Any]],
-    *,
-    columns: int | None = None,
-    max_channels: int = 64,
-    scale: str = "each",
-    colormap: str | None = None,
-) -> RGBImage:
-    """Draw the channels (K,h,w) of a layer as a grid of maps. Each row is labeled with the number of its first channel.
-
-    The value 0 has the same color in all maps.
-
-    Args:
-        features: (K,h,w) activations of one sample.
-        columns: Maps in a row. Default: as many as make the grid about square.
-        max_channels: Only the first channels are drawn.
-        scale: "each": the top color is the strongest value of each channel. "shared": it is the strongest value of all
-            channels.
-        colormap: One of COLORMAPS. Default: viridis, or diverging where values are negative.
-
-    Returns:
-        (H,W,3) uint8.
-
-    Raises:
-        InputError: The features are no (K,h,w) array.
-        NonFiniteError: A value is not finite.
-
-    >>> draw_channel_grid(np.random.rand(4, 8, 8)).shape[2]
-    3
-
-    """
-    maps = _select_channels(features, max_channels, scale)
-    colormap = colormap or (DIVERGING if (maps < 0).any() else "viridis")
-    sizes = np.abs(maps) if get_colormap_minimum(colormap) < 0 else np.maximum(maps, 0)
-    strongest = sizes.max(axis=(1, 2) if scale == "each" else None, keepdims=True)
-    values = np.divide(maps, strongest, out=np.zeros_like(maps), where=strongest > 0)  # a zero map stays 0
-    K, h, w = maps.shape
-    columns = min(K, columns or math.ceil(math.sqrt(K * h / w)))
-    cells = [_resize_channel(colorize(value, colormap)) for value in values]
-    numbers = [draw_text(str(k), 12) for k in range(0, K, columns)]
-    margin = max(tile.shape[1] for tile in numbers)
-    rows = [cells[start : start + columns] for start in range(0, K, columns)]
-    gap, row_height = CHANNEL_GAP_PIXELS, cells[0].shape[0] + CHANNEL_GAP_PIXELS
-    out = pad_image(arrange_tiles(rows, gap), top=gap, left=margin + gap)
-    for row, tile in enumerate(numbers):
-        paste_tile(out, tile[:row_height], row * row_height + gap, margin - tile.shape[1])
-    return out
-
-
-def _select_channels(features: NDArray[np.floating[Any]], max_channels: int, scale: str) -> NDArray[np.float64]:
-    """Check the features and return their first `max_channels` channels (K,h,w)."""
-    array = np.asarray(features, dtype=np.float64)
-    if array.ndim != 3 or array.size == 0:
-        raise InputError(f"the features are {array.shape}; expected one sample's channels (K,h,w)")
-    if max_channels < 1 or scale not in {"each", "shared"}:
-        received = f"max_channels={max_channels}, scale={scale!r}"
-        raise InputError(f"{received}; expected at least 1 channel, and scale 'each' or 'shared'")
-    array = array[:max_channels]
-    if not (finite := np.isfinite(array)).all():
-        channel = int(np.argwhere(~finite)[0, 0])
-        values = plural((~finite).sum(), "value of the features is", "values of the features are")
-        raise NonFiniteError(f"{values} not finite, the first in channel {channel}")
-    return array
-
-
-def _resize_channel(image: RGBImage) -> RGBImage:
-    """Resize the image of a channel to a readable size. Its pixels become squares."""
-    longest = max(image.shape[:2])
-    if longest > MAX_CHANNEL_PIXELS:
-        return resize_to_fit(image, MAX_CHANNEL_PIXELS, MAX_CHANNEL_PIXELS)
-    factor = max(1, MIN_CHANNEL_PIXELS // longest)
-    return image.repeat(factor, axis=0).repeat(factor, axis=1)

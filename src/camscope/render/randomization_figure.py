@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from camscope.optional import require
+from camscope.optional_packages import require
 from camscope.render.colors import DIVERGING, colorize, to_display_range
 from camscope.render.image_encoding import RGBImage
 
@@ -33,7 +33,7 @@ class SimilarityCurve(NamedTuple):
 def draw_randomization_figure(
     title: str, layer_names: Sequence[str], maps: FloatArray, curves: Sequence[SimilarityCurve]
 ) -> RGBImage:
-    """Draw the maps (1 + steps,*S) of an image, and the similarity curves below. The first map is that of the trained model."""
+    """Draw the maps (1 + steps,*S) of an image, and the similarity curves below. The first map is from the trained model."""
     matplotlib, figures, agg = (
         require(f"matplotlib{module}", extra="metrics") for module in ("", ".figure", ".backends.backend_agg")
     )

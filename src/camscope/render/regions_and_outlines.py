@@ -19,11 +19,11 @@ from camscope.render.image_encoding import (
     Color,
     RGBImage,
     Values,
-    check_fraction,
-    check_rgb_image,
+    require_fraction,
+    require_rgb_image,
     to_finite_float64,
 )
-from camscope.render.image_grid import arrange_tiles, pad_image, paste_tile, stack_tiles
+from camscope.render.pad_and_stack_images import arrange_tiles, pad_image, paste_tile, stack_tiles
 
 # The first eight are after Okabe & Ito (2008), distinguishable with any color vision; more than twelve are not.
 REGION_COLORS: tuple[Color, ...] = (
@@ -121,8 +121,8 @@ def draw_regions(
     """
     import cv2
 
-    missing = 1 - to_finite_float64(strength, image=check_rgb_image(image)).clip(0, 1)
-    opacity = check_fraction("alpha", alpha) * (1 - missing**2)
+    missing = 1 - to_finite_float64(strength, image=require_rgb_image(image)).clip(0, 1)
+    opacity = require_fraction("alpha", alpha) * (1 - missing**2)
     if color_index.shape != opacity.shape:
         received = f"the color indices are {color_index.shape} and their strengths {opacity.shape}"
         raise GeometryError(f"{received}; expected the same size")
@@ -251,7 +251,7 @@ def draw_outlines(image: RGBImage, outlines: Sequence[MaskOutline]) -> RGBImage:
     (32, 32, 3)
 
     """
-    out = check_rgb_image(image).copy()
+    out = require_rgb_image(image).copy()
     for _, color, inside in outlines:
         ratio = np.divide(out.shape[:2], inside.shape)
         for polygon in find_contours(inside.astype(np.float32), 1):

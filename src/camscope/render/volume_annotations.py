@@ -5,17 +5,11 @@ from functools import partial
 
 import numpy as np
 
+from camscope.render.color_bar import draw_color_bar, format_range_number
 from camscope.render.draw_text import draw_text
 from camscope.render.image_encoding import DARK_BACKGROUND_COLOR, LIGHT_TEXT_COLOR, Color, RGBImage
-from camscope.render.image_grid import (
-    WARNING_COLOR,
-    arrange_tiles,
-    draw_color_bar,
-    format_range_number,
-    pad_image,
-    paste_tile,
-    stack_tiles,
-)
+from camscope.render.image_grid import WARNING_COLOR
+from camscope.render.pad_and_stack_images import arrange_tiles, pad_image, paste_tile, stack_tiles
 from camscope.render.regions_and_outlines import draw_outline_legend_items, truncate_legend_line
 from camscope.render.volume_data import (
     AnatomicalView,
@@ -126,7 +120,7 @@ def format_slice_position(volume: Volume, voxel: VoxelIndex, normal_axis: int) -
 def draw_side_panel(
     volume: Volume, font_size: int, pixels_per_mm: float, height: int, text_lines: Sequence[str], *, bar: bool = True
 ) -> RGBImage:
-    """Draw a side panel of about `height` rows with a color bar, text lines and a legend of masks. It may show a warning too."""
+    """Draw a side panel of about `height` rows: a color bar, text lines, a legend of masks, and a warning if there is one."""
     edge, gap = max(2, font_size // 4), font_size // 2
     panel_width = 12 * font_size
     pieces = []

@@ -149,7 +149,7 @@ class Volume:
     @cached_property
     def affine_matrix(self) -> NDArray[np.float64] | None:
         """The affine as a checked float64 array. Without an affine, the value None."""
-        return None if self.affine is None else check_affine(self.affine)
+        return None if self.affine is None else require_valid_affine(self.affine)
 
     @cached_property
     def voxel_size(self) -> tuple[float, float, float]:
@@ -200,7 +200,7 @@ class Volume:
 
     @cached_property
     def warning(self) -> str | None:
-        """The warning to display: `flag`, or that the map is empty or flat. It may be None."""
+        """The warning to display: `flag`, or that the map is empty or flat. None without a warning."""
         if self.flag is not None:
             return self.flag or None
         covered_values = self.values if self.covered is None else self.values[self.covered]
@@ -283,7 +283,7 @@ def choose_views(axis_letters: tuple[AxisLetters, ...] | None) -> tuple[Anatomic
     return axial, coronal, sagittal
 
 
-def check_affine(affine: ArrayLike) -> NDArray[np.float64]:
+def require_valid_affine(affine: ArrayLike) -> NDArray[np.float64]:
     """Return an affine (4,4) as float64. Raise InputError unless it is finite and invertible."""
     matrix = np.asarray(affine, np.float64)
     if matrix.shape != (4, 4) or not np.isfinite(matrix).all() or np.linalg.matrix_rank(matrix[:3, :3]) < 3:
@@ -300,7 +300,7 @@ def compute_spacing(affine: NDArray[np.float64]) -> tuple[float, float, float]:
 
 
 def compute_cell_affine(affine: ArrayLike | None, cells_to_voxels: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """Compute the affine (4,4) of a map's cells from that of the voxels. In both, index i is the center of cell or voxel i.
+    """Compute the affine (4,4) of a map's cells from the affine of the voxels. Index i is the center of cell or voxel i.
 
     Args:
         affine: (4,4) of the voxels, from index to millimeters, or None if it is unknown.
@@ -319,7 +319,7 @@ def compute_cell_affine(affine: ArrayLike | None, cells_to_voxels: NDArray[np.fl
         return None
     cell_matrix, shift = np.eye(4), np.eye(4)
     cell_matrix[:3], shift[:3, 3] = cells_to_voxels, 0.5
-    return np.asarray(check_affine(affine) @ np.linalg.inv(shift) @ cell_matrix @ shift)
+    return np.asarray(require_valid_affine(affine) @ np.linalg.inv(shift) @ cell_matrix @ shift)
 
 
 def get_axis_letters(affine: NDArray[np.float64]) -> tuple[AxisLetters, AxisLetters, AxisLetters]:

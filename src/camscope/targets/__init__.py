@@ -8,13 +8,13 @@ A class index, a class name, None (the top class) and any callable output -> (N,
 """
 
 from camscope.targets.base import ImageContext, Target
-from camscope.targets.box import Box
-from camscope.targets.classes import Class, Classes, Difference, LogProbability, TargetLike
-from camscope.targets.embedding import Similarity, TextSimilarity, image_embedding
+from camscope.targets.class_targets import Class, Classes, Difference, LogProbability, TargetLike
+from camscope.targets.detection_box import Box
+from camscope.targets.embedding_similarity import Similarity, TextSimilarity, image_embedding
+from camscope.targets.find_class_scores import class_scores, full_precision
 from camscope.targets.output_part import OutputPart
-from camscope.targets.outputs import class_scores, full_precision
-from camscope.targets.region import Region
-from camscope.targets.score import AllClassScores, Score
+from camscope.targets.score_per_sample import AllClassScores, Score
+from camscope.targets.segmentation_region import Region
 
 __all__ = [
     "AllClassScores",

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from camscope.errors import TargetError
 from camscope.pytree import iter_leaves
 from camscope.targets.base import ClassNameLookup, ImageContext, Target
-from camscope.targets.classes import TargetLike
-from camscope.targets.score import Score
+from camscope.targets.class_targets import TargetLike
+from camscope.targets.score_per_sample import Score
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,14 +7,14 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
 from sklearn.metrics import adjusted_rand_score
 
-from camscope.audit.clustering.cluster_analysis import compute_level_enrichment
 from camscope.audit.clustering.map_clustering import (
     assign_labels_qr,
     cluster_maps,
-    compute_laplacian_spectrum,
+    compute_laplacian_eigenvalues_and_eigenvectors,
     pool_maps,
-    smooth_and_normalize,
+    smooth_maps_and_find_nonzero,
 )
+from camscope.audit.clustering.regions_and_subgroups_of_clusters import compute_level_enrichment
 from camscope.errors import InputError, UndefinedError
 
 QUICK = {"n_resamples": 10, "n_references": 5}
@@ -171,10 +171,10 @@ def test_pooling_by_hand():
         [(1 + 1) / 1.5, (1 + 4) / 1.5]
     )  # halves of the middle
     assert pool_maps(heat, 9).shape == (1, 2, 4)
-    points, there = smooth_and_normalize(np.array([[1.0, 0.0, 0.0, 3.0], [0.0, 0.0, 0.0, 0.0]]), 0.0)
+    points, there = smooth_maps_and_find_nonzero(np.array([[1.0, 0.0, 0.0, 3.0], [0.0, 0.0, 0.0, 0.0]]), 0.0)
     assert points.tolist() == [[0.5, 0.0, 0.0, 0.5]]
     assert there.tolist() == [True, False]
-    near, far = (smooth_and_normalize(np.eye(16)[[1, 2, 6]], blur)[0] for blur in (1 / 16, 0.0))
+    near, far = (smooth_maps_and_find_nonzero(np.eye(16)[[1, 2, 6]], blur)[0] for blur in (1 / 16, 0.0))
     assert np.linalg.norm(near[0] - near[1]) < 0.6 * np.linalg.norm(near[0] - near[2])
     assert np.linalg.norm(far[0] - far[1]) == pytest.approx(np.linalg.norm(far[0] - far[2]))
 
@@ -183,17 +183,17 @@ def test_the_laplacian_of_a_small_graph():
     # two pairs: each is the other's nearest, so that A has ones, D is 1, and 1 - (±1) is 0, 0, 2, 2
     place = np.array([0.0, 1.0, 10.0, 11.0])
     apart = np.abs(place[:, None] - place)
-    values, vectors = compute_laplacian_spectrum(apart, np.arange(4), 1, 4)
+    values, vectors = compute_laplacian_eigenvalues_and_eigenvectors(apart, np.arange(4), 1, 4)
     assert values == pytest.approx([0, 0, 2, 2], abs=1e-12)
     labels = assign_labels_qr(vectors, 2)
     assert labels[0] == labels[1] != labels[2] == labels[3]
     # as images of one patient the first two are no neighbors: each looks to 10, which looks to 11
-    assert compute_laplacian_spectrum(apart, np.array([0, 0, 1, 2]), 1, 4)[0][1] > 0.01
+    assert compute_laplacian_eigenvalues_and_eigenvectors(apart, np.array([0, 0, 1, 2]), 1, 4)[0][1] > 0.01
 
 
 def test_a_line_leaps_by_four():
     place = np.linspace(0, 1, 300)
-    values, _ = compute_laplacian_spectrum(np.abs(place[:, None] - place), np.arange(300), 10, 5)
+    values, _ = compute_laplacian_eigenvalues_and_eigenvectors(np.abs(place[:, None] - place), np.arange(300), 10, 5)
     assert values[2] / values[1] == pytest.approx(4, rel=0.02)
     assert values[3] / values[2] == pytest.approx(9 / 4, rel=0.02)
 

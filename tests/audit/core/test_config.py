@@ -125,7 +125,7 @@ def study(tmp_path, monkeypatch):
 
 def test_the_comment_on_the_window_says_what_reading_does(study):
     pytest.importorskip("pydicom")
-    from camscope.audit.core.context import AuditContext
+    from camscope.audit.core.audit_context import AuditContext
     from camscope.images.scans.scan import Window
     from camscope.phantom.shortcut_study import MEAN, STD
     from tests.scan_files import dicom, written

@@ -17,7 +17,7 @@ from camscope.audit.performance.auc import (
     rank_scores,
 )
 from camscope.audit.performance.calibration import compute_wilson_interval
-from camscope.audit.performance.subgroups import compare_level_aurocs, compare_level_means
+from camscope.audit.performance.subgroup_differences import compare_level_aurocs, compare_level_means
 from camscope.errors import InputError, UndefinedError
 from camscope.metrics import estimate_mean
 from camscope.metrics.intervals_and_p_values import iter_bootstrap_indices
@@ -25,8 +25,8 @@ from camscope.metrics.intervals_and_p_values import iter_bootstrap_indices
 pytest.importorskip("scipy", reason="SciPy is not installed")
 
 
-def compute_calibration(*args, **options):
-    estimates, bins = calibration.compute_calibration(*args, **options)
+def compute_calibration_and_reliability_points(*args, **options):
+    estimates, bins = calibration.compute_calibration_and_reliability_points(*args, **options)
     return SimpleNamespace(**estimates, bins=bins)
 
 
@@ -157,7 +157,7 @@ def calibrated(random, n, slope=1.0, intercept=0.0):
 
 def test_calibration_by_hand():
     truth = np.array([True, False, True, True])
-    found = compute_calibration(truth, np.log([1 / 3, 1 / 3, 3, 3]), n_bins=2)
+    found = compute_calibration_and_reliability_points(truth, np.log([1 / 3, 1 / 3, 3, 3]), n_bins=2)
     assert found.brier.value == pytest.approx((0.5625 + 0.0625 + 0.0625 + 0.0625) / 4)
     assert found.calibration_error.value == pytest.approx(0.25)  # half above, half above: 2/4 · 0.25 + 2/4 · 0.25
     assert [(one.predicted, one.observed, one.n_images) for one in found.bins] == [(0.25, 0.5, 2), (0.75, 1.0, 2)]
@@ -170,7 +170,7 @@ def test_calibration_by_hand():
 def test_the_line_is_that_of_scikit_learn():
     linear = pytest.importorskip("sklearn.linear_model", reason="scikit-learn is not installed")
     truth, odds = calibrated(np.random.default_rng(5), 400, 0.6, 0.4)
-    found = compute_calibration(truth, odds, n_resamples=200)
+    found = compute_calibration_and_reliability_points(truth, odds, n_resamples=200)
     theirs = linear.LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000).fit(odds[:, None], truth)
     assert found.slope.value == pytest.approx(theirs.coef_[0, 0], rel=1e-4)
     assert found.intercept.value == pytest.approx(theirs.intercept_[0], rel=1e-4)
@@ -182,7 +182,7 @@ def test_what_is_calibrated_is_found_to_be():
     random, covered, over = np.random.default_rng(6), np.zeros(2), []
     for seed in range(100):
         truth, odds = calibrated(random, 200)
-        found = compute_calibration(truth, odds, n_resamples=200, seed=seed)
+        found = compute_calibration_and_reliability_points(truth, odds, n_resamples=200, seed=seed)
         lines = (found.slope, 1.0), (found.intercept, 0.0)
         covered += [one.low <= right <= one.high for one, right in lines]
         over.append(found.calibration_error.value - found.calibration_error.baseline)
@@ -192,15 +192,15 @@ def test_what_is_calibrated_is_found_to_be():
 
 
 def test_without_a_line_there_is_a_reason():
-    apart = compute_calibration(np.arange(40) >= 20, np.linspace(-2, 2, 40))
+    apart = compute_calibration_and_reliability_points(np.arange(40) >= 20, np.linspace(-2, 2, 40))
     assert apart.slope.value is apart.intercept.value is None
     assert "separate both classes" in apart.slope.reason
     truth = np.random.default_rng(0).random(40) < 0.5
     odds = np.linspace(-60, 60, 40)
     assert (
-        compute_calibration(truth, odds).slope.value is not None
+        compute_calibration_and_reliability_points(truth, odds).slope.value is not None
     )  # probabilities of 0 and 1, which log odds distinguish
-    alike = compute_calibration(truth, np.zeros(40))
+    alike = compute_calibration_and_reliability_points(truth, np.zeros(40))
     assert len(alike.bins) == 1
     assert alike.slope.value is None
 
@@ -344,7 +344,9 @@ def test_one_patient_with_most_of_the_images_leaves_all_open():
     half = random.random(280) < 0.5
     (areas,) = compare_level_aurocs(half, values, site, patients, margin=0.1, n_resamples=50)
     assert (areas.conclusion, areas.difference.p_value) == ("undecided", None)
-    judged = compute_calibration(half[:200], random.normal(size=200), patients[:200], n_resamples=200)
+    judged = compute_calibration_and_reliability_points(
+        half[:200], random.normal(size=200), patients[:200], n_resamples=200
+    )
     assert judged.calibration_error.low is judged.brier.low is judged.slope.low is None
     assert "one patient has 80 %" in judged.calibration_error.reason
 

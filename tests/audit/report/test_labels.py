@@ -9,10 +9,10 @@ pytest.importorskip("jinja2")
 pytest.importorskip("pyarrow")
 pytest.importorskip("matplotlib")
 
-from camscope.audit.report.page import render_page
-from camscope.audit.report.verdict_display import TOPIC_DESCRIPTIONS, find_topic, group_overlapping_verdicts
+from camscope.audit.report.render_html_page import render_page
+from camscope.audit.report.verdict_labels_and_groups import TOPIC_DESCRIPTIONS, find_topic, group_overlapping_verdicts
 from camscope.audit.verdicts import derive_verdicts
-from camscope.audit.verdicts.rules import QUESTIONS
+from camscope.audit.verdicts.verdict_rules import QUESTIONS
 from tests.audit_summary import full, nothing, num, verdict
 
 

@@ -30,16 +30,17 @@ from camscope.audit.core.summary_schema import Summary
 from camscope.audit.report.open_questions import OPEN_QUESTIONS, iter_open_questions
 from camscope.audit.report.overview import (
     build_overview,
-    build_result,
+    build_result_sentence,
     explain_conclusion,
     iter_concerns,
     iter_unproven_conclusions,
     write_plain_text,
 )
-from camscope.audit.report.page import render_page, render_summary_page
+from camscope.audit.report.render_html_page import render_page, render_summary_page
 from camscope.audit.report.sentences import (
     describe_clusters,
     describe_config_declarations,
+    describe_explained_output,
     describe_image_count,
     describe_localization_images,
     describe_masked_aurocs,
@@ -47,16 +48,15 @@ from camscope.audit.report.sentences import (
     describe_sanity_images,
     describe_stable_predictions,
     describe_statistical_unit,
-    describe_target,
     explain_missing_contradictions,
     join_texts,
     list_interval_methods,
 )
-from camscope.audit.report.verdict_display import describe_sample, format_sentence, group_verdicts_by_topic
+from camscope.audit.report.verdict_labels_and_groups import describe_sample, format_sentence, group_verdicts_by_topic
 from camscope.audit.verdicts import NO_PERFORMANCE_REASON, derive_verdicts
 from camscope.audit.verdicts.limitations_and_warnings import list_warnings
-from camscope.audit.verdicts.rules import QUESTIONS, build_verdict
-from camscope.audit.verdicts.sample_size import estimate_patients_needed
+from camscope.audit.verdicts.patients_needed import estimate_patients_needed
+from camscope.audit.verdicts.verdict_rules import QUESTIONS, build_verdict
 from tests.audit_summary import full, nothing, num, verdict
 from tests.report_consistency import find_unsupported_claims
 
@@ -246,7 +246,7 @@ def sentences_of(summary: Summary) -> list[str]:
 
 def sentences_of_the_sections(summary: Summary) -> list[Markup]:
     parts = [describe_patient_grouping(summary.check), describe_statistical_unit(summary.check)]
-    parts += [describe_masked_aurocs(summary), describe_target(summary)]
+    parts += [describe_masked_aurocs(summary), describe_explained_output(summary)]
     parts += [describe_config_declarations(declared) for declared in DECLARATIONS]
     for group in group_verdicts_by_topic(summary):
         parts.append(explain_missing_contradictions(summary, f"the {group.topic}", group.questions))
@@ -488,7 +488,7 @@ def test_an_estimate_says_what_it_counts():
         0.1,
         region="the border",
     )
-    assert "92 receivers, 1 donor; the whole" in write_plain_text(build_result(made, full()).details)
+    assert "92 receivers, 1 donor; the whole" in write_plain_text(build_result_sentence(made, full()).details)
 
 
 # How many patients it takes

@@ -18,25 +18,25 @@ from camscope.audit.core.summary_entries import summarize_estimate
 from camscope.audit.core.summary_schema import ClusterAnalysis, ColumnLeakage, InterventionEffect, Summary
 from camscope.audit.performance.auc import auroc, average_precision
 from camscope.audit.performance.feature_probes import probe_leakage
-from camscope.audit.performance.subgroups import compare_level_aurocs, compare_level_means
-from camscope.audit.report.page import render_page
+from camscope.audit.performance.subgroup_differences import compare_level_aurocs, compare_level_means
+from camscope.audit.report.render_html_page import render_page
 from camscope.audit.report.sentences import (
     describe_clusters,
     describe_config_declarations,
+    describe_explained_output,
     describe_image_count,
     describe_localization_images,
     describe_patient_grouping,
     describe_stable_predictions,
-    describe_target,
     explain_missing_contradictions,
     iter_estimates,
     list_interval_methods,
 )
-from camscope.audit.report.verdict_display import TOPIC_DESCRIPTIONS, find_topic
-from camscope.audit.shortcuts.reliance_rule import estimate_insertion_effect
+from camscope.audit.report.verdict_labels_and_groups import TOPIC_DESCRIPTIONS, find_topic
+from camscope.audit.shortcuts.intervention_effects_and_reliance import estimate_insertion_effect
 from camscope.audit.verdicts import derive_verdicts
 from camscope.audit.verdicts.limitations_and_warnings import list_warnings
-from camscope.audit.verdicts.rules import QUESTIONS
+from camscope.audit.verdicts.verdict_rules import QUESTIONS
 from camscope.metrics.mean_estimates import estimate_difference, estimate_mean
 from camscope.metrics.multiway_clustered_mean import estimate_clustered_mean
 from tests.audit_summary import FINDINGS, full, nothing, num, verdict
@@ -50,7 +50,9 @@ REGION, FINDING = "token", "nodule"
 @pytest.fixture(autouse=True)
 def without_figures(monkeypatch):
     """Figures take seconds, and say nothing here."""
-    module = importlib.import_module("camscope.audit.report.page")  # the package's own `page` is the function
+    module = importlib.import_module(
+        "camscope.audit.report.render_html_page"
+    )  # the package's own `page` is the function
     names = (
         "performance",
         "localization",
@@ -553,8 +555,8 @@ def test_what_images_were_used_is_told_finding_by_finding():
 def test_log_odds_made_from_probabilities_do_end():
     plain_ones = full()
     ended = full(predict=plain_ones.predict.model_copy(update={"outputs_are_probabilities": True}))
-    assert "before a softmax or sigmoid" in describe_target(plain_ones)
-    assert "limited where these round to zero or one" in describe_target(ended)
+    assert "before a softmax or sigmoid" in describe_explained_output(plain_ones)
+    assert "limited where these round to zero or one" in describe_explained_output(ended)
 
 
 def test_the_share_of_missed_images_is_no_share_of_a_map():

@@ -12,8 +12,13 @@ pytest.importorskip("pyarrow")
 from camscope.audit.core.cohort import Finding
 from camscope.audit.core.stage_result_schema import ExplainResult, FlowStep, MapCounts
 from camscope.audit.core.summary_schema import RegionOverlap
-from camscope.audit.performance.model_predictions import compute_log_odds
-from camscope.audit.shortcuts.inputs_with_regions import FINDING_REGION, ORGAN_REGION, RegionSample, RegionSamples
+from camscope.audit.performance.compute_log_odds_and_features import compute_log_odds
+from camscope.audit.shortcuts.load_images_and_region_masks import (
+    FINDING_REGION,
+    ORGAN_REGION,
+    RegionSample,
+    RegionSamples,
+)
 from camscope.audit.shortcuts.region_attribution import compute_region_overlaps, group_overlapping_regions
 from camscope.audit.verdicts import derive_verdicts
 from camscope.audit.verdicts.limitations_and_warnings import list_warnings

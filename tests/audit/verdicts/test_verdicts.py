@@ -21,7 +21,7 @@ from camscope.audit.shortcuts.region_attribution import (
     compute_mass_share,
 )
 from camscope.audit.verdicts import derive_verdicts
-from camscope.audit.verdicts.rules import decide_above_margin
+from camscope.audit.verdicts.verdict_rules import decide_above_margin
 from tests.audit_summary import full, levels, num
 
 

@@ -9,13 +9,13 @@ import pytest
 pytest.importorskip("pydantic")
 
 from camscope.audit.config_generation import MARGIN_COMMENTS
-from camscope.audit.core.predictions import Predictions
 from camscope.audit.core.stage_result_schema import (
     EstimateSummary,
     MetricSummary,
     RandomizationSimilarity,
     RandomizationTest,
 )
+from camscope.audit.core.stored_predictions import Predictions
 from camscope.audit.core.subgroup_levels import (
     MIN_PATIENTS_FOR_INTERVAL,
     MIN_PATIENTS_FOR_SINGLE_CLUSTER,
@@ -23,12 +23,16 @@ from camscope.audit.core.subgroup_levels import (
 )
 from camscope.audit.core.summary_entries import summarize_estimate
 from camscope.audit.core.summary_schema import ColumnLeakage, Summary, Verdict
-from camscope.audit.shortcuts.interventions import InterventionRunner
-from camscope.audit.shortcuts.reliance_rule import MIN_IMPUTATIONS, compute_min_patients_to_detect, judge_reliance
+from camscope.audit.shortcuts.intervention_effects_and_reliance import (
+    MIN_IMPUTATIONS,
+    compute_min_patients_to_detect,
+    judge_reliance,
+)
+from camscope.audit.shortcuts.region_removal_and_insertion import InterventionRunner
 from camscope.audit.verdicts import derive_verdicts
 from camscope.audit.verdicts.limitations_and_warnings import list_warnings
-from camscope.audit.verdicts.maps import FAITHFULNESS_VERDICT_METRICS
-from camscope.audit.verdicts.rules import build_verdict, decide_above_margin
+from camscope.audit.verdicts.map_verdicts import FAITHFULNESS_VERDICT_METRICS
+from camscope.audit.verdicts.verdict_rules import build_verdict, decide_above_margin
 from camscope.metrics import estimate_mean
 from camscope.metrics.intervals_and_p_values import compute_min_detectable_prevalence
 from camscope.metrics.randomization_result import SAME_MAP_SIMILARITY
@@ -390,7 +394,7 @@ def test_few_maps_do_not_say_that_there_is_one_way_of_looking(claimed, patients,
 
 def test_the_page_says_why_there_is_no_interval_and_that_a_difference_may_not_matter():
     pytest.importorskip("jinja2")
-    from camscope.audit.report.page import render_page
+    from camscope.audit.report.render_html_page import render_page
     from tests.report_consistency import find_unsupported_claims
 
     whole = full(findings=("nodule",))

@@ -25,8 +25,8 @@ from pydicom.uid import JPEGLosslessSV1, generate_uid
 
 from camscope.batch import inspect_images
 from camscope.batch.inspection import ISSUES
-from camscope.batch.inspection.encoded_columns import EncodedColumn, compute_cramers_v
-from camscope.batch.inspection.image_metadata import ImageMetadata, hash_pixels
+from camscope.batch.inspection.read_image_metadata import ImageMetadata, hash_pixels
+from camscope.batch.inspection.value_counts_and_prevalence import EncodedColumn, compute_cramers_v
 from camscope.cli import app
 from camscope.errors import CamscopeError, InputError, OutputError
 from camscope.images.scans.scan_reader import read_scan
@@ -749,7 +749,7 @@ def test_the_terminal_has_room(planted, monkeypatch):
         trouble(planted)
     planted.file(0).unlink()
     for width in (80, 120):
-        monkeypatch.setattr("camscope.cli.base.MIN_WIDTH_WITHOUT_TERMINAL", width)
+        monkeypatch.setattr("camscope.cli.console_output.MIN_WIDTH_WITHOUT_TERMINAL", width)
         monkeypatch.setenv("COLUMNS", str(width))
         done = command(planted.list(), "--by", "site")
         assert max(map(len, done.stdout.splitlines())) <= width

@@ -14,7 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from camscope import Explainer, GradCAM, HiResCAM, LayerCAM, Saliency, load_model
-from camscope.cli import app, base
+from camscope.cli import app, load_model_and_methods
 from camscope.errors import InputError
 from camscope.explainers import EdgeDetector
 from camscope.geometry import Placement, project_mask_to_input
@@ -27,21 +27,11 @@ pytest.importorskip("scipy")
 from scipy import stats
 
 from camscope.batch import build_manifest
-from camscope.cli.benchmark import write_phantom_dataset
-from camscope.evaluation.map_metrics import get_default_region_size
+from camscope.cli.rank_methods_by_ground_truth import write_phantom_dataset
+from camscope.evaluation.model_free_metrics import get_default_region_size
 from camscope.evaluation.selection import candidate_explainers as candidate_scores
 from camscope.evaluation.selection import method_selection as file
 from camscope.evaluation.selection.candidate_explainers import build_candidates, find_stage_layers
-from camscope.evaluation.selection.candidate_race import (
-    FAITHFULNESS_METRIC,
-    LOCALIZATION_METRIC,
-    CandidateState,
-    SelectionSample,
-    collect_reference_values,
-    compute_quality,
-    drop_worse_candidates,
-    rank_candidates,
-)
 from camscope.evaluation.selection.load_samples import format_exclusions, load_samples
 from camscope.evaluation.selection.method_selection import (
     MethodSelection,
@@ -50,6 +40,16 @@ from camscope.evaluation.selection.method_selection import (
     _shuffle_by_group,
     have_same_maps,
     select_method,
+)
+from camscope.evaluation.selection.rank_and_drop_candidates import (
+    FAITHFULNESS_METRIC,
+    LOCALIZATION_METRIC,
+    CandidateState,
+    SelectionSample,
+    collect_reference_values,
+    compute_quality,
+    drop_worse_candidates,
+    rank_candidates,
 )
 from camscope.metrics.intervals_and_p_values import adjust_holm
 from camscope.metrics.perturbation_test import PerturbationTest
@@ -406,7 +406,7 @@ def test_what_is_removed_is_a_fourteenth_of_the_shortest_side(shape):
 )
 def test_wrong_use_is_noticed_before_the_model_is_loaded(tmp_path, monkeypatch, words, saying):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(base, "load_model_on_device", lambda *_: pytest.fail("the model is loaded"))
+    monkeypatch.setattr(load_model_and_methods, "load_model_on_device", lambda *_: pytest.fail("the model is loaded"))
     write_phantom_dataset(tmp_path / "set", 8, 700)
     (tmp_path / "empty").mkdir()
     result = CliRunner().invoke(app, ["choose", "set/list.csv", *words])

@@ -424,7 +424,7 @@ def test_lrp_is_zennits_where_every_step_is_a_module(composite):
     from zennit.attribution import Gradient
     from zennit.composites import COMPOSITES
 
-    from camscope.explainers.adapters.lrp_rules import make_relative_stabilizer
+    from camscope.explainers.adapters.zennit_lrp_rules import make_relative_stabilizer
 
     model, x = made(sequential, 3, 8, 8)
     x = x[:1]

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from camscope.explainers import LIFTCAM
-from camscope.hooks.rescale_rule import RescaleRule
+from camscope.hooks.deep_lift_rescale_rule import RescaleRule
 from tests.nets import CASES, Plain, plain
 from tests.untouched import untouched
 

@@ -27,7 +27,7 @@ from camscope.explainers.cam.weighted_channels_explainer import BaseWeightedChan
 from camscope.explainers.comparison import compare as comparison
 from camscope.explainers.comparison.compare import compare_explainers
 from camscope.explainers.comparison.equal_maps import correlate_maps
-from camscope.explainers.comparison.explain_supported import explain_supported
+from camscope.explainers.comparison.explain_by_supported_methods import explain_supported
 from camscope.explanation import shared_scales
 from camscope.images.preprocess import Preprocess
 from camscope.phantom import draw_radiograph

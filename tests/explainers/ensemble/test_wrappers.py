@@ -25,7 +25,7 @@ from camscope.explainers import (
     XGradCAM,
 )
 from camscope.explainers.core.resize_and_blur import resize_input
-from camscope.explainers.core.shared_passes import explain_grid
+from camscope.explainers.core.run_methods_in_shared_passes import explain_grid
 from camscope.targets import Box, Difference, OutputPart, Region, Score, Target
 from tests.nets import CASES, Pooled, plain
 from tests.tools import Counting, seen_before

@@ -21,7 +21,7 @@ from camscope.explainers import (
     SegmentAblation,
     Sobol,
 )
-from camscope.explainers.core.shared_passes import run_methods
+from camscope.explainers.core.run_methods_in_shared_passes import run_methods
 from camscope.explainers.perturbation.mask_optimization import apply_smooth_maximum
 from camscope.explainers.perturbation.perturbation_explainer import PerturbationExplainer
 from camscope.explainers.perturbation.rise import RunningMean, enlarge_shifted_grids

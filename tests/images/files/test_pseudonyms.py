@@ -15,8 +15,8 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from camscope.errors import CamscopeError
-from camscope.images.files import redaction_and_pseudonyms
-from camscope.images.files.redaction_and_pseudonyms import pseudonymize_source
+from camscope.images.files import redacted_errors_and_file_pseudonyms
+from camscope.images.files.redacted_errors_and_file_pseudonyms import pseudonymize_source
 from camscope.images.scans.scan_reader import read_scan
 from tests.scan_files import PACKAGED, dicom, folder, item, slices, written
 
@@ -185,7 +185,7 @@ def test_an_empty_key_is_none(tmp_path, monkeypatch):
     path = tmp_path / ".config/camscope/key"
     path.parent.mkdir(parents=True)
     path.touch()
-    assert len(redaction_and_pseudonyms.load_pseudonym_key()) == 64
+    assert len(redacted_errors_and_file_pseudonyms.load_pseudonym_key()) == 64
 
 
 def test_without_a_home_the_key_lasts_as_long_as_the_process(tmp_path, monkeypatch):
@@ -193,7 +193,10 @@ def test_without_a_home_the_key_lasts_as_long_as_the_process(tmp_path, monkeypat
     (tmp_path / "file").touch()
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
     assert pseudonymize_source("a.dcm") == pseudonymize_source("a.dcm")
-    code = "from camscope.images.files.redaction_and_pseudonyms import pseudonymize_source; print(pseudonymize_source('a.dcm'))"
+    code = (
+        "from camscope.images.files.redacted_errors_and_file_pseudonyms import pseudonymize_source\n"
+        "print(pseudonymize_source('a.dcm'))"
+    )
     environment = {key: value for key, value in os.environ.items() if key != "CAMSCOPE_KEY"}
     runs = [
         subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)

@@ -46,10 +46,10 @@ def test_text_in_a_picture_that_they_load_is_not_shown(tmp_path):
 
 
 def test_on_the_command_line_they_get_the_path(tmp_path):
-    reading = ScanOptions().for_explainers([tool()])
+    reading = ScanOptions().with_privacy_for([tool()])
     assert tool().explain(reading.read_scan_or_return_path(CT), 1).attribution.shape == (126, 126)
     with pytest.raises(ImageError, match="--window has no effect: the model's MONAI preprocessing reads the file; set"):
-        ScanOptions(window="40,400").for_explainers([tool()]).read_scan_or_return_path(CT)
+        ScanOptions(window="40,400").with_privacy_for([tool()]).read_scan_or_return_path(CT)
 
 
 def test_what_is_read_already_is_refused(tmp_path):

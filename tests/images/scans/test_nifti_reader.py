@@ -12,8 +12,8 @@ from PIL import Image
 
 from camscope.errors import ImageError, MissingExtraError
 from camscope.images.scans.nifti_reader import read_nifti
-from camscope.images.scans.nrrd_metaimage_reader import read_itk
-from camscope.images.scans.png_tiff_reader import read_raster
+from camscope.images.scans.nrrd_metaimage_reader import read_nrrd_or_metaimage
+from camscope.images.scans.png_tiff_reader import read_png_or_tiff_scan
 from camscope.images.scans.scan_reader import is_scan, read_scan
 from tests.scan_files import PACKAGED, dicom, folder, slices, written
 
@@ -202,7 +202,7 @@ def test_an_itk_file_that_does_not_say_how_it_lies_has_no_place(measure, pixel, 
     pytest.importorskip("SimpleITK")
     words = f"NRRD0004\ntype: float\ndimension: 3\nsizes: 2 3 4\n{measure}encoding: raw\nendian: little\n\n"
     (tmp_path / "a.nrrd").write_bytes(words.encode() + np.arange(24, dtype="<f4").tobytes())
-    scan = read_itk(tmp_path / "a.nrrd")
+    scan = read_nrrd_or_metaimage(tmp_path / "a.nrrd")
     assert scan.affine is None
     assert scan.spacing == pixel
     element = "" if pixel is None else "ElementSpacing = 2 3 4\n"
@@ -211,7 +211,7 @@ def test_an_itk_file_that_does_not_say_how_it_lies_has_no_place(measure, pixel, 
     )
     (tmp_path / "a.mhd").write_text(words)
     (tmp_path / "a.raw").write_bytes(np.arange(24, dtype="<f4").tobytes())
-    scan = read_itk(tmp_path / "a.mhd")
+    scan = read_nrrd_or_metaimage(tmp_path / "a.mhd")
     assert scan.affine is None
     assert scan.spacing == pixel
 
@@ -221,8 +221,8 @@ def test_an_itk_series_needs_a_choice(tmp_path):
     series = sitk.JoinSeries([sitk.GetImageFromArray(VOLUME), sitk.GetImageFromArray(VOLUME + 1)])
     sitk.WriteImage(series, str(tmp_path / "a.nrrd"))
     with pytest.raises(ImageError, match="a 4-D file of 2 volumes"):
-        read_itk(tmp_path / "a.nrrd")
-    np.testing.assert_array_equal(read_itk(f"{tmp_path / 'a.nrrd'}#1").values, VOLUME + 1)
+        read_nrrd_or_metaimage(tmp_path / "a.nrrd")
+    np.testing.assert_array_equal(read_nrrd_or_metaimage(f"{tmp_path / 'a.nrrd'}#1").values, VOLUME + 1)
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../secret.raw", "LIST", "slices%03d.raw 1 4 1", "a b.raw"])
@@ -235,7 +235,7 @@ def test_no_path_inside_a_file_is_followed(target, tmp_path):
     )
     for name in ("a.mhd", "a.nrrd"):
         with pytest.raises(ImageError, match="in another file"):
-            read_itk(tmp_path / name)
+            read_nrrd_or_metaimage(tmp_path / name)
 
 
 def test_itk_files_that_lie(tmp_path):
@@ -245,10 +245,10 @@ def test_itk_files_that_lie(tmp_path):
     )
     (tmp_path / "a.mha").write_text(head)
     with pytest.raises(ImageError, match="are more than the limit"):
-        read_itk(tmp_path / "a.mha")
+        read_nrrd_or_metaimage(tmp_path / "a.mha")
     (tmp_path / "a.mha").write_text(head.replace("60000", "6"))
     with pytest.raises(ImageError, match="SimpleITK cannot read it"):
-        read_itk(tmp_path / "a.mha")
+        read_nrrd_or_metaimage(tmp_path / "a.mha")
 
 
 @pytest.mark.parametrize(
@@ -266,13 +266,13 @@ def test_packed_voxels_are_compared_with_their_checksum(tmp_path):
     sitk = pytest.importorskip("SimpleITK")
     for name in ("a.mha", "a.mhd", "a.nrrd"):
         sitk.WriteImage(sitk.GetImageFromArray(VOLUME), str(tmp_path / name), True)
-        np.testing.assert_array_equal(read_itk(tmp_path / name).values, VOLUME)
+        np.testing.assert_array_equal(read_nrrd_or_metaimage(tmp_path / name).values, VOLUME)
         path = tmp_path / ("a.zraw" if name == "a.mhd" else name)
         data = bytearray(path.read_bytes())
         data[-6 if name == "a.nrrd" else -2] ^= 255  # behind gzip's checksum is a length
         path.write_bytes(data)
         with pytest.raises(ImageError, match=r"damaged|truncated"):
-            read_itk(tmp_path / name)
+            read_nrrd_or_metaimage(tmp_path / name)
 
 
 # --- rasters
@@ -291,10 +291,12 @@ def test_rasters_are_as_stored(suffix, dtype, tmp_path):
 def test_pages_floats_and_colors(tmp_path):
     pages = [Image.fromarray(plane.astype(np.float32) / 7) for plane in VOLUME]
     pages[0].save(tmp_path / "a.tif", save_all=True, append_images=pages[1:])
-    np.testing.assert_array_equal(read_raster(tmp_path / "a.tif").values, VOLUME.astype(np.float32) / 7)
-    np.testing.assert_array_equal(read_raster(f"{tmp_path / 'a.tif'}#1").values, VOLUME[1].astype(np.float32) / 7)
+    np.testing.assert_array_equal(read_png_or_tiff_scan(tmp_path / "a.tif").values, VOLUME.astype(np.float32) / 7)
+    np.testing.assert_array_equal(
+        read_png_or_tiff_scan(f"{tmp_path / 'a.tif'}#1").values, VOLUME[1].astype(np.float32) / 7
+    )
     with pytest.raises(ImageError, match=r"frame 2 is out of range: the file has 2 \(0\.\.1\)"):
-        read_raster(tmp_path / "a.tif", frame=2)
+        read_png_or_tiff_scan(tmp_path / "a.tif", frame=2)
     colors = np.random.default_rng(0).integers(0, 256, (3, 4, 3)).astype(np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(colors).save(buffer, "PNG")

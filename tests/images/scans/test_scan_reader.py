@@ -25,7 +25,7 @@ from camscope.batch import BatchRun, run_batch
 from camscope.cli import app
 from camscope.errors import CamscopeError
 from camscope.explainers import METHODS
-from camscope.images.callable_preprocess import CallablePreprocess
+from camscope.images.measure_callable_preprocess import CallablePreprocess
 from camscope.images.scans.scan import Scan
 from camscope.images.scans.scan_preprocess import ScanPreprocess
 from tests.nets import CASES

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from camscope.errors import UndefinedError
 from camscope.metrics.intervals_and_p_values import index_groups
 from camscope.metrics.metric_registry import FloatArray
-from camscope.optional import require
+from camscope.optional_packages import require
 from camscope.plurals import plural
 
 IntArray = npt.NDArray[np.int64]
@@ -35,7 +35,7 @@ def compute_distances(points: FloatArray) -> FloatArray:
     return np.asarray(np.sqrt(squared_distances.round(12).clip(min=0)))
 
 
-def compute_laplacian_spectrum(
+def compute_laplacian_eigenvalues_and_eigenvectors(
     distances: FloatArray, patient_index: IntArray, n_neighbors: int, n_eigenvalues: int
 ) -> tuple[FloatArray, FloatArray]:
     """Return the smallest eigenvalues of the normalized graph Laplacian, and their eigenvectors (N,n_eigenvalues).
@@ -78,15 +78,17 @@ class PointCloud:
     min_eigenvalues: int = 0
 
     @cached_property
-    def eigenpairs(self) -> tuple[FloatArray, FloatArray]:
+    def eigenvalues_and_eigenvectors(self) -> tuple[FloatArray, FloatArray]:
         """The smallest eigenvalues and the eigenvectors of the neighbor graph."""
         n_eigenvalues = max(self.cluster_counts[-1] + 1, self.min_eigenvalues)
-        return compute_laplacian_spectrum(self.distances, self.patient_index, N_NEIGHBORS, n_eigenvalues)
+        return compute_laplacian_eigenvalues_and_eigenvectors(
+            self.distances, self.patient_index, N_NEIGHBORS, n_eigenvalues
+        )
 
     @cached_property
     def labels_by_count(self) -> dict[int, IntArray]:
         """Number of clusters k -> the cluster label (N,) of each point, from 0 to k-1."""
-        return {k: assign_labels_qr(self.eigenpairs[1], k) for k in self.cluster_counts}
+        return {k: assign_labels_qr(self.eigenvalues_and_eigenvectors[1], k) for k in self.cluster_counts}
 
     @cached_property
     def eigengap_by_count(self) -> dict[int, float]:
@@ -95,7 +97,9 @@ class PointCloud:
         It is 1 if the graph has k connected parts, and 0 if it has more.
         """
         rounding_error = len(self.distances) * np.finfo(np.float64).eps
-        values = np.where(self.eigenpairs[0] > rounding_error, self.eigenpairs[0], 0)
+        values = np.where(
+            self.eigenvalues_and_eigenvectors[0] > rounding_error, self.eigenvalues_and_eigenvectors[0], 0
+        )
         gaps = {k: float(1 - values[k - 1] / values[k]) if values[k] > 0 else 0.0 for k in self.cluster_counts}
         return {k: round(gap, EIGENVALUE_DIGITS) for k, gap in gaps.items()}
 
@@ -104,10 +108,10 @@ class PointCloud:
 
         It is the mean adjusted Rand index with clusters of subsamples of the patients.
         """
-        similarities = np.array([self._compare_with_subsample(rng) for _ in range(n_resamples)]).mean(0)
+        similarities = np.array([self._compute_agreements_with_subsample(rng) for _ in range(n_resamples)]).mean(0)
         return dict(zip(self.cluster_counts, similarities.tolist(), strict=True))
 
-    def _compare_with_subsample(self, rng: np.random.Generator) -> list[float]:
+    def _compute_agreements_with_subsample(self, rng: np.random.Generator) -> list[float]:
         patients = np.unique(self.patient_index)
         sampled = rng.permutation(patients)[: round(SUBSAMPLE_FRACTION * len(patients))]
         rows = np.flatnonzero(np.isin(self.patient_index, sampled))
@@ -137,7 +141,9 @@ def pool_maps(maps: npt.ArrayLike, grid_size: int) -> FloatArray:
     return _multiply_along_axes(values.clip(min=0), weights)
 
 
-def smooth_and_normalize(pooled_maps: FloatArray, blur_fraction: float) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
+def smooth_maps_and_find_nonzero(
+    pooled_maps: FloatArray, blur_fraction: float
+) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
     """Blur pooled maps and scale each to sum 1. Also return a mask (N,) of the maps that are not zero.
 
     Each map is added to its mirror image, so that left and right count as the same place. `blur_fraction` is the width of
@@ -158,7 +164,7 @@ def _multiply_along_axes(values: FloatArray, weights: list[FloatArray]) -> Float
 
 
 def _build_area_weights(size: int, grid_size: int) -> FloatArray:
-    """Return the weight (grid_size,size) of each of `size` cells in the mean over each of `grid_size` larger cells."""
+    """Return the weights (grid_size,size) with which `size` cells are averaged to `grid_size` larger cells."""
     edges, cells = np.linspace(0, size, grid_size + 1), np.arange(size)
     shared = np.minimum(edges[1:, None], cells + 1) - np.maximum(edges[:-1, None], cells)
     return np.asarray(shared.clip(min=0) * grid_size / size)
@@ -238,11 +244,11 @@ def cluster_maps(
     join the cluster of the nearest map. UndefinedError if too few patients have maps with positive attribution.
     """
     pooled = pool_maps(maps, GRID_SIZE)
-    points, has_heat = smooth_and_normalize(pooled, BLUR_FRACTION)
+    points, has_heat = smooth_maps_and_find_nonzero(pooled, BLUR_FRACTION)
     rows, patient_index = np.flatnonzero(has_heat), index_groups(groups, len(pooled))[has_heat]
     random = np.random.default_rng(seed)
     subset = np.sort(random.permutation(len(points))[:max_maps])
-    counts = _select_feasible_counts(len(np.unique(patient_index[subset])), len(pooled))
+    counts = _select_feasible_cluster_counts(len(np.unique(patient_index[subset])), len(pooled))
     cloud = PointCloud(compute_distances(points[subset]), patient_index[subset], counts, N_REPORTED_EIGENVALUES)
     stability = cloud.compute_stability(n_resamples, random)
     references = [
@@ -251,7 +257,7 @@ def cluster_maps(
     nearest = _find_nearest_in_subset(points, subset)
     partitions = {}
     for k in counts:
-        map_labels, eigengap = _renumber_by_size(cloud.labels_by_count[k][nearest]), cloud.eigengap_by_count[k]
+        map_labels, eigengap = _renumber_clusters_by_size(cloud.labels_by_count[k][nearest]), cloud.eigengap_by_count[k]
         clusters = _build_clusters(map_labels, rows, patient_index, subset, cloud.distances)
         has_all_clusters = len(clusters) == k and min(cluster.n_patients for cluster in clusters) >= N_NEIGHBORS
         is_separate = has_all_clusters and eigengap >= max(MIN_EIGENGAP, *(gaps[k] for _, gaps in references))
@@ -263,14 +269,14 @@ def cluster_maps(
     return ClusteringResult(
         max(valid, key=lambda k: partitions[k].eigengap, default=1),
         partitions,
-        tuple(cloud.eigenpairs[0].clip(min=0).round(EIGENVALUE_DIGITS).tolist()),
+        tuple(cloud.eigenvalues_and_eigenvectors[0].clip(min=0).round(EIGENVALUE_DIGITS).tolist()),
         len(rows),
         len(np.unique(patient_index)),
         tuple(np.flatnonzero(~has_heat).tolist()),
     )
 
 
-def _select_feasible_counts(n_patients: int, n_maps: int) -> tuple[int, ...]:
+def _select_feasible_cluster_counts(n_patients: int, n_maps: int) -> tuple[int, ...]:
     feasible = tuple(k for k in CLUSTER_COUNTS if k * N_NEIGHBORS <= n_patients)
     if not feasible:
         raise UndefinedError(
@@ -298,7 +304,7 @@ def _find_nearest_in_subset(points: FloatArray, subset: IntArray) -> IntArray:
     return nearest
 
 
-def _renumber_by_size(labels: IntArray) -> IntArray:
+def _renumber_clusters_by_size(labels: IntArray) -> IntArray:
     """Renumber cluster labels (M,) by size: 0 is the largest cluster. Ties keep the order of the maps."""
     _, first, inverse, sizes = np.unique(labels, return_index=True, return_inverse=True, return_counts=True)
     return np.asarray(np.argsort(np.lexsort((first, -sizes)))[inverse])

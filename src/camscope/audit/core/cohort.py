@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from camscope.audit.core.config import IDENTIFIER_COLUMNS, Config, MaskSource
-from camscope.audit.core.config_faults import describe_nearest, list_names
+from camscope.audit.core.config_faults import join_names_with_limit, suggest_nearest_name
 from camscope.audit.core.subgroup_levels import (
     MIN_PATIENTS_FOR_VERDICT,
     format_age_band,
-    has_ages_in_years,
-    is_missing,
+    is_empty_cell,
+    needs_age_bands,
     normalize_label,
 )
 from camscope.batch import Manifest, build_manifest
@@ -43,7 +43,7 @@ class Cohort:
     @cached_property
     def full_manifest(self) -> Manifest:
         """The manifest with all rows and columns. Raises an InputError if a column of the config is missing."""
-        for _, problem in self.find_missing_columns():
+        for _, problem in self.iter_settings_with_missing_column():
             raise InputError(problem)
         return self._source_manifest
 
@@ -58,7 +58,7 @@ class Cohort:
         """The columns of the manifest."""
         return list(self._source_manifest.table.column_names)
 
-    def find_missing_columns(self) -> Iterator[tuple[str, str]]:
+    def iter_settings_with_missing_column(self) -> Iterator[tuple[str, str]]:
         """Yield the key and the problem of each setting that names a column that the manifest does not have."""
         config, data, columns = self.config, self.config.data, self.column_names
         names: list[tuple[str, str | MaskSource | None]] = [
@@ -72,7 +72,7 @@ class Cohort:
         for key, source in names:
             name = source.column if isinstance(source, MaskSource) else source
             if name is not None and name not in columns:
-                nearest = describe_nearest(name, columns)
+                nearest = suggest_nearest_name(name, columns)
                 listed = ", ".join(column for column in columns if column != "row")
                 yield key, f"the manifest has no column {name!r}; it has {listed}{nearest}"
 
@@ -134,8 +134,8 @@ class Cohort:
 
     def get_subgroup_levels(self, column: str) -> dict[int, str | None]:
         """Return row -> the level of a subgroup column, or None for an empty cell. Ages become age bands."""
-        values = {row: None if is_missing(value) else value for row, value in self.get_column(column).items()}
-        if has_ages_in_years(column, values.values()):
+        values = {row: None if is_empty_cell(value) else value for row, value in self.get_column(column).items()}
+        if needs_age_bands(column, values.values()):
             return {row: None if age is None else format_age_band(age) for row, age in values.items()}
         return {row: normalize_label(value) for row, value in values.items()}
 
@@ -145,7 +145,7 @@ class Cohort:
         if self.config.data.patient is None:
             return {row: row for row in self.rows}
         patients = self.get_column(self.config.data.patient)
-        return {row: f"row {row}" if is_missing(patient) else patient for row, patient in patients.items()}
+        return {row: f"row {row}" if is_empty_cell(patient) else patient for row, patient in patients.items()}
 
     @cached_property
     def patient_numbers(self) -> dict[int, int]:
@@ -171,7 +171,7 @@ class Cohort:
             return {row: None if label is None else label in names for row, label in labels.items()}
         return {row: None if label is None else _parse_truth(label, column) for row, label in labels.items()}
 
-    def check_labels(self, class_names: Sequence[str]) -> None:
+    def check_labels_are_classes(self, class_names: Sequence[str]) -> None:
         """Raise an InputError if a label is not a class of the model.
 
         Images with such a label would otherwise count as images without the finding.
@@ -192,7 +192,7 @@ class Cohort:
             listed = [*in_other_case, *(hidden if self.hides_file_names else map(repr, unrelated))]
             is_class = "is not a class" if len(unknown) == 1 else "are not classes"
             raise InputError(
-                f"column {column!r}: {list_names(listed)} {is_class} of the model; expected {', '.join(class_names)}"
+                f"column {column!r}: {join_names_with_limit(listed)} {is_class} of the model; expected {', '.join(class_names)}"
             )
 
     def get_image_source(self, row: int) -> Any:
@@ -228,7 +228,7 @@ class Cohort:
         path = Path(self.config.data.masks_root or "", name)
         return path if path.exists() else Path(name)
 
-    def sample_rows(
+    def sample_balanced_rows(
         self, candidate_rows: Iterable[int], n_rows: int, salt: int, finding: Finding, *, only_positives: bool = False
     ) -> list[int]:
         """Draw up to `n_rows` rows, half of them with the finding. Or draw only rows with the finding.
@@ -236,12 +236,16 @@ class Cohort:
         The draw depends on the seed of the config and on `salt`. No patient gives a second image before every patient has
         given one, because a verdict counts patients.
         """
-        return sorted(self.draw_rows(candidate_rows, n_rows, salt, finding, only_positives=only_positives))
+        return sorted(
+            self.draw_balanced_rows_in_random_order(
+                candidate_rows, n_rows, salt, finding, only_positives=only_positives
+            )
+        )
 
-    def draw_rows(
+    def draw_balanced_rows_in_random_order(
         self, candidate_rows: Iterable[int], n_rows: int, salt: int, finding: Finding, *, only_positives: bool = False
     ) -> list[int]:
-        """Return the rows of `sample_rows` in the order in which they were drawn."""
+        """Return the rows of `sample_balanced_rows` in the order in which they were drawn."""
         truths, candidates = self.get_truth(finding), list(candidate_rows)
         rng = np.random.default_rng((self.config.seed, salt, finding.class_index))
         selected_classes = (True,) if only_positives else (True, False)
@@ -258,7 +262,9 @@ class Cohort:
         """Draw rows for several findings. Each finding gets an equal share, and enough rows for a verdict."""
         candidates = list(candidate_rows)
         n_each = max(n_rows // len(findings), min(n_rows, 3 * MIN_PATIENTS_FOR_VERDICT))
-        return sorted({row for finding in findings for row in self.sample_rows(candidates, n_each, salt, finding)})
+        return sorted(
+            {row for finding in findings for row in self.sample_balanced_rows(candidates, n_each, salt, finding)}
+        )
 
 
 def interleave_rows_by_patient(rows: Sequence[int], patients: dict[int, Any]) -> list[int]:

@@ -20,12 +20,12 @@ from pydantic import (
     model_validator,
 )
 
+from camscope.atomic_writes_and_folder_locks import read_bytes
 from camscope.audit.core.config_faults import FaultCollector, find_key_lines, validate_tables
-from camscope.batch.image_sources import DATASET_PREFIXES
+from camscope.batch.build_manifest_from_source import DATASET_PREFIXES
 from camscope.errors import InputError
 from camscope.explainers.core.explainer import get_explainer_class
-from camscope.safe_files import read_bytes
-from camscope.untrusted_files import MAX_TOML_BYTES, parse_toml, read_errors_converted
+from camscope.read_untrusted_files import MAX_TOML_BYTES, parse_toml, read_errors_converted
 
 ImputationName = Literal["mean", "blur", "noise", "zero", "inpainting"]
 Modality = Literal["xray", "ct", "mri", "dermoscopy", "retina", "pathology", "any"]

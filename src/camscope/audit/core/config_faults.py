@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from camscope.errors import CamscopeError, ConfigError, MissingExtraError
 from camscope.plurals import plural
-from camscope.untrusted_files import MAX_ERROR_CHARACTERS
+from camscope.read_untrusted_files import MAX_ERROR_CHARACTERS
 
 KeyPath = tuple[str, ...]
 ConfigModel = TypeVar("ConfigModel", bound=BaseModel)
@@ -49,7 +49,7 @@ class FaultCollector:
 
     @contextmanager
     def collect(self, key: str) -> Iterator[None]:
-        """Collect an error of the block as a fault of a key, instead of raising it."""
+        """If the block raises an error, collect the error as a fault of `key`."""
         try:
             yield
         except MissingExtraError:
@@ -115,14 +115,14 @@ def _iter_key_paths(parsed: Mapping[str, Any]) -> Iterator[KeyPath]:
             yield from ((key, *path) for path in _iter_key_paths(value))
 
 
-def describe_nearest(name: str, names: Iterable[str]) -> str:
+def suggest_nearest_name(name: str, names: Iterable[str]) -> str:
     """Return a text such as `; did you mean 'Label'?`, or "" if no name is near. Case is ignored."""
     by_lower_name = {other.casefold(): other for other in names}
     nearest = difflib.get_close_matches(name.casefold(), by_lower_name, n=1, cutoff=MIN_SIMILARITY)
     return f"; did you mean {by_lower_name[nearest[0]]!r}?" if nearest else ""
 
 
-def list_names(names: Sequence[str]) -> str:
+def join_names_with_limit(names: Sequence[str]) -> str:
     """Return names as a text. A long list is cut."""
     more = f", … ({len(names)} in all)" if len(names) > MAX_NAMES_LISTED else ""
     return ", ".join(names[:MAX_NAMES_LISTED]) + more if names else "none"
@@ -145,13 +145,13 @@ def validate_tables(
             for fault in new_faults:
                 if fault.key[:2] not in removed:
                     collector.add(".".join(fault.key), fault.message)
-            keys = {fault.key[:2] for fault in new_faults if _remove(remaining, fault.key[:2])}
+            keys = {fault.key[:2] for fault in new_faults if _remove_if_present(remaining, fault.key[:2])}
             if not keys:
                 return None
             removed |= keys
 
 
-def _remove(tables: dict[str, Any], key: KeyPath) -> bool:
+def _remove_if_present(tables: dict[str, Any], key: KeyPath) -> bool:
     """Remove a key from nested tables. Return whether it was there."""
     for name in key[:-1]:
         if not isinstance(tables.get(name), dict):
@@ -168,22 +168,27 @@ def _iter_faults(model: type[BaseModel], tables: Mapping[str, Any], error: Valid
         groups.setdefault(details["loc"][:2] if is_union else (number,), []).append(details)
     paths = set[KeyPath]()
     for group in groups.values():
-        details = _choose_error(group)
-        path = _walk(tables, details["loc"], is_missing=details["type"] == "missing")
+        details = _choose_error_of_union(group)
+        path = _find_key_path_in_tables(tables, details["loc"], is_missing=details["type"] == "missing")
         if details["type"] == "too_short" and path in paths:  # without the items that have a fault
             continue
         paths.add(path)
         message = str(details["msg"]).removeprefix("Value error, ")
         if details["type"] == "value_error":
             prefix, colon, text = message.partition(": ")
-            if colon and len(path) == 1 and " " not in prefix and prefix.partition(".")[0] in _list_keys(model, path):
+            if (
+                colon
+                and len(path) == 1
+                and " " not in prefix
+                and prefix.partition(".")[0] in _list_table_keys(model, path)
+            ):
                 path, message = (*path, *prefix.split(".")), text
         else:
             message = _describe_problem(model, path, details)
         yield ConfigFault(path, message)
 
 
-def _choose_error(group: Sequence[Any]) -> Any:
+def _choose_error_of_union(group: Sequence[Any]) -> Any:
     """Choose one of the errors of a union type. If the input is a table, choose the error of the type that is a table."""
     is_table = isinstance(group[0]["input"], Mapping) and group[0]["type"] == "string_type"
     in_table = [details for details in group[is_table:] if any("MaskSource" in str(part) for part in details["loc"])]
@@ -191,8 +196,8 @@ def _choose_error(group: Sequence[Any]) -> Any:
     return (useful or group[is_table:] or group)[0]
 
 
-def _walk(tables: Any, location: Iterable[Any], *, is_missing: bool) -> KeyPath:
-    """Return the part of a location that leads to a key of the tables, without the names of types."""
+def _find_key_path_in_tables(tables: Any, location: Iterable[Any], *, is_missing: bool) -> KeyPath:
+    """Return the path of the key at an error location. Names of types in the location are left out."""
     path: list[str] = []
     for part in location:
         if isinstance(tables, Mapping) and part in tables:
@@ -203,7 +208,7 @@ def _walk(tables: Any, location: Iterable[Any], *, is_missing: bool) -> KeyPath:
     return tuple(path)
 
 
-def _list_keys(model: type[BaseModel], path: KeyPath) -> list[str]:
+def _list_table_keys(model: type[BaseModel], path: KeyPath) -> list[str]:
     """Return the keys of the table at a path."""
     table: Any = model
     for name in path:
@@ -218,14 +223,14 @@ def _describe_problem(model: type[BaseModel], path: KeyPath, details: Mapping[st
     if kind == "missing":
         return "it is missing, and has no default"
     if kind == "extra_forbidden":
-        keys = _list_keys(model, path[:-1])
+        keys = _list_table_keys(model, path[:-1])
         expected = f"; expected one of {', '.join(keys)}" if keys else ""
-        return f"there is no such setting{expected}{describe_nearest(path[-1], keys)}"
+        return f"there is no such setting{expected}{suggest_nearest_name(path[-1], keys)}"
     received = repr(value)[:MAX_ERROR_CHARACTERS]
     if kind == "literal_error":
         expected = str(context["expected"]).replace("'", "")
         names = expected.replace(" or ", ", ").split(", ")
-        return f"{received} is not allowed; expected {expected}{describe_nearest(str(value), names)}"
+        return f"{received} is not allowed; expected {expected}{suggest_nearest_name(str(value), names)}"
     limits = [wording.format(context[name]) for name, wording in LIMIT_WORDING.items() if name in context]
     if limits:
         return f"{received} is not allowed; expected {' and '.join(limits)}"

@@ -217,7 +217,7 @@ class PredictResult(StageResult):
 
 
 class MapCounts(SchemaModel):
-    """The numbers of maps and of failures of a method for a finding."""
+    """How many maps a method computed for a finding, and how often it failed."""
 
     method: str
     finding: str

@@ -19,14 +19,14 @@ MIN_PATIENTS_FOR_SINGLE_CLUSTER: Final = 100  # with fewer, one of two simulated
 RARE_CLUSTER_SHARE: Final = 0.3  # a cluster with a smaller share of the maps is often missed even then
 
 
-def split_by_level(column: Sequence[Hashable]) -> dict[Hashable, Mask]:
+def build_level_masks(column: Sequence[Hashable]) -> dict[Hashable, Mask]:
     """Return level -> the mask (N,) of its rows. Empty cells have no level."""
     values: list[Hashable] = [value.item() if isinstance(value, np.generic) else value for value in column]
-    levels = {value for value in values if not is_missing(value)}
+    levels = {value for value in values if not is_empty_cell(value)}
     return {level: np.array([value == level for value in values], np.bool_) for level in sort_levels(levels)}
 
 
-def is_missing(value: Hashable) -> bool:
+def is_empty_cell(value: Hashable) -> bool:
     """Return whether a cell is empty: None, "" or NaN."""
     return value is None or value == "" or value != value  # only NaN differs from itself
 
@@ -36,14 +36,14 @@ def normalize_label(value: Any) -> str | None:
 
     1.0 becomes "1", because pandas writes integers as floats if a cell is empty.
     """
-    if is_missing(value):
+    if is_empty_cell(value):
         return None
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def has_ages_in_years(column: str, values: Iterable[Any]) -> bool:
+def needs_age_bands(column: str, values: Iterable[Any]) -> bool:
     """Return whether a column holds ages in years with too many different values for subgroups."""
-    ages = {age for age in values if not is_missing(age)}
+    ages = {age for age in values if not is_empty_cell(age)}
     is_age_column = column.lower() in AGE_COLUMNS and all(isinstance(age, int | float) for age in ages)
     return is_age_column and len(ages) > MAX_LEVELS_PER_SUBGROUP
 

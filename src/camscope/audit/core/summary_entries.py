@@ -84,7 +84,9 @@ def summarize_estimate(
     )
 
 
-def summarize_or_reason(compute: Callable[[], Estimate], baseline: float, baseline_name: str) -> EstimateSummary:
+def summarize_estimate_or_reason(
+    compute: Callable[[], Estimate], baseline: float, baseline_name: str
+) -> EstimateSummary:
     """Compute an estimate and convert it into a summary entry. An UndefinedError becomes the reason."""
     try:
         return summarize_estimate(compute(), baseline, baseline_name)
@@ -115,7 +117,7 @@ BETTER_DIRECTIONS: dict[bool | None, BetterDirection] = {True: "more", False: "l
 
 def summarize_finding_metrics(cohort: Cohort, evaluation: EvaluationResult, finding: Finding) -> list[MetricSummary]:
     """Summarize the metrics of all methods over the images with a finding."""
-    values = filter_finding(cohort, add_patient_column(cohort, evaluation.table()), finding, True)
+    values = select_metric_values_of_finding(cohort, add_patient_column(cohort, evaluation.table()), finding, True)
     bootstrap_options: dict[str, Any] = dict(cohort.config.bootstrap_options)
     return summarize_metrics(values, finding.name, **bootstrap_options)
 
@@ -156,7 +158,9 @@ def add_patient_column(cohort: Cohort, table: "pa.Table") -> "pa.Table":
     return table.append_column(PATIENT_COLUMN, import_arrow().array(numbers, import_arrow().int64()))
 
 
-def filter_finding(cohort: Cohort, table: "pa.Table", finding: Finding, has_finding: bool | None = None) -> "pa.Table":
+def select_metric_values_of_finding(
+    cohort: Cohort, table: "pa.Table", finding: Finding, has_finding: bool | None = None
+) -> "pa.Table":
     """Select the metric values of a finding, optionally only for images with or without the finding.
 
     Control maps without a class count for every finding.

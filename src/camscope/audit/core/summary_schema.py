@@ -51,7 +51,7 @@ class RegionOverlap(SchemaModel):
 
 
 class InterventionEffect(SchemaModel):
-    """The effect of an edited region on the log odds of a finding, in standard deviations of the log odds."""
+    """How an edited region changes the log odds of a finding. The unit is the standard deviation of the log odds."""
 
     region: str
     finding: str

@@ -67,9 +67,9 @@ class Ranking:
         """Return the ranking of the selected rows. Resamples still draw from all groups."""
         selected = row_mask[self.row_index]
         names = ("truth", "group_index", "rank", "row_index")
-        return _check_two_classes(replace(self, **{name: getattr(self, name)[selected] for name in names}))
+        return _require_two_classes(replace(self, **{name: getattr(self, name)[selected] for name in names}))
 
-    def sum_weights_by_rank(self, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def sum_positive_and_negative_weights_by_rank(self, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Sum the weights (r,N) of the rows at each score, separately for positive and negative rows (r,V)."""
         positive = weights * self.truth
         negative = weights - positive
@@ -80,7 +80,7 @@ class Ranking:
 
     def compute_area(self, area_function: AreaFunction) -> float:
         """Return the area under the curve for all rows."""
-        return float(area_function(*self.sum_weights_by_rank(np.ones((1, len(self.truth)))))[0])
+        return float(area_function(*self.sum_positive_and_negative_weights_by_rank(np.ones((1, len(self.truth)))))[0])
 
     def describe_counts(self) -> str:
         """Return the numbers of positive rows, negative rows and groups as text."""
@@ -99,10 +99,10 @@ def rank_scores(truth: npt.ArrayLike, score: npt.ArrayLike, groups: Sequence[Has
     order = np.argsort(scores, kind="stable")
     group = index_groups(None if groups is None else [groups[int(i)] for i in order], len(order))
     rank = np.unique(scores[order], return_inverse=True)[1]
-    return _check_two_classes(Ranking(truths[order], group, rank, order, len(np.unique(group))))
+    return _require_two_classes(Ranking(truths[order], group, rank, order, len(np.unique(group))))
 
 
-def _check_two_classes(ranking: Ranking) -> Ranking:
+def _require_two_classes(ranking: Ranking) -> Ranking:
     if ranking.truth.all() or not ranking.truth.any():
         raise UndefinedError(f"{ranking.describe_counts()}; expected images of both classes")
     return ranking
@@ -113,7 +113,7 @@ def bootstrap_areas(ranking: Ranking, area_function: AreaFunction, n_resamples: 
     areas, n_groups = [], ranking.n_resampled_groups
     for drawn_groups in iter_bootstrap_indices(n_groups, n_resamples, seed, len(ranking.truth)):
         weights = count_group_draws(drawn_groups, n_groups)[:, ranking.group_index]
-        positive, negative = ranking.sum_weights_by_rank(weights)
+        positive, negative = ranking.sum_positive_and_negative_weights_by_rank(weights)
         has_both = (positive.sum(1) > 0) & (negative.sum(1) > 0)
         values = np.full(len(drawn_groups), np.nan)
         values[has_both] = area_function(positive[has_both], negative[has_both])
@@ -172,7 +172,7 @@ def auroc(
     class has no row, or if more than a tenth of the resamples hold one class.
     """
     ranking = rank_scores(truth, score, groups)
-    return estimate_auroc([ranking], bootstrap_areas(ranking, compute_roc_area, n_resamples, seed))
+    return estimate_mean_auroc([ranking], bootstrap_areas(ranking, compute_roc_area, n_resamples, seed))
 
 
 def average_precision(
@@ -199,7 +199,7 @@ def average_precision(
     return _build_estimate([ranking], ranking.compute_area(compute_precision_recall_area), (low, high))
 
 
-def estimate_auroc(rankings: Sequence[Ranking], resampled_aurocs: FloatArray) -> Estimate:
+def estimate_mean_auroc(rankings: Sequence[Ranking], resampled_aurocs: FloatArray) -> Estimate:
     """Return the mean AUROC of several rankings of the same rows, with a confidence interval."""
     point = float(np.mean([ranking.compute_area(compute_roc_area) for ranking in rankings]))
     interval = compute_auroc_interval(

@@ -19,7 +19,7 @@ STEP_TOLERANCE = 1e-9  # of a step, in standard deviations of the log odds
 N_PERFECT_SIMULATIONS = 1000  # simulated truths of perfect calibration
 
 
-def compute_calibration(
+def compute_calibration_and_reliability_points(
     truth: Mask,
     log_odds: FloatArray,
     groups: Sequence[Hashable] | None = None,
@@ -42,7 +42,7 @@ def compute_calibration(
     bin_index = _assign_bins(probability, n_bins)
     error = _estimate_calibration_error(truth, probability, group, bin_index, n_resamples, seed)
     chance_error = _simulate_perfect_calibration_error(probability, group, bin_index, seed)
-    lines = _estimate_recalibration(truth, log_odds, group, n_resamples, seed)
+    lines = _estimate_recalibration_slope_and_intercept(truth, log_odds, group, n_resamples, seed)
     slope, intercept, reason = (None, None, lines) if isinstance(lines, str) else (*lines, "")
     estimates = {
         "brier": summarize_estimate(brier, prevalence * (1 - prevalence), "the prevalence for all"),
@@ -53,23 +53,25 @@ def compute_calibration(
     return estimates, _build_reliability_points(truth, probability, group, bin_index)
 
 
-def _estimate_recalibration(
+def _estimate_recalibration_slope_and_intercept(
     truth: Mask, log_odds: FloatArray, group: IntArray, n_resamples: int, seed: int
 ) -> tuple[Estimate, Estimate] | str:
     """Fit a logistic recalibration. Return its slope and intercept, or the reason why no line fits."""
     whole = np.ones((1, len(truth)))
-    if not _has_class_overlap(truth, log_odds, whole)[0]:
+    if not _find_resamples_with_class_overlap(truth, log_odds, whole)[0]:
         return "the log odds separate both classes completely, or there is only one class: no slope is the best"
     count = int(group.max()) + 1
     draws = iter_bootstrap_indices(count, n_resamples, seed, len(truth))
-    lines = np.concatenate([_fit_lines(truth, log_odds, count_group_draws(part, count)[:, group]) for part in draws])
+    lines = np.concatenate(
+        [_fit_slopes_and_intercepts(truth, log_odds, count_group_draws(part, count)[:, group]) for part in draws]
+    )
     valid_lines = lines[~np.isnan(lines).any(1)]
     n_undefined_lines = len(lines) - len(valid_lines)
     if n_undefined_lines > MAX_UNDEFINED_SHARE * n_resamples:
         return (
             f"in {n_undefined_lines} of {plural(n_resamples, 'resample')} the log odds separate both classes completely"
         )
-    point = _fit_lines(truth, log_odds, whole)[0]
+    point = _fit_slopes_and_intercepts(truth, log_odds, whole)[0]
     if np.isnan(point).any():
         return "the log odds are too extreme: no line fits"
     slope, intercept = (
@@ -86,7 +88,7 @@ def _build_estimate(value: float, resampled_values: FloatArray, group: IntArray)
     return Estimate(value, *interval, *counts, n_effective_groups=effective, largest_group_share=share)
 
 
-def _has_class_overlap(truth: Mask, log_odds: FloatArray, weights: FloatArray) -> npt.NDArray[np.bool_]:
+def _find_resamples_with_class_overlap(truth: Mask, log_odds: FloatArray, weights: FloatArray) -> npt.NDArray[np.bool_]:
     """Return in which resamples (r,) the scores of both classes overlap. Otherwise the slope is infinite."""
     masks = [(weights > 0) & is_class for is_class in (truth, ~truth)]
     low = [np.where(mask, log_odds, np.inf).min(1) for mask in masks]
@@ -94,17 +96,19 @@ def _has_class_overlap(truth: Mask, log_odds: FloatArray, weights: FloatArray) -
     return np.asarray((low[0] < high[1]) & (low[1] < high[0]))
 
 
-def _fit_lines(truth: Mask, log_odds: FloatArray, weights: FloatArray) -> FloatArray:
+def _fit_slopes_and_intercepts(truth: Mask, log_odds: FloatArray, weights: FloatArray) -> FloatArray:
     """Return the recalibration slope and intercept (r,2) for each resample. NaN if no line fits."""
     lines = np.full((len(weights), 2), np.nan)
-    can_fit = _has_class_overlap(truth, log_odds, weights)
+    can_fit = _find_resamples_with_class_overlap(truth, log_odds, weights)
     center, scale = log_odds.mean(), log_odds.std()
-    slope, intercept = _fit_standardized_lines(truth, (log_odds - center) / scale, weights[can_fit])
+    slope, intercept = _fit_standardized_slopes_and_intercepts(truth, (log_odds - center) / scale, weights[can_fit])
     lines[can_fit] = np.stack([slope / scale, intercept - slope * center / scale], 1)
     return lines
 
 
-def _fit_standardized_lines(truth: Mask, x: FloatArray, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _fit_standardized_slopes_and_intercepts(
+    truth: Mask, x: FloatArray, weights: FloatArray
+) -> tuple[FloatArray, FloatArray]:
     """Return slopes and intercepts (r,) by Newton's method. NaN if it does not converge."""
     share = weights @ truth / weights.sum(1)
     slope, intercept = np.zeros(len(weights)), np.log(share) - np.log1p(-share)

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope.audit.core.cohort import Cohort
-from camscope.audit.core.predictions import Predictions
-from camscope.audit.core.subgroup_levels import split_by_level
+from camscope.audit.core.stored_predictions import Predictions
+from camscope.audit.core.subgroup_levels import build_level_masks
 from camscope.audit.core.summary_entries import round_significant, summarize_estimate
 from camscope.audit.core.summary_schema import ColumnLeakage
 from camscope.audit.performance.auc import (
@@ -16,14 +16,14 @@ from camscope.audit.performance.auc import (
     Ranking,
     bootstrap_areas,
     compute_roc_area,
-    estimate_auroc,
+    estimate_mean_auroc,
     rank_scores,
 )
 from camscope.errors import InputError, UndefinedError
 from camscope.metrics.intervals_and_p_values import index_groups
 from camscope.metrics.mean_estimates import N_RESAMPLES, Estimate
 from camscope.metrics.metric_registry import FloatArray, Mask
-from camscope.optional import require
+from camscope.optional_packages import require
 from camscope.plurals import plural
 
 N_FOLDS = 5
@@ -46,7 +46,7 @@ class LinearProbeResult:
     is_decodable: bool
 
 
-def probe_columns(cohort: Cohort, predictions: Predictions) -> Iterator[ColumnLeakage]:
+def probe_leakage_of_subgroup_columns(cohort: Cohort, predictions: Predictions) -> Iterator[ColumnLeakage]:
     """Yield how well a linear probe predicts each subgroup column from the features."""
     positions = {row: n for n, row in enumerate(predictions.rows)}
     for column in cohort.config.data.subgroups:
@@ -85,7 +85,7 @@ def probe_leakage(
         raise InputError(
             f"received features {values.shape} of {plural(len(labels), 'label')}; expected finite numbers (N,D)"
         )
-    levels = _select_levels(split_by_level(labels), group_index)
+    levels = _select_levels_with_enough_patients(build_level_masks(labels), group_index)
     rows = np.logical_or.reduce(levels)
     label = np.select([level_rows[rows] for level_rows in levels], range(len(levels)))
     x, group = _standardize_features(values[rows]), np.unique(group_index[rows], return_inverse=True)[1]
@@ -96,13 +96,13 @@ def probe_leakage(
         permuted = _rank_levels(x, _permute_labels(label, group, random), group, seed)
         null_aurocs.append(float(np.mean([ranking.compute_area(compute_roc_area) for ranking in permuted])))
     areas = [bootstrap_areas(ranking, compute_roc_area, n_resamples, seed) for ranking in rankings]
-    estimate = replace(estimate_auroc(rankings, np.mean(areas, 0)), n_undefined=len(labels) - len(label))
+    estimate = replace(estimate_mean_auroc(rankings, np.mean(areas, 0)), n_undefined=len(labels) - len(label))
     p = (1 + sum(area >= estimate.mean for area in null_aurocs)) / (1 + n_permutations)
     is_decodable = bool(estimate.low > 0.5 and p <= PROBE_SIGNIFICANCE_LEVEL)
     return LinearProbeResult(estimate, float(np.mean(null_aurocs)), max(null_aurocs), p, is_decodable)
 
 
-def _select_levels(levels: dict[Hashable, Mask], group: IntArray) -> list[Mask]:
+def _select_levels_with_enough_patients(levels: dict[Hashable, Mask], group: IntArray) -> list[Mask]:
     """Return the row masks of the levels with enough patients."""
     min_patients = 2 * N_FOLDS
     patients = {name: len(np.unique(group[rows])) for name, rows in levels.items()}

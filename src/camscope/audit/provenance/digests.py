@@ -9,8 +9,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
+from camscope.atomic_writes_and_folder_locks import open_regular_file
+from camscope.audit.core.audit_context import NUM_READ_THREADS, AuditContext
 from camscope.audit.core.config import MaskSource
-from camscope.audit.core.context import NUM_READ_THREADS, AuditContext
 from camscope.batch.image_loading import hash_source
 from camscope.batch.image_manifest import import_arrow
 from camscope.batch.path_resolver import PathResolver
@@ -24,8 +25,7 @@ from camscope.evaluation.ground_truth import (
     open_mask_source,
 )
 from camscope.models import LOADER_BY_LIBRARY
-from camscope.safe_files import open_regular_file
-from camscope.untrusted_files import read_parquet
+from camscope.read_untrusted_files import read_parquet
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -42,7 +42,7 @@ def digest_file(path: str | Path, limit: int | None = None) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def digest_content(path: Path) -> str:
+def digest_file_content(path: Path) -> str:
     """Return the digest of a file's content. Tables are read without time columns and compression."""
     if path.suffix != ".parquet":
         return digest_file(path)
@@ -124,13 +124,13 @@ def digest_masks(context: AuditContext) -> str:
     for part, source in sources.items():
         if isinstance(source, MaskSource) and source.category:
             sha.update(f"{part}\n{source.category}\n".encode())
-        files = () if source is None else _iter_mask_files(context, source)
+        files = () if source is None else _iter_mask_names_and_locations(context, source)
         for (key, _), digest in _map_in_threads(lambda item: _digest_mask(*item[1]), files):
             sha.update(f"{part}\n{key}\n{digest}\n".encode())
     return sha.hexdigest()
 
 
-def _iter_mask_files(
+def _iter_mask_names_and_locations(
     context: AuditContext, mask_config: str | MaskSource
 ) -> Iterator[tuple[str, tuple[PathResolver, str]]]:
     """Yield the mask files of a column, folder or COCO file in the order of the rows."""

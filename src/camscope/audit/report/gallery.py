@@ -101,7 +101,7 @@ def _dilate(mask: Mask, n_pixels: int) -> Mask:
     return mask
 
 
-def load_gallery_image(
+def load_gallery_image_or_reason(
     run: BatchRun, rows: Sequence[RunRow], *, allow_burned_in_text: bool
 ) -> tuple[PixelArray | None, str]:
     """Load the image of some batch rows. Return the image and "", or None and the reason why it is not shown."""
@@ -302,7 +302,9 @@ def _build_images(
     max_bytes = min(MAX_IMAGE_BYTES, MAX_GALLERY_BYTES // max(1, 2 * len(entries) * n_methods))
     images: dict[tuple[int, str], GalleryImage] = {}
     for row, row_keys in groupby(keys, key=lambda key: key[0]):
-        pixels, missing_reason = load_gallery_image(run, maps_by_row[row], allow_burned_in_text=allow_burned_in_text)
+        pixels, missing_reason = load_gallery_image_or_reason(
+            run, maps_by_row[row], allow_burned_in_text=allow_burned_in_text
+        )
         is_rgb = pixels is not None and pixels.ndim == 3 and pixels.shape[2] == 3
         photo = resize_to_fit(pixels, height, 2 * height) if pixels is not None and is_rgb else None
         for _, finding in row_keys:

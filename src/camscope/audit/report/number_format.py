@@ -72,7 +72,7 @@ def _describe_narrow_interval(estimate: EstimateSummary) -> str:
 
 
 def choose_decimals(estimate: EstimateSummary) -> int | None:
-    """Return how many decimals show at least two digits of the value and of the width of its interval.
+    """Return how many decimals are needed to show two digits of the value and two digits of the interval's width.
 
     Values below 1 need at most two decimals for this. Without a visible interval, None (three significant digits) if the
     value then has at least two digits.

@@ -9,7 +9,7 @@ from camscope.audit.core.stage_result_schema import StageResult
 from camscope.audit.core.summary_schema import Summary, Verdict
 from camscope.audit.report.sentences import fill_sentence, join_texts
 from camscope.audit.shortcuts.region_names import format_region, name_region
-from camscope.audit.verdicts.rules import WIDE_INTERVAL_REASON, find_topic
+from camscope.audit.verdicts.verdict_rules import WIDE_INTERVAL_REASON, find_topic
 from camscope.plurals import inflect
 from camscope.registry import METHODS
 

@@ -13,10 +13,15 @@ from camscope.audit.core.summary_schema import Summary, Verdict
 from camscope.audit.report.number_format import format_estimate, format_number
 from camscope.audit.report.open_questions import MAX_ITEMS_NAMED, OpenQuestion, iter_open_questions, name_subject
 from camscope.audit.report.sentences import fill_sentence, join_texts
-from camscope.audit.report.verdict_display import VerdictKind, classify_verdict, describe_sample, sanitize_text
+from camscope.audit.report.verdict_labels_and_groups import (
+    VerdictKind,
+    classify_verdict,
+    describe_sample,
+    sanitize_text,
+)
 from camscope.audit.verdicts import NO_PERFORMANCE_REASON
-from camscope.audit.verdicts.rules import QUESTIONS, find_topic
-from camscope.audit.verdicts.sample_size import TWO_SIDED_QUESTIONS
+from camscope.audit.verdicts.patients_needed import TWO_SIDED_QUESTIONS
+from camscope.audit.verdicts.verdict_rules import QUESTIONS, find_topic
 from camscope.plurals import inflect
 
 MAX_CLASSES_NAMED = 6
@@ -72,7 +77,7 @@ def build_overview(summary: Summary) -> Overview:
     return Overview(
         model=describe_model(summary),
         data=describe_data(summary),
-        answers=[answer_performance(performance, summary) for performance in summary.predict.performance],
+        answers=[build_performance_answer(performance, summary) for performance in summary.predict.performance],
         concern=concerns[0] if concerns else _describe_missing_concern(summary),
         other_concerns=concerns[1 : 1 + MAX_OTHER_CONCERNS],
         results=results[:MAX_RESULTS_SHOWN],
@@ -105,9 +110,9 @@ def describe_data(summary: Summary) -> Markup:
     return Markup("; ").join(parts) or Markup("not described")
 
 
-def answer_performance(performance: FindingPerformance, summary: Summary) -> PerformanceAnswer:
+def build_performance_answer(performance: FindingPerformance, summary: Summary) -> PerformanceAnswer:
     """Say what the AUROC of a finding shows."""
-    verdict = next((item for item in summary.verdicts if _is_performance(item, performance.finding)), None)
+    verdict = next((item for item in summary.verdicts if _is_performance_verdict_of(item, performance.finding)), None)
     tone: VerdictKind = classify_verdict(verdict) if verdict else "untested"
     return PerformanceAnswer(
         performance.finding,
@@ -118,7 +123,7 @@ def answer_performance(performance: FindingPerformance, summary: Summary) -> Per
     )
 
 
-def _is_performance(verdict: Verdict, finding: str) -> bool:
+def _is_performance_verdict_of(verdict: Verdict, finding: str) -> bool:
     return (verdict.question, verdict.finding) == ("performance", finding)
 
 
@@ -152,8 +157,8 @@ def iter_concerns(summary: Summary) -> Iterator[Concern]:
     """Yield what questions the model, the most serious first."""
     against = [item for item in summary.verdicts if _contradicts_model(item)]
     reliance = sorted((item for item in against if item.question in MARKED_CAUSES), key=_get_effect_size, reverse=True)
-    yield from (build_result(item, summary) for item in reliance)
-    yield from _iter_determining_columns(summary)
+    yield from (build_result_sentence(item, summary) for item in reliance)
+    yield from _iter_concerns_about_determining_columns(summary)
     chance = {item.finding: item for item in summary.predict.performance if _reaches_chance(item)}
     for finding, performance in chance.items():
         sentence = fill_sentence("This audit does not show that the model detects {finding}.", finding=finding)
@@ -161,12 +166,14 @@ def iter_concerns(summary: Summary) -> Iterator[Concern]:
         yield Concern(sentence, fill_sentence(f"The interval of the AUROC {side}."), "performance", "contradicts")
     other = [item for item in against if item.question not in MARKED_CAUSES]
     yield from (
-        build_result(item, summary) for item in other if item.question != "performance" or item.finding not in chance
+        build_result_sentence(item, summary)
+        for item in other
+        if item.question != "performance" or item.finding not in chance
     )
-    yield from _iter_open_performance(summary)
+    yield from _iter_concerns_about_open_performance(summary)
     for item in summary.verdicts:
         if (item.question, item.conclusion) == ("leakage", "supported"):
-            yield build_result(item, summary)
+            yield build_result_sentence(item, summary)
     if summary.check.tested and not summary.check.has_patient_column:
         sentence = Markup("No column says which images show the same patient.")
         details = Markup("Each image counts as a patient, so that the intervals may be too narrow.")
@@ -185,10 +192,12 @@ def _get_effect_size(verdict: Verdict) -> float:
     return abs(verdict.effect.value or 0.0)
 
 
-def _iter_open_performance(summary: Summary) -> Iterator[Concern]:
+def _iter_concerns_about_open_performance(summary: Summary) -> Iterator[Concern]:
     """Yield the findings that the model detects better than chance, but perhaps not well enough."""
     for performance in summary.predict.performance:
-        verdict = next((item for item in summary.verdicts if _is_performance(item, performance.finding)), None)
+        verdict = next(
+            (item for item in summary.verdicts if _is_performance_verdict_of(item, performance.finding)), None
+        )
         if verdict is None or verdict.conclusion != "not testable" or _reaches_chance(performance):
             continue
         sentence = fill_sentence(
@@ -198,7 +207,7 @@ def _iter_open_performance(summary: Summary) -> Iterator[Concern]:
         yield Concern(sentence, details, "performance", "neither")
 
 
-def _list_determining_columns(summary: Summary) -> list[tuple[str, str]]:
+def _list_columns_that_determine_label(summary: Summary) -> list[tuple[str, str]]:
     """Return the columns and findings for which each level has only images with the finding, or only images without it."""
     columns = dict.fromkeys(level.column for level in summary.check.level_counts)
     return [
@@ -209,10 +218,10 @@ def _list_determining_columns(summary: Summary) -> list[tuple[str, str]]:
     ]
 
 
-def _iter_determining_columns(summary: Summary) -> Iterator[Concern]:
+def _iter_concerns_about_determining_columns(summary: Summary) -> Iterator[Concern]:
     """Yield the columns from whose value the label follows."""
     n_rows = summary.check.flow[-1].n_rows if summary.check.flow else None
-    for column, finding in _list_determining_columns(summary):
+    for column, finding in _list_columns_that_determine_label(summary):
         if sum(level.n_rows for level in summary.check.level_counts if level.column == column) == n_rows:
             template = "The column {column} alone determines the label {finding} in all {n_rows} images."
         else:
@@ -241,7 +250,7 @@ def _describe_missing_concern(summary: Summary) -> Concern:
     return Concern(sentence, details, "missing", "neither")
 
 
-def build_result(verdict: Verdict, summary: Summary) -> Concern:
+def build_result_sentence(verdict: Verdict, summary: Summary) -> Concern:
     """Return the conclusion of a verdict as a sentence, and its effect, sample and margin."""
     answer = verdict.answer or verdict.claim
     if not verdict.answer and verdict.conclusion == "not supported":
@@ -308,7 +317,7 @@ def _is_decided_without_margin(verdict: Verdict) -> bool:
 
 
 def _iter_results(summary: Summary) -> Iterator[Concern]:
-    """Yield the decided verdicts: on the model, then on the maps, then on the data. Those against come first."""
+    """Yield the decided verdicts on the model, then on the maps, then on the data. In each group, contradictions come first."""
     ranks, topics = {"contradicts": 0, "supports": 1, "neither": 2}, ("model", "maps", "data")
     decided = [item for item in summary.verdicts if item.conclusion != "not testable"]
     groups: dict[tuple[str, ...], list[Verdict]] = {}
@@ -317,7 +326,7 @@ def _iter_results(summary: Summary) -> Iterator[Concern]:
             key = (item.question, item.finding, item.conclusion)
             groups.setdefault(key if item.question != "robustness" else (*key, item.claim), []).append(item)
     for first, *further in groups.values():
-        result = build_result(first, summary)
+        result = build_result_sentence(first, summary)
         if further:
             names = join_texts(list(dict.fromkeys(map(name_subject, further))))
             result = replace(result, details=fill_sentence("{a} The same holds for {b}.", a=result.details, b=names))
@@ -327,7 +336,9 @@ def _iter_results(summary: Summary) -> Iterator[Concern]:
 def iter_unproven_conclusions(summary: Summary) -> Iterator[Markup]:
     """Yield what may not be concluded from the audit, each as a clause that begins with "that"."""
     for performance in summary.predict.performance:
-        verdict = next((item for item in summary.verdicts if _is_performance(item, performance.finding)), None)
+        verdict = next(
+            (item for item in summary.verdicts if _is_performance_verdict_of(item, performance.finding)), None
+        )
         if verdict is None or verdict.conclusion != "supported":
             yield fill_sentence("that the model detects {finding}", finding=performance.finding)
     reliance = [item for item in summary.verdicts if _contradicts_model(item) and item.question == "shortcut"]
@@ -338,7 +349,7 @@ def iter_unproven_conclusions(summary: Summary) -> Iterator[Markup]:
             item=name_subject(largest),
             finding=largest.finding,
         )
-    for column, finding in _list_determining_columns(summary):
+    for column, finding in _list_columns_that_determine_label(summary):
         yield fill_sentence(
             "that the model detects {finding} and not the column {column}", finding=finding, column=column
         )

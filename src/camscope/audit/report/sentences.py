@@ -16,8 +16,8 @@ from camscope.audit.core.stage_result_schema import (
 )
 from camscope.audit.core.summary_schema import ClusterAnalysis, InterventionEffect, ReviewCase, Summary, Verdict
 from camscope.audit.report.number_format import format_estimate, format_item_count, format_number
-from camscope.audit.report.verdict_display import DECIDED_CONCLUSIONS, sanitize_text
-from camscope.audit.verdicts.maps import ROBUSTNESS_CONDITIONS
+from camscope.audit.report.verdict_labels_and_groups import DECIDED_CONCLUSIONS, sanitize_text
+from camscope.audit.verdicts.map_verdicts import ROBUSTNESS_CONDITIONS
 from camscope.plurals import inflect
 
 INTERVAL_METHODS: Mapping[str, tuple[str, str]] = {
@@ -140,7 +140,7 @@ def describe_statistical_unit(check: DataCheckResult) -> str:
 
 
 def describe_config_declarations(provenance: Mapping[str, Any]) -> Markup:
-    """Describe whether the margins were declared before any results were known. The log of the folder decides."""
+    """Describe whether the margins were declared before any results were known, as the log of the folder shows."""
     count = provenance.get("declarations")
     if not isinstance(count, int):
         return Markup("It is not recorded whether other margins were declared earlier.")
@@ -250,8 +250,8 @@ def describe_masked_aurocs(summary: Summary) -> str:
     )
 
 
-def describe_target(summary: Summary) -> str:
-    """Describe which model output the maps explain, and the unit of effects."""
+def describe_explained_output(summary: Summary) -> str:
+    """Describe the model output that the maps explain, and the unit of effects, log odds."""
     outputs = "one class against all others" if summary.resolve.outputs == "softmax" else "the finding's own output"
     limit = (
         "computed from probabilities and limited where these round to zero or one"

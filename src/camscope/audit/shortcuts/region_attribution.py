@@ -7,19 +7,24 @@ from typing import Any
 
 import numpy as np
 
+from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.cohort import Finding
-from camscope.audit.core.context import AuditContext
 from camscope.audit.core.stage_result_schema import EstimateSummary
 from camscope.audit.core.summary_entries import round_significant, summarize_estimate
 from camscope.audit.core.summary_schema import AttributionMass, RegionOverlap, Summary
-from camscope.audit.shortcuts.inputs_with_regions import FINDING_REGION, ORGAN_REGION, RegionSample, RegionSamples
-from camscope.audit.shortcuts.region_detectors import select_largest_component
+from camscope.audit.shortcuts.border_and_marker_detectors import select_largest_component
+from camscope.audit.shortcuts.load_images_and_region_masks import (
+    FINDING_REGION,
+    ORGAN_REGION,
+    RegionSample,
+    RegionSamples,
+)
 from camscope.batch.image_manifest import import_arrow
 from camscope.batch.sql_query import table_to_dicts
 from camscope.geometry import Placement
 from camscope.metrics.mean_estimates import estimate_mean
 from camscope.metrics.metric_registry import FloatArray, Mask
-from camscope.optional import require
+from camscope.optional_packages import require
 
 MIN_OVERLAP_SHARE = 0.5  # of a region's pixels: editing the other region edits most of it, too
 MAX_OTHER_MAPS = 8  # maps of other patients in the baseline
@@ -87,10 +92,10 @@ def _summarize_region_mass(
     baseline_name = "maps of other patients"
     return {
         "share": _summarize_values(
-            shares, groups, _compute_nanmean(other_shares), baseline_name, context, SHARE_BOUNDS
+            shares, groups, _compute_mean_without_nan(other_shares), baseline_name, context, SHARE_BOUNDS
         ),
         "enrichment": _summarize_values(
-            shares / areas, groups, _compute_nanmean(other_shares / areas), baseline_name, context
+            shares / areas, groups, _compute_mean_without_nan(other_shares / areas), baseline_name, context
         ),
         "confounder_sensitivity": _summarize_values(
             sensitivities, groups, TOP_PIXEL_FRACTION, "chance", context, SHARE_BOUNDS
@@ -98,7 +103,7 @@ def _summarize_region_mass(
         "is_resolvable": is_resolvable,
         "diameter": round_significant(diameter) or 0.0,
         "reason": "" if is_resolvable else "below the resolution of the maps" if pairs else "no image has it",
-        "max_enrichment": round_significant(_compute_nanmean(1 / areas[~np.isnan(shares)])),
+        "max_enrichment": round_significant(_compute_mean_without_nan(1 / areas[~np.isnan(shares)])),
     }
 
 
@@ -142,7 +147,7 @@ def _compute_shuffled_share(
     start, patients = shuffled_rows.index(row), context.cohort.patients
     rotated = [*shuffled_rows[start + 1 :], *shuffled_rows[:start]]
     other_rows = [other for other in rotated if patients[other] != patients[row]]
-    return _compute_nanmean(
+    return _compute_mean_without_nan(
         np.array([compute_mass_share(attributions[other], mask) for other in other_rows[:MAX_OTHER_MAPS]])
     )
 
@@ -153,7 +158,7 @@ def resize_map_to_input(attribution: FloatArray, input_size: Sequence[int]) -> F
     return values
 
 
-def _compute_nanmean(values: FloatArray) -> float:
+def _compute_mean_without_nan(values: FloatArray) -> float:
     valid = values[~np.isnan(values)] if values.size else values
     return float(valid.mean()) if valid.size else float("nan")
 

@@ -1,6 +1,6 @@
 """Names of image regions as a reader of a report understands them."""
 
-from camscope.audit.shortcuts.inputs_with_regions import FINDING_REGION, ORGAN_REGION
+from camscope.audit.shortcuts.load_images_and_region_masks import FINDING_REGION, ORGAN_REGION
 from camscope.audit.shortcuts.region_detectors import REGIONS
 
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.config import MaskSource
-from camscope.audit.core.context import AuditContext
-from camscope.audit.core.predictions import StageResults
 from camscope.audit.core.stage_result_schema import (
     AnnotationSource,
     DataCheckResult,
@@ -19,15 +18,22 @@ from camscope.audit.core.stage_result_schema import (
     LevelCount,
     ResolveResult,
 )
-from camscope.audit.core.subgroup_levels import AGE_COLUMNS, format_age_band, has_ages_in_years, is_missing, sort_levels
+from camscope.audit.core.stored_predictions import StageResults
+from camscope.audit.core.subgroup_levels import (
+    AGE_COLUMNS,
+    format_age_band,
+    is_empty_cell,
+    needs_age_bands,
+    sort_levels,
+)
 from camscope.audit.core.summary_entries import round_significant
-from camscope.audit.shortcuts.inputs_with_regions import open_region_masks
+from camscope.audit.shortcuts.load_images_and_region_masks import open_region_masks
 from camscope.batch import Manifest, inspect_images
 from camscope.batch.image_manifest import import_arrow
 from camscope.explainers import Explainer
 from camscope.explainers.core.model_input import accepts_scans
-from camscope.explainers.core.settings_as_text import format_without_address, redact_parameters
-from camscope.model_metadata import compute_model_digest, get_card
+from camscope.explainers.core.redacted_settings_text import format_without_address, redact_parameters
+from camscope.model_card import compute_model_digest, get_card
 from camscope.models import redact_file_names
 from camscope.plurals import inflect
 
@@ -95,8 +101,8 @@ def _renumber_rows(manifest: Manifest) -> Manifest:
     """Return the manifest with rows numbered from 0, and with age bands instead of ages."""
     rows, table = import_arrow().array(np.arange(len(manifest))), manifest.table
     for index, name in enumerate(table.column_names):
-        if name.lower() in AGE_COLUMNS and has_ages_in_years(name, ages := table[name].to_pylist()):
-            bands = [None if is_missing(age) else format_age_band(age) for age in ages]
+        if name.lower() in AGE_COLUMNS and needs_age_bands(name, ages := table[name].to_pylist()):
+            bands = [None if is_empty_cell(age) else format_age_band(age) for age in ages]
             table = table.set_column(index, name, import_arrow().array(bands, import_arrow().string()))
     return replace(manifest, table=table.set_column(0, "row", rows))
 
@@ -133,7 +139,7 @@ def _count_levels(context: AuditContext) -> Iterator[LevelCount]:
             )
 
 
-def resolve_model(context: AuditContext, results: StageResults) -> ResolveResult:
+def try_model_on_one_image(context: AuditContext, results: StageResults) -> ResolveResult:
     """Load the model and run its methods on one image. Errors appear here before all images are processed."""
     rows = context.first_maps
     model, card = context.model, get_card(context.model)

@@ -12,10 +12,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from camscope.atomic_writes_and_folder_locks import build_output_path
+from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.cohort import Finding
-from camscope.audit.core.context import AuditContext
-from camscope.audit.core.path_steps import reduce_path_steps
-from camscope.audit.core.predictions import StageResults
+from camscope.audit.core.reduce_integration_steps import reduce_integration_steps
 from camscope.audit.core.stage_result_schema import (
     EstimateSummary,
     MetricsResult,
@@ -27,27 +27,27 @@ from camscope.audit.core.stage_result_schema import (
     StablePredictionShare,
     SubgroupDifference,
 )
+from camscope.audit.core.stored_predictions import StageResults
 from camscope.audit.core.summary_entries import (
     add_patient_column,
     collect_formulas,
-    filter_finding,
     get_metric_values,
     round_significant,
+    select_metric_values_of_finding,
     summarize_estimate,
     summarize_finding_metrics,
 )
-from camscope.audit.performance.subgroups import compare_subgroups
-from camscope.audit.stages.sampled_metrics import SampledMetrics, SampledStage
-from camscope.audit.verdicts.interim import judge_faithfulness_at_look, judge_robustness_at_look
+from camscope.audit.performance.subgroup_differences import compare_subgroups
+from camscope.audit.stages.metrics_on_growing_sample import SampledMetrics, SampledStage
+from camscope.audit.verdicts.early_stopping import judge_faithfulness_at_look, judge_robustness_at_look
 from camscope.errors import GeometryError, NonFiniteError, UndefinedError
 from camscope.evaluation import EvaluationResult, evaluate
 from camscope.explainers import METHODS, Explainer
 from camscope.metrics import RandomizationResult, run_randomization_test
-from camscope.metrics.explainer_probe import ExplainerProbe
+from camscope.metrics.explain_changed_inputs import ExplainerProbe
 from camscope.metrics.input_transforms import ACQUISITION_TRANSFORMS, InputTransform
 from camscope.metrics.mean_estimates import estimate_mean
-from camscope.metrics.robustness import DEFAULT_TRANSFORMS, compute_stable_prediction_share
-from camscope.safe_files import build_output_path
+from camscope.metrics.stability_under_transforms import DEFAULT_TRANSFORMS, compute_stable_prediction_share
 
 FAITHFULNESS_METRICS = (
     "lerf-morf-gap", "deletion", "insertion", "aopc", "necessity", "sufficiency", "average-drop", "average-gain", "road",
@@ -74,17 +74,17 @@ def evaluate_faithfulness(context: AuditContext, results: StageResults) -> Metri
     judge = partial(judge_faithfulness_at_look, len(context.explainers))
     stage = SampledStage(context, "faithfulness", FAITHFULNESS_METRICS, context.explainers, judge)
     n_samples = context.sample_sizes.faithfulness
-    return _evaluate_samples(stage, _draw_positives(context, results, n_samples, FAITHFULNESS_SALT))[0]
+    return _evaluate_metrics_on_samples(stage, _draw_positives(context, results, n_samples, FAITHFULNESS_SALT))[0]
 
 
 def evaluate_robustness(context: AuditContext, results: StageResults) -> MetricsResult:
     """Test on sampled images whether the maps stay stable under small image changes."""
-    explainers, path_steps = reduce_path_steps(context)
+    explainers, path_steps = reduce_integration_steps(context)
     judge = partial(judge_robustness_at_look, context.config.margins.robustness_correlation)
     descriptive_metrics = tuple(name for name in ROBUSTNESS_METRICS if name not in TRANSFORMS_BY_METRIC)
     stage = SampledStage(context, "robustness", ROBUSTNESS_METRICS, explainers, judge, descriptive_metrics)
     n_samples = context.sample_sizes.robustness
-    result, metrics = _evaluate_samples(stage, _draw_positives(context, results, n_samples, ROBUSTNESS_SALT))
+    result, metrics = _evaluate_metrics_on_samples(stage, _draw_positives(context, results, n_samples, ROBUSTNESS_SALT))
     if not result.tested:
         return result
     shares = [
@@ -99,7 +99,7 @@ def _draw_positives(
     """Return the sampled rows of each finding, in the order in which they were drawn."""
     rows = results.predictions.rows
     return {
-        finding: context.cohort.draw_rows(rows, n_samples, salt, finding, only_positives=True)
+        finding: context.cohort.draw_balanced_rows_in_random_order(rows, n_samples, salt, finding, only_positives=True)
         for finding in context.findings
     }
 
@@ -134,7 +134,7 @@ def _summarize_stable_predictions(
         )
 
 
-def _evaluate_samples(
+def _evaluate_metrics_on_samples(
     stage: SampledStage, drawn_rows: Mapping[Finding, Sequence[int]]
 ) -> tuple[MetricsResult, dict[Finding, SampledMetrics]]:
     """Compute metrics on sampled images of each finding. The metrics run the model."""
@@ -154,17 +154,17 @@ def _evaluate_samples(
 
 def evaluate_sanity(context: AuditContext, results: StageResults) -> SanityResult:
     """Test whether the maps change when the model's weights are randomized layer by layer."""
-    methods, path_steps = reduce_path_steps(context)
+    methods, path_steps = reduce_integration_steps(context)
     explainers: list[Explainer] = [*methods, METHODS["edges"](context.model)]  # edges: the control
     tests: list[RandomizationTest] = []
     counts: list[SanityImages] = []
     images, n_done = set[int](), 0
     for finding in context.findings:
         n_samples = context.sample_sizes.sanity
-        rows = context.cohort.sample_rows(
+        rows = context.cohort.sample_balanced_rows(
             results.predictions.rows, n_samples, SANITY_SALT, finding, only_positives=True
         )
-        x, rows, n_other_sizes = _load_most_common_size(context, rows)
+        x, rows, n_other_sizes = _load_images_of_most_common_size(context, rows)
         size = tuple(x.shape[2:])
         counts.append(SanityImages(finding=finding.name, n_images=len(x), size=size, n_other_sizes=n_other_sizes))
         if len(x) < MIN_SANITY_IMAGES:
@@ -182,7 +182,7 @@ def evaluate_sanity(context: AuditContext, results: StageResults) -> SanityResul
     )
 
 
-def _load_most_common_size(context: AuditContext, rows: list[int]) -> tuple[Tensor, list[int], int]:
+def _load_images_of_most_common_size(context: AuditContext, rows: list[int]) -> tuple[Tensor, list[int], int]:
     """Load the images of the most common size. Return them as one tensor, their rows, and the number of all others."""
     images = zip(rows, context.load_images(rows), strict=True)
     inputs = {row: image.item.x for row, image in images if image.item is not None}
@@ -302,7 +302,7 @@ def _summarize_reasons(context: AuditContext, evaluations: Sequence[tuple[Findin
     reasons = Counter[str]()
     for finding, evaluation in evaluations:
         maps = evaluation.table("not control and metric = 'enrichment'")
-        selected = filter_finding(context.cohort, maps, finding, True)
+        selected = select_metric_values_of_finding(context.cohort, maps, finding, True)
         reasons.update(reason or "" for reason in selected["reason"].to_pylist())
     return "; ".join(f"{reason} ({count} x)" for reason, count in reasons.most_common(3)) or "no image has the finding"
 
@@ -311,7 +311,7 @@ def _add_max_enrichment(
     context: AuditContext, evaluation: EvaluationResult, finding: Finding
 ) -> Iterator[MetricSummary]:
     """Yield the metric summaries, and add the largest possible enrichment: the inverse of the masked area."""
-    values = filter_finding(context.cohort, evaluation.table(), finding, True)
+    values = select_metric_values_of_finding(context.cohort, evaluation.table(), finding, True)
     areas = [area for area in get_metric_values(values, "energy-inside", "uniform", None).values() if area > 0]
     maximum = round_significant(fmean(1 / area for area in areas)) if areas else None
     for summary in summarize_finding_metrics(context.cohort, evaluation, finding):
@@ -329,6 +329,8 @@ def _compare_mass_by_subgroup(
     layer = results.resolve.get_explainer_info(title).layer
     for finding, evaluation in evaluations:
         table = add_patient_column(context.cohort, evaluation.table())
-        inside = get_metric_values(filter_finding(context.cohort, table, finding, True), "energy-inside", title, layer)
+        inside = get_metric_values(
+            select_metric_values_of_finding(context.cohort, table, finding, True), "energy-inside", title, layer
+        )
         if inside:
             yield from compare_subgroups(context.cohort, finding, inside, context.config.margins.mass_difference)

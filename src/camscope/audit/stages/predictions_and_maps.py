@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from camscope.atomic_writes_and_folder_locks import build_output_path
+from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.cohort import Cohort, Finding
-from camscope.audit.core.context import AuditContext
-from camscope.audit.core.predictions import Predictions, StageResults
 from camscope.audit.core.stage_result_schema import (
     EstimateSummary,
     ExplainResult,
@@ -21,16 +21,17 @@ from camscope.audit.core.stage_result_schema import (
     ReliabilityPoint,
     SubgroupPerformance,
 )
-from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT, split_by_level
-from camscope.audit.core.summary_entries import round_significant, summarize_or_reason
+from camscope.audit.core.stored_predictions import Predictions, StageResults
+from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT, build_level_masks
+from camscope.audit.core.summary_entries import round_significant, summarize_estimate_or_reason
 from camscope.audit.performance.auc import auroc, average_precision
-from camscope.audit.performance.calibration import compute_calibration
-from camscope.audit.performance.model_predictions import (
+from camscope.audit.performance.calibration import compute_calibration_and_reliability_points
+from camscope.audit.performance.compute_log_odds_and_features import (
     are_probability_outputs,
     compute_log_odds,
     compute_logits_and_features,
 )
-from camscope.audit.performance.subgroups import compare_subgroups
+from camscope.audit.performance.subgroup_differences import compare_subgroups
 from camscope.batch import BatchOptions, BatchRun, run_batch
 from camscope.batch.image_loading import LoadedImage
 from camscope.errors import (
@@ -47,7 +48,6 @@ from camscope.errors import (
 )
 from camscope.metrics.metric_registry import FloatArray, Mask
 from camscope.plurals import inflect, plural
-from camscope.safe_files import build_output_path
 
 IMAGES_PER_CHUNK = 64  # images whose maps an interruption loses
 
@@ -77,7 +77,7 @@ def _predict_all(context: AuditContext, results: StageResults) -> Predictions:
     n_done = 0
     for batch in context.iter_batches():
         context.on_progress(n_done := n_done + len(batch), len(context.cohort.rows))
-        for image, prediction in _predict_batch(context, batch, layer, grid):
+        for image, prediction in _iter_logits_and_features_or_error(context, batch, layer, grid):
             if isinstance(prediction, str):
                 errors[image.row["row"]] = prediction
             else:
@@ -91,7 +91,7 @@ def _predict_all(context: AuditContext, results: StageResults) -> Predictions:
     return Predictions(list(outputs), names, log_odds.numpy(), features.numpy(), errors, are_probabilities)
 
 
-def _predict_batch(
+def _iter_logits_and_features_or_error(
     context: AuditContext, batch: Sequence[LoadedImage], layer: str | None, grid: tuple[int, ...]
 ) -> Iterator[tuple[LoadedImage, tuple[Tensor, Tensor] | str]]:
     """Yield each image with its logits and features, or with its error.
@@ -109,7 +109,7 @@ def _predict_batch(
     except Exception as error:
         if len(images) > 1:
             for image in images:
-                yield from _predict_batch(context, [image], layer, grid)
+                yield from _iter_logits_and_features_or_error(context, [image], layer, grid)
         elif is_out_of_memory(error):  # a problem of the machine, not of the image
             raise RunError(
                 f"{context.cohort.ids[images[0].row['row']]}: {describe_out_of_memory(error)}, for this image alone; "
@@ -148,7 +148,9 @@ def _summarize_performance(context: AuditContext, predictions: Predictions, find
             "without the finding. Check the label column"
         )
     patients = [cohort.patients[row] for row in rows]
-    estimates, bins = _compute_performance(truth, scores, patients, **context.config.bootstrap_options)
+    estimates, bins = _compute_performance_and_reliability_points(
+        truth, scores, patients, **context.config.bootstrap_options
+    )
     margin = context.config.margins.auroc_difference
     differences = compare_subgroups(cohort, finding, {row: log_odds[row] for row in rows}, margin, truths)
     return FindingPerformance(
@@ -163,15 +165,15 @@ def _summarize_performance(context: AuditContext, predictions: Predictions, find
     )
 
 
-def _compute_performance(
+def _compute_performance_and_reliability_points(
     truth: Mask, log_odds: FloatArray, patients: Sequence[Any], *, n_resamples: int, seed: int
 ) -> tuple[dict[str, EstimateSummary], tuple[ReliabilityPoint, ...]]:
     """Return the performance estimates by name, and the points of the reliability diagram."""
     options: Any = {"n_resamples": n_resamples, "seed": seed}
-    calibration, bins = compute_calibration(truth, log_odds, patients, **options)
+    calibration, bins = compute_calibration_and_reliability_points(truth, log_odds, patients, **options)
     discrimination = {
-        "auroc": summarize_or_reason(lambda: auroc(truth, log_odds, patients, **options), 0.5, "chance"),
-        "average_precision": summarize_or_reason(
+        "auroc": summarize_estimate_or_reason(lambda: auroc(truth, log_odds, patients, **options), 0.5, "chance"),
+        "average_precision": summarize_estimate_or_reason(
             lambda: average_precision(truth, log_odds, patients, **options), float(truth.mean()), "prevalence"
         ),
     }
@@ -184,13 +186,15 @@ def _compute_subgroup_performance(
     """Yield the performance in each subgroup level, or the reason if it has too few patients."""
     for column in cohort.config.data.subgroups:
         levels = cohort.get_subgroup_levels(column)
-        for level, mask in split_by_level([levels[row] for row in rows]).items():
+        for level, mask in build_level_masks([levels[row] for row in rows]).items():
             patients = [cohort.patients[rows[int(i)]] for i in np.flatnonzero(mask)]
             positives, negatives = int(truth[mask].sum()), int((~truth[mask]).sum())
             estimates: dict[str, Any] = {"reason": "too few patients, or images of one class only"}
             if len(set(patients)) >= MIN_PATIENTS_FOR_VERDICT and positives and negatives:
                 options = cohort.config.bootstrap_options
-                estimates = _compute_performance(truth[mask], log_odds[mask], patients, **options)[0]
+                estimates = _compute_performance_and_reliability_points(
+                    truth[mask], log_odds[mask], patients, **options
+                )[0]
             yield SubgroupPerformance(
                 column=column, level=str(level), n_positives=positives, n_negatives=negatives, **estimates
             )

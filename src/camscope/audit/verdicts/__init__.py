@@ -6,9 +6,9 @@
 """
 
 from camscope.audit.core.summary_schema import Conclusion, Summary, Verdict
-from camscope.audit.verdicts import maps, model
-from camscope.audit.verdicts.rules import find_topic, join_reasons
-from camscope.audit.verdicts.sample_size import add_patients_needed
+from camscope.audit.verdicts import map_verdicts, model_and_data_verdicts
+from camscope.audit.verdicts.patients_needed import add_patients_needed
+from camscope.audit.verdicts.verdict_rules import find_topic, join_reasons
 
 __all__ = ["derive_verdicts"]
 
@@ -18,17 +18,17 @@ NO_PERFORMANCE_REASON = "it does not count for the model, whose AUROC does not s
 def derive_verdicts(summary: Summary) -> list[Verdict]:
     """Return all verdicts that follow from the summary, in the order of the report."""
     verdicts = [
-        *model.judge_performance(summary),
-        *model.judge_finding_region(summary),
-        *model.judge_other_regions(summary),
-        *model.judge_masked_organ(summary),
-        *maps.judge_localization(summary),
-        *maps.judge_attribution_mass(summary),
-        *maps.judge_faithfulness(summary),
-        *maps.judge_sanity(summary),
-        *maps.judge_robustness(summary),
-        *model.judge_leakage(summary),
-        *maps.judge_whether_maps_form_clusters(summary),
+        *model_and_data_verdicts.judge_performance(summary),
+        *model_and_data_verdicts.judge_finding_region(summary),
+        *model_and_data_verdicts.judge_other_regions(summary),
+        *model_and_data_verdicts.judge_masked_organ(summary),
+        *map_verdicts.judge_localization(summary),
+        *map_verdicts.judge_attribution_mass(summary),
+        *map_verdicts.judge_faithfulness(summary),
+        *map_verdicts.judge_sanity(summary),
+        *map_verdicts.judge_robustness(summary),
+        *model_and_data_verdicts.judge_leakage(summary),
+        *map_verdicts.judge_whether_maps_form_clusters(summary),
     ]
     detected = {verdict.finding: verdict.conclusion for verdict in verdicts if verdict.question == "performance"}
     return [

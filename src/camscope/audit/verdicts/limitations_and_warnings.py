@@ -1,4 +1,4 @@
-"""Limitations and warnings of a report. They cannot be switched off."""
+"""Limitations and warnings of a report. No option switches them off."""
 
 from collections.abc import Iterator
 

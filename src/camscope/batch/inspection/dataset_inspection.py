@@ -9,12 +9,21 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from camscope.atomic_writes_and_folder_locks import open_atomic, write_bytes
+from camscope.batch.build_manifest_from_source import build_manifest
 from camscope.batch.csv_export import write_escaped_csv
 from camscope.batch.image_loading import map_in_order, require_valid_num_threads
 from camscope.batch.image_manifest import Manifest, contains_scans, import_arrow, pseudonymize_manifest, require_columns
-from camscope.batch.image_sources import build_manifest
-from camscope.batch.inspection.dataset_checks import check_dataset
-from camscope.batch.inspection.encoded_columns import (
+from camscope.batch.inspection.dataset_issue_codes import ISSUE_ORDER, SEVERITIES, DatasetIssue, RowNumbers
+from camscope.batch.inspection.duplicates_and_mixed_metadata import check_dataset
+from camscope.batch.inspection.read_image_metadata import (
+    INTERNAL_COLUMNS,
+    METADATA_COLUMNS,
+    ImageMetadata,
+    ImageMetadataReader,
+    metadata_to_table,
+)
+from camscope.batch.inspection.value_counts_and_prevalence import (
     DEFAULT_COLUMNS,
     InspectionTable,
     TargetPrevalence,
@@ -23,18 +32,9 @@ from camscope.batch.inspection.encoded_columns import (
     count_values,
     resolve_column_names,
 )
-from camscope.batch.inspection.image_metadata import (
-    INTERNAL_COLUMNS,
-    METADATA_COLUMNS,
-    ImageMetadata,
-    ImageMetadataReader,
-    metadata_to_table,
-)
-from camscope.batch.inspection.issues import ISSUE_ORDER, SEVERITIES, DatasetIssue, RowNumbers
 from camscope.errors import InputError, OutputError
-from camscope.images.files.redaction_and_pseudonyms import load_pseudonym_key
+from camscope.images.files.redacted_errors_and_file_pseudonyms import load_pseudonym_key
 from camscope.plurals import plural
-from camscope.safe_files import open_atomic, write_bytes
 from camscope.version import __version__
 
 if TYPE_CHECKING:

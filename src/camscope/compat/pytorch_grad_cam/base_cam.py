@@ -175,7 +175,7 @@ class BaseCAM:
         """Return one map (N,1,H,W) for each layer."""
         size = self.get_target_width_height(input_tensor)
         maps = []
-        for features, layer in self._iter_features(input_tensor):
+        for features, layer in self._iter_method_indices_and_features(input_tensor):
             self._features = features
             activations: Any = features.activation
             grads: Any = features.optional_gradient
@@ -186,7 +186,7 @@ class BaseCAM:
         self._features = self._current_explainer = None
         return maps
 
-    def _iter_features(self, x: Tensor) -> Iterator[tuple[LayerFeatures, nn.Module]]:
+    def _iter_method_indices_and_features(self, x: Tensor) -> Iterator[tuple[LayerFeatures, nn.Module]]:
         """Yield the features and the module of each layer, from one forward and one backward pass.
 
         The features have the values that in-place operations of the model left in the layer's output.
@@ -203,7 +203,7 @@ class BaseCAM:
             except StructuredOutputError:
                 yield from self._iter_structured_features(x, names, layer_explainers)
                 return
-            indexed = dict(shared.iter_features(0))
+            indexed = dict(shared.iter_method_indices_and_features(0))
             if layer_explainers[0].runs_model:
                 stack.close()
             for t in sorted(indexed, key=lambda t: list(outputs.outputs).index(names[t])):  # in the order of the pass

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from camscope.compat.pytorch_grad_cam.activations_and_gradients import to_device
 from camscope.compat.pytorch_grad_cam.base_cam import Array, BaseCAM, OutputTarget
-from camscope.compat.pytorch_grad_cam.methods import GradCAM, GradCAMPlusPlus, Reshape
+from camscope.compat.pytorch_grad_cam.cam_classes import GradCAM, GradCAMPlusPlus, Reshape
 from camscope.compat.pytorch_grad_cam.utils.image import scale_cam_image
 from camscope.compat.pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget, FinerWeightedTarget
 from camscope.explainers.ensemble.sess import list_window_corners

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import CamscopeError, InputError, UndefinedError
-from camscope.evaluation.selection.candidate_race import (
+from camscope.evaluation.selection.rank_and_drop_candidates import (
     FAITHFULNESS_METRIC,
     LOCALIZATION_METRIC,
     ROBUSTNESS_METRIC,
@@ -26,18 +26,18 @@ from camscope.explainers.comparison.comparison_rows_and_columns import (
     create_at_layers,
 )
 from camscope.explainers.core.evaluation_context import get_device_and_dtype, inference_scope, inspect_model
-from camscope.explainers.core.shared_passes import run_methods
+from camscope.explainers.core.run_methods_in_shared_passes import run_methods
 from camscope.geometry import Placement
 from camscope.hooks.find_layers import unwrap
 from camscope.layers.choose_layer import choose_layer
 from camscope.layers.spatial_layers import find_spatial_layers
 from camscope.metrics import METRICS
-from camscope.metrics.explainer_probe import ExplainerProbe
+from camscope.metrics.explain_changed_inputs import ExplainerProbe
 from camscope.metrics.imputation import DEFAULT_IMPUTATIONS
 from camscope.metrics.input_transforms import GaussianNoise, Shift
 from camscope.metrics.model_scorer import scoring_scope
 from camscope.metrics.perturbation_test import PerturbationTest
-from camscope.metrics.robustness import compare_batch_under_transforms
+from camscope.metrics.stability_under_transforms import compare_batch_under_transforms
 from camscope.targets import Score
 
 DEFAULT_CANDIDATE_METHODS = (
@@ -77,12 +77,12 @@ def build_candidates(
 
 
 def find_stage_layers(model: nn.Module, x: Tensor) -> list[str]:
-    """Return the last layer of each of the last three resolutions of a CNN, or three blocks of a transformer."""
+    """Return three layers: in a CNN the last layer at each of the three lowest resolutions, in a transformer three blocks."""
     model_info = inspect_model(model)
     with inference_scope(model_info, "eval"):
         inner = model_info.model
         spatial_layers = find_spatial_layers(inner, lambda: Score(inner).forward(x), x)
-        default = choose_layer(inner, Score(inner).compute_weighted_sum_of_all_classes, x).name
+        default = choose_layer(inner, Score(inner).compute_fixed_mix_of_class_scores, x).name
     ends: dict[tuple[int, ...], str] = {}
     for layer in spatial_layers[: 1 + max(i for i, layer in enumerate(spatial_layers) if layer.name == default)]:
         ends.pop(layer.layout.grid, None)

@@ -11,13 +11,13 @@ from camscope.batch.image_loading import load_images
 from camscope.batch.image_manifest import Manifest, contains_scans, pseudonymize_manifest
 from camscope.errors import CategoryError, InputError, TargetError, UndefinedError
 from camscope.evaluation.ground_truth import UNFIT_MASK_REASON, GroundTruth, Mask
-from camscope.evaluation.selection.candidate_race import SelectionSample
+from camscope.evaluation.selection.rank_and_drop_candidates import SelectionSample
 from camscope.explainers import Explainer
 from camscope.explainers.core.model_input import ModelInput, accepts_scans
 from camscope.geometry import project_mask_to_input
 from camscope.plurals import plural
 from camscope.targets import TargetLike
-from camscope.targets.classes import resolve_class_index
+from camscope.targets.class_targets import resolve_class_index
 
 NUM_THREADS = 4  # that read images
 
@@ -39,7 +39,7 @@ def load_samples(
     max_images: int = 64,
     seed: int = 0,
 ) -> LoadedSamples:
-    """Load at most `max_images` random images, prepared by `explainer`. Keep those of the most frequent input size.
+    """Load at most `max_images` random images, prepared by `explainer`. Keep the images with the most frequent input size.
 
     `target` applies to images without a target.
     """

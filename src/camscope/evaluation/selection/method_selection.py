@@ -9,14 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
+from camscope.atomic_writes_and_folder_locks import write_bytes
 from camscope.errors import CamscopeError, InputError
-from camscope.evaluation.map_metrics import get_default_region_size
+from camscope.evaluation.model_free_metrics import get_default_region_size
 from camscope.evaluation.selection.candidate_explainers import (
     DEFAULT_CANDIDATE_METHODS,
     evaluate_candidates,
     get_model_device,
 )
-from camscope.evaluation.selection.candidate_race import (
+from camscope.evaluation.selection.rank_and_drop_candidates import (
     FAITHFULNESS_METRIC,
     LOCALIZATION_METRIC,
     MIN_GROUPS_TO_COMPARE,
@@ -30,14 +31,13 @@ from camscope.evaluation.selection.candidate_race import (
     rank_candidates,
 )
 from camscope.explainers import METHODS, Explainer
-from camscope.explainers.core.shared_passes import run_methods
+from camscope.explainers.core.run_methods_in_shared_passes import run_methods
 from camscope.hooks.find_layers import unwrap
 from camscope.metrics.map_similarity import spearman
 from camscope.metrics.weight_randomization import randomize_weights
-from camscope.model_metadata import compute_model_digest
+from camscope.model_card import compute_model_digest
 from camscope.plurals import plural
-from camscope.safe_files import write_bytes
-from camscope.untrusted_files import read_toml
+from camscope.read_untrusted_files import read_toml
 
 MAX_UNTRAINED_CORRELATION = 0.7  # Spearman, with the untrained model's map; above it the map shows only the image
 MIN_MEDIAN_STABILITY = 0.5
@@ -69,7 +69,7 @@ class MethodSelection:
         remaining = self.survivors or self.candidates
         limit = MAX_EQUAL_COST_RATIO * min(candidate.seconds_per_image for candidate in remaining)
         cheap = [candidate for candidate in remaining if candidate.seconds_per_image <= limit]
-        return min(cheap, key=lambda candidate: _get_preference(candidate.explainer))
+        return min(cheap, key=lambda candidate: _get_tie_break_key(candidate.explainer))
 
     @property
     def chosen(self) -> CandidateState:
@@ -97,7 +97,7 @@ class MethodSelection:
         )
 
 
-def _get_preference(explainer: Explainer) -> tuple[bool, int]:
+def _get_tie_break_key(explainer: Explainer) -> tuple[bool, int]:
     """Return the sort key of a method among methods of equal cost."""
     names = DEFAULT_CANDIDATE_METHODS
     position = names.index(explainer.name) if explainer.name in names else len(names)
@@ -185,7 +185,7 @@ def find_model_independence_reason(explainer: Explainer, samples: Sequence[Selec
 
 
 def _drop_duplicate_and_unstable_candidates(candidates: Sequence[CandidateState]) -> None:
-    """Drop candidates whose maps equal those of another candidate or change under small changes of the image."""
+    """Drop candidates whose maps equal another candidate's maps, or change under small changes of the image."""
     for n, candidate in enumerate(candidates):
         remaining = get_remaining_candidates(candidates[:n])
         duplicate = next((other for other in remaining if have_same_maps(candidate, other)), None)

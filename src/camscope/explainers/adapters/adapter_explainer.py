@@ -40,7 +40,7 @@ def call_with_gradients(computation: Callable[[], T | None]) -> T:
 
 
 def check_same_score(score: Score, sample: int, actual: Tensor, expected: Tensor) -> None:
-    """Raise ModelError if the score of a copy of the model, `actual`, differs from that of the model, `expected`."""
+    """Raise ModelError if the copied model's score, `actual`, differs from the model's score, `expected`."""
     scale = expected.abs() if score.logits is None else torch.maximum(expected.abs(), score.logits[sample].abs().amax())
     if bool((actual - expected).abs() > 0.02 * scale):
         raise ModelError(

@@ -8,13 +8,13 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from camscope.explainers.adapters.model_copy_for_hooks import iter_children
+from camscope.explainers.adapters.model_copy_for_hooks import iter_parent_name_and_child
 
 CLIPPED_RELU_TYPES = (nn.ReLU6, nn.Hardtanh)
 
 
 def convert_clipped_relus(model: nn.Module) -> None:
-    """Give clipping modules, such as ReLU6, the type ReLU, so that captum uses its rule for ReLUs. They still clip."""
+    """Give clipping modules, such as ReLU6, the type ReLU, so that captum uses its rule for ReLUs. The modules still clip."""
     modules: Iterator[Any] = model.modules()  # whose types change
     for part in modules:
         if type(part) in CLIPPED_RELU_TYPES:
@@ -51,7 +51,7 @@ class NonOverlappingMaxPool(nn.Module):
 
 def replace_overlapping_pools(model: nn.Module) -> None:
     """Replace each max pooling with overlapping windows in a model by an equivalent module that captum supports."""
-    for parent, key, child in list(iter_children(model)):
+    for parent, key, child in list(iter_parent_name_and_child(model)):
         rank = RANK_BY_MAX_POOL.get(type(child), 0)
         if rank and _has_overlapping_windows(child, rank):
             parent._modules[key] = NonOverlappingMaxPool(child, rank)

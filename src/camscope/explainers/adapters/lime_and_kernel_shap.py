@@ -25,7 +25,7 @@ from camscope.explainers.core.maps_with_flags import AttributionMaps
 from camscope.explainers.core.perturbed_evaluator import PerturbedEvaluator
 from camscope.explainers.core.pixel_explainers import format_completeness_gap
 from camscope.explainers.core.setting_checks import check_number, check_positive_integer, check_positive_number
-from camscope.hooks.function_mode import BaseFunctionMode
+from camscope.hooks.intercept_torch_functions import BaseFunctionMode
 from camscope.plurals import plural
 from camscope.targets import Score
 
@@ -90,7 +90,7 @@ def format_explained_variance(
 
 
 class CellLabels(NamedTuple):
-    """The number of the cell of each pixel (*S), and the number of cells."""
+    """For each pixel (*S) the index of its cell, and the count of all cells."""
 
     labels: Tensor
     n_cells: int
@@ -162,12 +162,12 @@ class SurrogateExplainer(BaselineMixin, AdapterExplainer):
                 seeded.close()  # all masks are drawn: the model's passes use the caller's random numbers
                 differences = torch.zeros(len(masks), dtype=torch.float64, device=x.device)
 
-                def score_chunk(part: slice) -> None:
+                def compute_score_differences(part: slice) -> None:
                     is_shown = masks[part].to(x.device).bool()[:, cell_labels][:, None]
                     values = evaluator.score_variants(sample, torch.where(is_shown, x, baseline)).double()
                     differences[part] = values - clean_score  # an offset of all logits cancels in full precision
 
-                evaluator.process_chunks(sample, len(masks), score_chunk)
+                evaluator.process_chunks(sample, len(masks), compute_score_differences)
                 fit.scores = differences.cpu()
                 return fit.scores
 

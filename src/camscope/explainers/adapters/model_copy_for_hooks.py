@@ -1,4 +1,4 @@
-"""Copies of a model for the hooks of another package, with one copy of a module for each of its calls."""
+"""Copy a model so that another package can hook it. A module that is called several times gets one copy for each call."""
 
 import copy
 import weakref
@@ -106,13 +106,13 @@ def _build_clone(model: nn.Module, call_records: ModuleCallRecords) -> nn.Module
             part, module = model.get_submodule(name), clone.get_submodule(name)
             copies = [_copy_with_training_flags(part, shared) for _ in range(count)]
             replacement = RepeatedModule(copies).train(part.training)
-            for parent, key, child in list(iter_children(clone)):
+            for parent, key, child in list(iter_parent_name_and_child(clone)):
                 if child is module:
                     parent._modules[key] = replacement
     return clone
 
 
-def iter_children(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module | None]]:
+def iter_parent_name_and_child(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module | None]]:
     """Yield each child module in a model, as (parent, name in the parent, child)."""
     for parent in model.modules():
         for key, child in parent._modules.items():

@@ -29,7 +29,7 @@ class Chefer(TokenAttentionExplainer):
 
     def relevance(self, trace: AttentionTrace) -> Tensor:
         """Compute the relevance (N,T) of each token, from gradient times attention in all blocks."""
-        relevance = torch.zeros_like(trace.read_weights)
+        relevance = torch.zeros_like(trace.score_token_weights)
         for g, P in zip(reversed(trace.gradients), reversed(trace.probabilities), strict=True):
-            relevance = relevance + multiply_rows(trace.read_weights + relevance, (g * P).relu().mean(1))
+            relevance = relevance + multiply_rows(trace.score_token_weights + relevance, (g * P).relu().mean(1))
         return relevance

@@ -43,7 +43,7 @@ class GradECLIP(TokenAttentionExplainer):
         k, v = k[:, on_grid], v[:, on_grid]
         unit_q, unit_k = (F.normalize(vectors, dim=-1, eps=torch.finfo(vectors.dtype).tiny) for vectors in (q, k))
         similarity = _scale_rows_to_unit_range(unit_q @ unit_k.transpose(1, 2))
-        heat = multiply_rows(trace.read_weights, similarity * (w @ v.transpose(1, 2))).relu()
+        heat = multiply_rows(trace.score_token_weights, similarity * (w @ v.transpose(1, 2))).relu()
         return torch.cat([heat.new_zeros(len(heat), trace.layout.prefix), heat], 1)
 
 

@@ -36,7 +36,7 @@ class Rollout(TokenAttentionExplainer):
         """Return the relevance (N,T) of each token."""
         functions: dict[str, Callable[..., Tensor]] = {"mean": torch.mean, "max": torch.amax, "min": torch.amin}
         fuse = functions[self.head_fusion]
-        return _roll_out_attention(trace.read_weights, [fuse(P, dim=1) for P in trace.probabilities])
+        return _roll_out_attention(trace.score_token_weights, [fuse(P, dim=1) for P in trace.probabilities])
 
 
 @register
@@ -60,7 +60,7 @@ class GradientRollout(TokenAttentionExplainer):
     def relevance(self, trace: AttentionTrace) -> Tensor:
         """Return the relevance (N,T) of each token."""
         pairs = zip(trace.gradients, trace.probabilities, strict=True)
-        return _roll_out_attention(trace.read_weights, [(g * P).mean(1).relu() for g, P in pairs])
+        return _roll_out_attention(trace.score_token_weights, [(g * P).mean(1).relu() for g, P in pairs])
 
 
 def _roll_out_attention(token_weights: Tensor, block_attentions: Sequence[Tensor]) -> Tensor:

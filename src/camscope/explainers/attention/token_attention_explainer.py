@@ -19,7 +19,7 @@ from camscope.explainers.core.maps_with_flags import (
     AttributionMaps,
     DeferredMap,
     compute_map_or_raise,
-    is_below_precision,
+    find_samples_below_precision,
 )
 from camscope.hooks.attention_recorder import Attention, AttentionBlockFinder, AttentionRecorder, blocks_skipped
 from camscope.hooks.find_layers import unwrap
@@ -59,7 +59,7 @@ class AttentionTrace:
         return [attention.probabilities.detach() for attention in self.attentions]
 
     @cached_property
-    def read_weights(self) -> Tensor:
+    def score_token_weights(self) -> Tensor:
         """Weights (N,T) of the tokens on which the score depends, such as the class token. They are equal and sum to 1."""
         rows = (self.gradients[-1] != 0).any(-1).any(1).to(self.gradients[-1].dtype)
         return rows / rows.sum(1, keepdim=True).clamp(min=1)
@@ -154,9 +154,9 @@ def select_token_attentions(
 
 
 def is_layout_unverified(method_name: str, score: Score, x: Tensor, layout: Layout, n_tokens: int) -> bool:
-    """Test the layout of tokens by noise. Return True if it is undecided, and raise LayerError if it is contradicted."""
+    """Test with noise whether tokens have a layout. Return True if the test is undecided, and raise LayerError if it fails."""
 
-    def read_first_attention_values(run: Callable[[Tensor], object], inputs: Tensor) -> list[Tensor | None]:
+    def read_values_of_first_attention(run: Callable[[Tensor], object], inputs: Tensor) -> list[Tensor | None]:
         with AttentionRecorder() as recorder:
             recorder.run(lambda: run(inputs))
         for attention in recorder.attentions:
@@ -171,7 +171,7 @@ def is_layout_unverified(method_name: str, score: Score, x: Tensor, layout: Layo
 
     name = f"attention between {plural(n_tokens, 'token')}"
     result = probe_layout(
-        score.model, [OutputLocation("", name)], layout, x, run_forward, read_outputs=read_first_attention_values
+        score.model, [OutputLocation("", name)], layout, x, run_forward, read_outputs=read_values_of_first_attention
     )[0]
     if result.verdict is LayoutVerdict.CONTRADICTED:
         raise build_contradicted_layout_error(f"{method_name}, {name}", layout, result.reason)
@@ -284,7 +284,7 @@ class TokenAttentionExplainer(Explainer):
         return [[replace(maps, layout_unverified=unverified) for maps in row] for row in rows]
 
     def _build_maps(self, trace: AttentionTrace, values: Tensor, skipped_notes: Sequence[str]) -> AttributionMaps:
-        layout, weights, score = trace.layout, trace.read_weights, trace.score
+        layout, weights, score = trace.layout, trace.score_token_weights, trace.score
         attribution = layout.to_maps(self.relevance(trace).detach()[..., None])[:, 0].clone()
         count, n_tokens = plural(len(trace.attentions), "self-attention"), plural(weights.shape[1], "token")
         sample_notes = tuple((f"the score reads {count} of them",) for count in (weights > 0).sum(1).tolist())
@@ -293,7 +293,7 @@ class TokenAttentionExplainer(Explainer):
             attribution,
             layout=layout,
             zero_gradient=~weights.any(1),
-            constant_score=is_below_precision(score.machine_epsilon, values, gradient, probabilities),
+            constant_score=find_samples_below_precision(score.machine_epsilon, values, gradient, probabilities),
             notes=(f"{count} between {n_tokens}", *skipped_notes),
             sample_notes=sample_notes,
         )

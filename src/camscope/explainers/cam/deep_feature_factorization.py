@@ -272,7 +272,7 @@ class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
         """Run one forward pass of x and return the features of the layer."""
         layer = self.choose_layer_name(x, score) if self.layer is None else str(self.layer)
         with SharedLayerPass([self], [layer], x, [score]) as shared_pass:
-            return next(features for _, features in shared_pass.iter_features(0))
+            return next(features for _, features in shared_pass.iter_method_indices_and_features(0))
 
 
 def compute_concept_gains(features: LayerFeatures, maps: Tensor, vectors: Tensor) -> Tensor:

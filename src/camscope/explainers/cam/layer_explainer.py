@@ -17,7 +17,7 @@ from camscope.explainers.core.maps_with_flags import (
     DeferredMap,
     compute_map_or_raise,
     compute_map_or_return_error,
-    is_below_precision,
+    find_samples_below_precision,
 )
 from camscope.explainers.core.resize_and_blur import crop_padding
 from camscope.targets import Score
@@ -78,7 +78,7 @@ class LayerExplainer(LayerSelectionMixin):
             group = [scores[i] for i in indices]
             with SharedLayerPass(layer_explainers, layers, x, group) as shared:
                 for i in range(len(group)):
-                    for t, features in shared.iter_features(i):
+                    for t, features in shared.iter_method_indices_and_features(i):
                         compute = partial(layer_explainers[t]._combine_to_maps, features)
                         is_deferred = layer_explainers[t].runs_model
                         results[t].append(compute if is_deferred else compute_map_or_return_error(compute))
@@ -97,7 +97,9 @@ class LayerExplainer(LayerSelectionMixin):
         if gradient is not None:  # a method that also runs other inputs may have a map despite a zero gradient
             zero = ~(gradient.flatten(1).any(1) | attribution.flatten(1).any(1))
             if constant is None and not self.has_custom_backward:
-                constant = is_below_precision(score.machine_epsilon, features.values, gradient, features.activation)
+                constant = find_samples_below_precision(
+                    score.machine_epsilon, features.values, gradient, features.activation
+                )
         if self.runs_model and any(module.training for module in score.model.modules()):
             notes.append(f"in train mode a layer may mix the inputs of a pass, and {self.name} fills its passes itself")
         return AttributionMaps(

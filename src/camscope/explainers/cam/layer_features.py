@@ -23,7 +23,7 @@ MIN_ROUNDING_STEPS = 20  # a change of fewer steps of rounding gets a note
 
 
 class InputVariants(NamedTuple):
-    """Variants of samples as inputs (R,C,*S), and the index (R,) of the sample of each variant."""
+    """Variants of samples as inputs (R,C,*S). An index (R,) tells from which sample each variant is made."""
 
     inputs: Tensor
     sample_index: Tensor
@@ -33,7 +33,7 @@ ActivationEdit = Callable[[Tensor], object]  # edits activations (R,K,*s) in pla
 
 
 class ActivationVariants(NamedTuple):
-    """A function that edits R copies of activations in place, and the index (R,) of the sample of each copy."""
+    """A function that edits R copies of activations in place. An index (R,) tells from which sample each copy is made."""
 
     edit: ActivationEdit
     sample_index: Tensor
@@ -156,12 +156,12 @@ class LayerFeatures:
         self.score.check_extra_inputs(self.x)
         read_output = self._get_score_reader(as_probability)
 
-        def score_chunk(part: slice) -> Tensor:
+        def score_variants_of_chunk(part: slice) -> Tensor:
             inputs, sample_index = build_variants(part)
             return read_output(self.score.forward(inputs, sample_index), len(inputs), sample_index).detach()
 
         chunk_size = self.count_copies_in_memory(self.activation_bytes.largest_in_model)
-        return map_chunks(n_variants, chunk_size, score_chunk).to(self.values)
+        return map_chunks(n_variants, chunk_size, score_variants_of_chunk).to(self.values)
 
     def score_activations(
         self, n_variants: int, build_variants: ActivationVariantsBuilder, *, as_probability: bool = False
@@ -170,15 +170,15 @@ class LayerFeatures:
 
         `as_probability`: as in `score_inputs`. The part of the model before the layer runs once if possible.
         """
-        run_chunk = partial(self._score_rows, self._strategy, self._get_score_reader(as_probability))
-        return self._run_in_chunks(self._strategy, n_variants, build_variants, run_chunk)
+        run_chunk = partial(self._score_rows, self._batching_strategy, self._get_score_reader(as_probability))
+        return self._run_in_chunks(self._batching_strategy, n_variants, build_variants, run_chunk)
 
     def compute_score_losses(self, n_variants: int, build_variants: ActivationVariantsBuilder) -> Tensor:
         """Compute for each changed activation at the layer how much the score drops (n_variants,).
 
         Clean and changed activations share a pass, so that equal rounding errors cancel.
         """
-        strategy, read_score = self._strategy, self.score.read_score
+        strategy, read_score = self._batching_strategy, self.score.read_score
 
         def subtract_from_clean(edit: ActivationEdit, sample_index: Tensor) -> Tensor:
             if strategy == "batch":
@@ -192,7 +192,7 @@ class LayerFeatures:
 
     def run_with_edit(self, edit: ActivationEdit) -> Any:
         """Run the model with an edited layer: `edit` changes the activation (N,K,*s) in place. Return the model's output."""
-        with self._prefix_cache if self._can_replay else nullcontext():
+        with self._prefix_cache if self._can_use_cached_outputs else nullcontext():
             return self._run_edited_model(self.x, None, self._sample_indices, edit)
 
     def add_note(self, sample: int, text: str) -> None:
@@ -224,7 +224,7 @@ class LayerFeatures:
         return torch.arange(len(self.x), device=self.x.device)
 
     @cached_property
-    def _can_replay(self) -> bool:
+    def _can_use_cached_outputs(self) -> bool:
         """Whether the scores of a pass stay the same if the outputs of earlier layers come from the cache."""
         if not self._prefix_cache.has_cached_outputs:
             return True
@@ -237,7 +237,7 @@ class LayerFeatures:
         return self._matches_clean_scores(scores)
 
     @cached_property
-    def _strategy(self) -> str:
+    def _batching_strategy(self) -> str:
         """The first strategy in which samples do not affect one another, in the order of the class docstring."""
         return next(filter(self._computes_samples_independently, ("together", "apart", "whole")), "batch")
 

@@ -11,7 +11,7 @@ from camscope.explainers.core.setting_checks import check_integer
 from camscope.hooks.find_layers import find_layer, unwrap
 from camscope.layers.choose_layer import choose_layer
 from camscope.layers.layout import Layout
-from camscope.model_metadata import get_card
+from camscope.model_card import get_card
 from camscope.targets import Score, Target
 
 
@@ -77,16 +77,18 @@ class LayerSelectionMixin(Explainer):
         return [] if named else [f"layer {layer!r} was chosen"]
 
     def choose_layer_name(self, x: Tensor, score: Score) -> str:
-        """Choose the layer if the user names none: that of a loaded model, or the last spatial layer that affects the score."""
+        """Choose the layer if the user names none: the layer that a loaded model declares, or the last spatial layer that
+        affects the score.
+        """
         model = score.model
         card = get_card(model)
         if card and card.layer:
             return card.layer
         if callable(score.target):
             dense = isinstance(score.target, Target) and score.target.dense
-            return choose_layer(model, score.compute_weighted_sum_of_all_classes, x, dense=dense).name
+            return choose_layer(model, score.compute_fixed_mix_of_class_scores, x, dense=dense).name
         key = (tuple(x.shape[1:]), tuple((name, type(module)) for name, module in model.named_modules()))
         if key not in self._chosen_layers:
-            name = choose_layer(model, score.compute_weighted_sum_of_all_classes, x).name
+            name = choose_layer(model, score.compute_fixed_mix_of_class_scores, x).name
             self._chosen_layers = {**self._chosen_layers, key: name}
         return self._chosen_layers[key]

@@ -6,8 +6,8 @@ from torch import Tensor
 from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.cam.weighted_channels_explainer import SPATIAL_AXIS, BaseWeightedChannels
 from camscope.explainers.core.explainer import register
+from camscope.hooks.deep_lift_rescale_rule import RescaleRule
 from camscope.hooks.layer_tap import Tap
-from camscope.hooks.rescale_rule import RescaleRule
 
 MAX_RELATIVE_COMPLETENESS_GAP = 0.01  # of the score's change
 

@@ -61,7 +61,7 @@ def _average_channels(logits: Tensor, channels: Tensor) -> Tensor:
 
 
 def _compute_logit_gradient(features: LayerFeatures, channels: Tensor, logits: Tensor) -> Tensor:
-    """Compute the gradient (N,K) of the score of the masked input with respect to the logits of the channel weights."""
+    """Compute the gradient (N,K) of the masked input's score with respect to the logits of the channel weights."""
 
     def compute_gradient_in(scope: GradientScope) -> Tensor | None:
         leaf = logits.detach().requires_grad_()

@@ -38,7 +38,9 @@ class ReciproCAM(LayerExplainer, BatchedMixin):
     gaussian: bool = False
 
     def combine(self, features: LayerFeatures) -> Tensor:
-        """Compute p(A ∘ B_c) - p(0) for each cell c: the class probability if only this cell is kept, minus that of none."""
+        """Compute p(A ∘ B_c) - p(0) for each cell c: the class probability with only this cell, minus the probability without
+        any cell.
+        """
         activation, grid = features.activation, features.activation.shape[2:]
         weights, n_cells = [self._compute_axis_weights(length, activation) for length in grid], prod(grid)
         n_rows = n_cells + 1  # of a sample: the last one has no cell

@@ -29,7 +29,7 @@ from camscope.explainers.core.validated_setting_types import PositiveInteger, Po
 class Masking(NamedTuple):
     """A function that applies masks to inputs, and the number of variants that each mask has.
 
-    `apply_masks` takes inputs (R,C,*S), masks (R,1,*S) and for each row the number of the variant (R,).
+    `apply_masks` takes inputs (R,C,*S), masks (R,1,*S) and the variant number (R,) of each row.
     """
 
     apply_masks: Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -123,7 +123,7 @@ class ScoreCAM(BaseScoreCAM):
 
     def create_masking(self, x: Tensor) -> Masking:
         """Define the masking of Score-CAM, x ∘ H."""
-        return Masking(lambda inputs, masks, numbers: inputs * masks)
+        return Masking(lambda inputs, masks, variant_numbers: inputs * masks)
 
 
 @register
@@ -157,12 +157,12 @@ class SSCAM(BaseScoreCAM, RandomMixin):
         drawn = torch.randn(shape, generator=self.generator(), dtype=torch.float32, device="cpu")
         noises = self.sigma * drawn.to(x)
 
-        def apply_masks(inputs: Tensor, masks: Tensor, numbers: Tensor) -> Tensor:
+        def apply_noisy_masks(inputs: Tensor, masks: Tensor, noise_numbers: Tensor) -> Tensor:
             if self.noise == "map":
-                return inputs * (masks + noises[numbers])
-            return inputs * masks + compute_value_range(inputs) * noises[numbers]
+                return inputs * (masks + noises[noise_numbers])
+            return inputs * masks + compute_value_range(inputs) * noises[noise_numbers]
 
-        return Masking(apply_masks, self.n_samples, self.n_samples)
+        return Masking(apply_noisy_masks, self.n_samples, self.n_samples)
 
 
 @register
@@ -189,4 +189,6 @@ class ISCAM(BaseScoreCAM):
         """Define the masking of IS-CAM, x ∘ H i/N."""
         steps = torch.arange(1, self.n_samples + 1, dtype=torch.float64, device="cpu") / self.n_samples
         factors = steps.to(x).view(-1, *[1] * (x.ndim - 1))
-        return Masking(lambda inputs, masks, numbers: inputs * (masks * factors[numbers]), self.n_samples)
+        return Masking(
+            lambda inputs, masks, variant_numbers: inputs * (masks * factors[variant_numbers]), self.n_samples
+        )

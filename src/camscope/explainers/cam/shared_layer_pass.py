@@ -55,7 +55,7 @@ class LayerMaps(NamedTuple):
 class SharedLayerPass(ExitStack):
     """One forward pass of x (N,C,*S) for several methods, layers and scores, with one backward pass per score.
 
-    The forward pass runs when the `with` begins. The backward passes run in `iter_features`.
+    The forward pass runs when the `with` begins. The backward passes run in `iter_method_indices_and_features`.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class SharedLayerPass(ExitStack):
             raise
         return self
 
-    def iter_features(self, score_index: int) -> Iterator[tuple[int, LayerFeatures]]:
+    def iter_method_indices_and_features(self, score_index: int) -> Iterator[tuple[int, LayerFeatures]]:
         """Run the backward passes of one score. Yield for each method its index and the features of its layer."""
         for g, group in enumerate(self._objective_groups):
             values = self._objective_values[score_index][g]
@@ -156,7 +156,7 @@ class SharedLayerPass(ExitStack):
         result = get_cached_layout_result(score.model, locations[call_index], x.shape[1:], layout)
         is_misplaced = False
         if result is None and layout.kind == CHANNELS_FIRST:
-            is_misplaced = self._cache_maps_by_construction(layer, locations, layout, call_index)
+            is_misplaced = self._cache_verdicts_and_test_if_misplaced(layer, locations, layout, call_index)
             result = get_cached_layout_result(score.model, locations[call_index], x.shape[1:], layout)
         if result is None:
             first = torch.zeros(1, dtype=torch.long, device=x.device)
@@ -181,7 +181,7 @@ class SharedLayerPass(ExitStack):
             raise build_contradicted_layout_error(f"layer {layer!r}", layout, result.reason)
         return result.verdict
 
-    def _cache_maps_by_construction(
+    def _cache_verdicts_and_test_if_misplaced(
         self, layer: str, locations: Sequence[OutputLocation], layout: Layout, call_index: int
     ) -> bool:
         """Cache the verdict for calls whose maps convolutions computed. Return whether call `call_index` has misplaced cells."""
@@ -227,7 +227,7 @@ class SharedLayerPass(ExitStack):
         explainer, layer = self._explainers[explainer_index], self._layers[explainer_index]
         call, calls = self._tap.select_call(layer), self._tap.calls[layer]
         call_index = next(n for n, candidate in enumerate(calls) if candidate is call)
-        activation, layout, to_maps = self._read_activation(explainer, layer, call)
+        activation, layout, to_maps = self._convert_output_to_maps(explainer, layer, call)
         verdict = self._verify_layout(explainer, layer, call_index, layout)
         if gradient is not None:
             check_finite(f"the gradient at layer {layer!r}", gradient, explainer.on_nonfinite)
@@ -275,7 +275,7 @@ class SharedLayerPass(ExitStack):
             layout_unverified=verdict is LayoutVerdict.UNDECIDED,
         )
 
-    def _read_activation(self, explainer: LayerSelectionMixin, layer: str, call: TappedCall) -> LayerMaps:
+    def _convert_output_to_maps(self, explainer: LayerSelectionMixin, layer: str, call: TappedCall) -> LayerMaps:
         """Convert the output of a layer to maps, by its inferred layout or the `reshape` of the user."""
         key, x = (id(call), str(explainer.layout), explainer.reshape), self._x
         if key in self._layer_maps:
@@ -303,7 +303,7 @@ class SharedLayerPass(ExitStack):
 
 def _recompute_features(explainer: LayerSelectionMixin, layer: str, score: Score, x: Tensor) -> LayerFeatures:
     with SharedLayerPass([explainer], [layer], x, [score], allow_more_passes=False) as another:
-        return next(features for _, features in another.iter_features(0))
+        return next(features for _, features in another.iter_method_indices_and_features(0))
 
 
 def _require_gradient(tap: Tap, layer: str) -> Tensor:
@@ -314,7 +314,7 @@ def _require_gradient(tap: Tap, layer: str) -> Tensor:
 
 
 def _compute_hessian_times_activation(values: Tensor, activation: Tensor) -> Tensor:
-    """Compute the Hessian of the values times the activation. It is zero if the values are linear in the activation."""
+    """Compute the Hessian of the values times the activation. The product is zero if the values are linear in the activation."""
     (gradient,) = torch.autograd.grad(values.sum(), activation, create_graph=True)
     if not gradient.requires_grad:
         return torch.zeros_like(activation)

@@ -12,22 +12,22 @@ import numpy as np
 from torch import nn
 
 from camscope import render
+from camscope.atomic_writes_and_folder_locks import write_bytes
 from camscope.errors import InputError, LayerError, OutputError, TargetError
 from camscope.explainers.comparison.comparison_rows_and_columns import (
     GridEntry,
     arrange_in_grid,
     create_at_layers,
-    select_common_explanation,
+    select_explanation_with_commonest_label,
 )
 from camscope.explainers.comparison.equal_maps import correlate_maps, describe_equal_maps, find_equal_maps
-from camscope.explainers.comparison.explain_supported import MethodTimer, explain_supported
+from camscope.explainers.comparison.explain_by_supported_methods import MethodTimer, explain_supported
 from camscope.explainers.core.evaluation_context import Precision
 from camscope.explainers.core.explainer import METHODS, Explainer, get_explainer_class
 from camscope.explainers.core.model_input import NO_EXTRA_INPUTS, ExtraInputs
-from camscope.explainers.core.shared_passes import OnPass, explain_grid
+from camscope.explainers.core.run_methods_in_shared_passes import OnPass, explain_grid
 from camscope.explainers.core.split_call_keywords import reject_foreign_keywords
 from camscope.explanation import AUTO, Explanation, FloatArray, PixelArray, ScaleOption, shared_scales
-from camscope.safe_files import write_bytes
 from camscope.targets import TargetLike
 
 MethodLike = str | type[Explainer] | Explainer
@@ -75,7 +75,7 @@ class Comparison:
         return len({entry.target_index for entry in self.entries})
 
     def correlate_maps(self, kind: Literal["pearson", "spearman"] = "pearson") -> FloatArray:
-        """Return the correlation matrix (M,M) of the displayed maps. It is NaN for a constant map.
+        """Return the correlation matrix (M,M) of the displayed maps. A constant map has NaN.
 
         All maps are resized to the finest grid among them.
 
@@ -182,7 +182,7 @@ class Comparison:
             photo = first.overlay(alpha=0, height=height)
         for image, entry in zip(images, self.entries, strict=True):
             explanation, caption = entry.explanation, METHODS.display_name(self.column_labels[entry.column])
-            if explanation.label != self._select_target_explanation(entry.target_index).label:
+            if explanation.label != self._select_explanation_with_commonest_label(entry.target_index).label:
                 caption = f"{caption} · {explanation.label_and_score}"
             cells[entry.row, entry.column] = render.CaptionedImage(image, caption, explanation.warning_text)
         return [
@@ -193,16 +193,18 @@ class Comparison:
             for row, label in enumerate(self.row_labels)
         ]
 
-    def _select_target_explanation(self, target_index: int) -> Explanation:
+    def _select_explanation_with_commonest_label(self, target_index: int) -> Explanation:
         """Return the explanation whose label is the most frequent one for a target."""
-        return select_common_explanation([e.explanation for e in self.entries if e.target_index == target_index])
+        return select_explanation_with_commonest_label(
+            [e.explanation for e in self.entries if e.target_index == target_index]
+        )
 
     @property
     def title(self) -> str:
         """The title of the figure: the name of the image. The target and the layer are added if there is only one."""
         first, layers = self.explanations[0], {explanation.layer for explanation in self.explanations} - {None}
         names_target = self.n_targets == 1 and len(self.row_labels) > 1
-        answer = self._select_target_explanation(0).label_and_score if names_target else None
+        answer = self._select_explanation_with_commonest_label(0).label_and_score if names_target else None
         return " · ".join(filter(None, (first.name, answer, layers.pop() if len(layers) == 1 else None)))
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:

@@ -71,12 +71,14 @@ def arrange_in_grid(
                 raise InputError(f"{labels[t]} is given twice with the same settings")
             forward, backward = explainer.forward_passes, explainer.backward_passes
             entries[position] = GridEntry(explanation, *position, q, names[t], forward, backward, seconds[t])
-    answers = [select_common_explanation(column).label_and_score for column in zip(*explanations, strict=True)]
+    answers = [
+        select_explanation_with_commonest_label(column).label_and_score for column in zip(*explanations, strict=True)
+    ]
     rows = [layer if len(answers) == 1 else f"{answer} · {layer}" for answer in answers for layer in row_layers]
     return ComparisonGrid(tuple(entries[position] for position in sorted(entries)), tuple(rows or answers), columns)
 
 
-def select_common_explanation(explanations: Sequence[Explanation]) -> Explanation:
+def select_explanation_with_commonest_label(explanations: Sequence[Explanation]) -> Explanation:
     """Return the first explanation with the most frequent label. A Contrast has another label than other methods."""
     labels = Counter(explanation.label for explanation in explanations)
     return max(explanations, key=lambda explanation: labels[explanation.label])

@@ -23,10 +23,10 @@ from camscope.explainers.core.evaluation_context import (
 from camscope.explainers.core.maps_with_flags import AttributionMaps, DeferredMap
 from camscope.explainers.core.method_docstrings import complete_docstring
 from camscope.explainers.core.model_input import ExtraInputs, ModelInput, read_model_input
-from camscope.explainers.core.settings_as_text import describe_setting
+from camscope.explainers.core.redacted_settings_text import describe_setting
 from camscope.explainers.core.validated_setting_types import check_settings
 from camscope.hooks.find_layers import unwrap
-from camscope.model_metadata import get_card
+from camscope.model_card import get_card
 from camscope.targets import ImageContext, Score, Target, TargetLike, image_embedding
 
 SETTINGS_WITHOUT_EFFECT = ("model", "preprocess", "class_names", "on_nonfinite")  # on the map

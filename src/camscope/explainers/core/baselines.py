@@ -66,7 +66,7 @@ class BackgroundMixin(RandomMixin):
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.background, Tensor):
-            check_baseline_kind(self.background)
+            check_baseline_tensor_is_ordinary(self.background)
         if isinstance(self.background, str) or (isinstance(self.background, Tensor) and self.background.ndim < 3):
             background = self.background
             received = repr(background) if isinstance(background, str) else f"a tensor {tuple(background.shape)}"
@@ -81,7 +81,7 @@ class BackgroundMixin(RandomMixin):
         return parse_baselines(list(self.background), "background") if len(self.background) else ()
 
     @property
-    def baseline_notes(self) -> tuple[str, ...]:
+    def default_background_notes(self) -> tuple[str, ...]:
         """A note that names the default background. It is empty if the user passed a background."""
         note = f"no background was given: {', '.join(DEFAULT_BACKGROUND)} instead"
         return (note,) if self.background is None else ()
@@ -113,7 +113,7 @@ def parse_baselines(
                 f"a tensor (C,H,W) or (N,C,H,W), or a function of the input"
             )
         if isinstance(entry, Tensor):
-            check_baseline_kind(entry)
+            check_baseline_tensor_is_ordinary(entry)
     return baselines
 
 
@@ -139,7 +139,7 @@ def build_baseline_tensor(baseline: BaselineLike, x: Tensor, explainer: BaseMeth
     if _is_real_number(baseline):
         baseline = torch.tensor(baseline, dtype=x.dtype, device=x.device)
     if isinstance(baseline, Tensor):
-        check_baseline_kind(baseline)
+        check_baseline_tensor_is_ordinary(baseline)
     tensor = baseline.to(x) if isinstance(baseline, Tensor) and baseline.is_floating_point() else None
     if tensor is not None and explainer.frames_first and tensor.ndim >= 4:
         tensor = tensor.transpose(-4, -3)  # like the model's input (T,C,H,W), of which x is the transpose
@@ -153,7 +153,7 @@ def build_baseline_tensor(baseline: BaselineLike, x: Tensor, explainer: BaseMeth
     return tensor.reshape(1, *x.shape[1:]).expand_as(x)
 
 
-def check_baseline_kind(baseline: Tensor) -> None:
+def check_baseline_tensor_is_ordinary(baseline: Tensor) -> None:
     """Raise InputError if a baseline is a sparse, nested or otherwise unusual tensor. A float8 tensor is accepted."""
     kind = describe_unusual_tensor(baseline, "baseline")
     if kind is not None and not (kind.is_castable and baseline.is_floating_point()):

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from camscope.errors import InputError, ModelError, NonFiniteError, warn_caller
-from camscope.explainers.core.channel_axis_check import check_channels_not_last
+from camscope.explainers.core.check_input_channel_axis import check_input_channels_not_last
 from camscope.explainers.core.model_input import NO_EXTRA_INPUTS, ExtraInputs, check_dense_tensor
-from camscope.explainers.core.model_noise_probe import samples_interact
+from camscope.explainers.core.sample_interaction_probe import samples_interact
 from camscope.hooks.evaluation_mode import evaluation_mode
 from camscope.hooks.exclude_hooks_from_copies import hooks_excluded_from_copies
 from camscope.hooks.find_layers import check_initialized, unwrap
@@ -150,7 +150,7 @@ class EvaluationSettings(Protocol):
 
 @dataclass(frozen=True)
 class EvaluationContext:
-    """The input x (N,C,*S) of one call as the model takes it, and the options of every score of that call."""
+    """The input x (N,C,*S) of one call as the model takes it, and the options that all scores of the call share."""
 
     x: Tensor
     model: nn.Module
@@ -177,7 +177,7 @@ def evaluation_context(
     """
     one_sample_per_pass = has_interacting_samples(model_info, explainer, x, extra_inputs, runs_copies=runs_copies)
     with inference_scope(model_info, explainer.mode), autocast_scope(explainer.precision, model_info) as model_autocast:
-        inputs = check_input(x, model_info, explainer)
+        inputs = check_and_detach_input(x, model_info, explainer)
         if explainer.precision == "bf16" and inputs.ndim in CHANNELS_LAST_FORMATS:
             inputs = inputs.contiguous(memory_format=CHANNELS_LAST_FORMATS[inputs.ndim])
         score_options = {
@@ -191,7 +191,7 @@ def evaluation_context(
         }
         context = EvaluationContext(inputs, model_info.model, score_options, one_sample_per_pass)
         if not explainer.forward_options.get("frames_first"):
-            check_channels_not_last(inputs, context.create_score())
+            check_input_channels_not_last(inputs, context.create_score())
         yield context
 
 
@@ -207,7 +207,7 @@ def has_interacting_samples(
 
     With `runs_copies`, a batch of one sample is tested, too, because copies of the sample will form a batch.
     """
-    check_input(x, model_info, explainer)
+    check_and_detach_input(x, model_info, explainer)
     if explainer.mode != "eval" or not (runs_copies or len(x) > 1):
         return False
     return samples_interact(
@@ -215,7 +215,7 @@ def has_interacting_samples(
     )
 
 
-def check_input(x: object, model_info: ModelInfo, explainer: EvaluationSettings) -> Tensor:
+def check_and_detach_input(x: object, model_info: ModelInfo, explainer: EvaluationSettings) -> Tensor:
     """Check the input (N,C,*S) and return it without its autograd graph. Raise InputError if the model cannot take it."""
     if not isinstance(x, Tensor):
         hint = " (an image of another kind goes to explain)"
@@ -247,14 +247,14 @@ def check_input(x: object, model_info: ModelInfo, explainer: EvaluationSettings)
             f"the input has {plural(x.ndim, 'axis')}; with frames_first=True expected are 5 axes, (N,T,C,H,W)"
         )
     if frames_first is None and x.ndim == 5:
-        _check_channels_first(x, model_info)
+        _reject_undeclared_video_or_bag(x, model_info)
     if model_info.devices and x.device not in model_info.devices:
         devices = ", ".join(map(str, model_info.devices))
         raise InputError(f"the input is on {x.device}, but the model is on {devices}; move one of them")
     return clone_inference_tensor(x).detach()
 
 
-def _check_channels_first(x: Tensor, model_info: ModelInfo) -> None:
+def _reject_undeclared_video_or_bag(x: Tensor, model_info: ModelInfo) -> None:
     """Raise InputError if a 5-D input seems to be a video (N,T,C,H,W) or a bag of images, and not a volume (N,C,D,H,W)."""
     convolutions = [
         next((module for module in model_info.modules if isinstance(module, kind)), None)

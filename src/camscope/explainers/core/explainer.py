@@ -16,7 +16,7 @@ from camscope import registry
 from camscope.errors import InputError, ModelError, TargetError
 from camscope.explainers.core.base_method import BaseMethod
 from camscope.explainers.core.evaluation_context import run_uncompiled
-from camscope.explainers.core.shared_passes import build_explanations, explain_grid, run_methods
+from camscope.explainers.core.run_methods_in_shared_passes import build_explanations, explain_grid, run_methods
 from camscope.explainers.core.split_call_keywords import (
     apply_captum_settings,
     build_extra_inputs,
@@ -26,10 +26,10 @@ from camscope.explainers.core.split_call_keywords import (
     translate_setting_names,
 )
 from camscope.explanation import Explanation
-from camscope.model_metadata import compute_model_digest
+from camscope.model_card import compute_model_digest
 from camscope.plurals import plural
 from camscope.targets import Difference, TargetLike
-from camscope.targets.classes import tensor_to_list
+from camscope.targets.class_targets import tensor_to_list
 
 METHODS: registry.Registry[type["Explainer"]] = registry.METHODS
 ExplainerClass = TypeVar("ExplainerClass", bound="type[Explainer]")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from camscope.errors import InputError
 from camscope.explainers.core.setting_checks import check_positive_integer
-from camscope.optional import require
+from camscope.optional_packages import require
 from camscope.unusual_tensors import check_ordinary_tensor
 
 SegmentsLike = int | Tensor | np.ndarray[Any, Any] | Callable[[Tensor], Any]
@@ -29,7 +29,7 @@ def check_segments(*allowed: object, segments: object) -> None:
 
 
 def resolve_segment_labels(segments: SegmentsLike, x: Tensor, compactness: float = SLIC_COMPACTNESS) -> Tensor:
-    """Compute the segment number of each pixel of an input (C,*S), as a label map (*S) of int64.
+    """Number the segments of an input (C,*S). Return the segment number of each pixel as a label map (*S) of int64.
 
     `segments` is a label map (*S), a function that returns one for x, or an approximate number of superpixels.
     Superpixels are computed by SLIC on the model's input (Achanta et al. 2012; scikit-image, extra `segments`).

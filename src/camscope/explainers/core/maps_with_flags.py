@@ -102,7 +102,7 @@ def _join_if_none_missing(parts: Sequence[Tensor | None], join: Callable[[list[T
     return join(present) if len(present) == len(parts) else None
 
 
-def is_below_precision(precision: float, scores: Tensor, gradient: Tensor, activation: Tensor) -> Tensor:
+def find_samples_below_precision(precision: float, scores: Tensor, gradient: Tensor, activation: Tensor) -> Tensor:
     """Return which samples (N,) change their score by less than `precision` if the activation is zero."""
     change = gradient.flatten(1).norm(dim=1) * activation.flatten(1).norm(dim=1)  # an upper bound, by Cauchy-Schwarz
     faint: Tensor = (change > 0) & (change <= precision * scores.detach().abs())

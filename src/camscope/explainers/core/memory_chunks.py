@@ -48,7 +48,7 @@ def measure_activation_bytes(model: nn.Module, layers: dict[str, nn.Module]) -> 
         yield widths
 
 
-def read_memory_budget(device: torch.device, default: int | None = None) -> int:
+def compute_memory_budget_of_pass(device: torch.device, default: int | None = None) -> int:
     """Return how many bytes one forward pass may use: a quarter of the free GPU memory. Other devices have a default."""
     if device.type == "cuda":
         return max(DEFAULT_MEMORY_BUDGET_BYTES, torch.cuda.mem_get_info(device)[0] // 4)
@@ -60,14 +60,14 @@ def count_copies_in_memory(bytes_per_copy: int, device: torch.device) -> int:
 
     `bytes_per_copy`: the bytes of the largest tensor of one copy.
     """
-    return max(1, read_memory_budget(device) // (LIVE_TENSORS_PER_PASS * bytes_per_copy))
+    return max(1, compute_memory_budget_of_pass(device) // (LIVE_TENSORS_PER_PASS * bytes_per_copy))
 
 
 def process_chunks(count: int, chunk_size: int, process_chunk: Callable[[slice], bool | None]) -> int:
-    """Process `count` items in chunks: call `process_chunk` with slices until it returns True. Return the processed
-    number.
+    """Process `count` items in chunks, and return how many items were processed.
 
-    If memory runs out, the chunk is halved and tried again. So `process_chunk` must not store a part of its result.
+    `process_chunk` is called with one slice after another. If it returns True, the loop ends. If memory runs out, the
+    chunk is halved and tried again. So `process_chunk` must not store a part of its result.
     """
     done, chunk_size = 0, max(1, chunk_size)
     while done < count:

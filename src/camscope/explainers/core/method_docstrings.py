@@ -34,7 +34,7 @@ def read_description(cls: type) -> str:
 
 
 def complete_docstring(cls: type) -> str | None:
-    """Add the settings of the base classes, the cost and the setup of the example to the docstring of a method class.
+    """Complete the docstring of a method class: add inherited settings, the cost, and the lines that the example needs.
 
     Each setting is documented once, in the class that declares it. The example may use `model`, `image`, `vit` and `x`:
     the lines that create them are added. Return None if the class has no docstring.

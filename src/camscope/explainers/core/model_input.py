@@ -93,7 +93,7 @@ def read_model_input(
     ):
         x = _to_single_input(source, 3 if frames_first else infer_spatial_rank(model, source.shape))
         return _read_tensor(x.transpose(0, 1) if frames_first else x, preprocess)
-    from camscope.images.files.redaction_and_pseudonyms import pseudonymize_source
+    from camscope.images.files.redacted_errors_and_file_pseudonyms import pseudonymize_source
     from camscope.images.photo_reader import read_photo
     from camscope.images.scans.monai_preprocess import MonaiPreprocess
     from camscope.images.scans.scan import Scan

@@ -11,10 +11,10 @@ from camscope.explainers.core.evaluation_context import check_finite
 from camscope.explainers.core.memory_chunks import (
     DEFAULT_MEMORY_BUDGET_BYTES,
     ActivationBytes,
+    compute_memory_budget_of_pass,
     count_copies_in_memory,
     measure_activation_bytes,
     process_chunks,
-    read_memory_budget,
 )
 from camscope.explainers.core.pixel_explainers import MultiPassExplainer
 from camscope.hooks.input_gradients import compute_scores_and_input_gradients
@@ -60,7 +60,10 @@ class PerturbedEvaluator:
         return score
 
     def _have_equal_targets(self, first: int, second: int) -> bool:
-        """Return whether the score of an input is the same for two samples: only if it depends on their classes alone."""
+        """Return whether two samples have the same target, so that one input gets the same score for both.
+
+        Their targets must be classes.
+        """
         score, classes = self.score, self.score.classes
         if first == second:
             return True
@@ -89,10 +92,9 @@ class PerturbedEvaluator:
         with_gradients: bool = False,
         chunk_size: int | None = None,
     ) -> int:
-        """Process `count` steps of one sample in chunks, with progress. Call `process_chunk` with slices until it
-        returns True.
+        """Process `count` steps of one sample in chunks, with progress. Return how many steps were processed.
 
-        Return how many steps were processed.
+        `process_chunk` is called with one slice after another. If it returns True, the loop ends.
         """
         with self.track_sample_steps(sample, count) as advance:
 
@@ -118,7 +120,7 @@ class PerturbedEvaluator:
         if not with_gradients:
             return count_copies_in_memory(max(1, self._activation_bytes.largest_in_model // n_samples), device)
         saved_bytes = max(1, SAVED_TENSORS_PER_OUTPUT * self._activation_bytes.sum_of_outputs // n_samples)
-        return max(1, read_memory_budget(device, 2 * DEFAULT_MEMORY_BUDGET_BYTES) // saved_bytes)
+        return max(1, compute_memory_budget_of_pass(device, 2 * DEFAULT_MEMORY_BUDGET_BYTES) // saved_bytes)
 
     def _evaluate(self, sample: int, variants: Tensor, as_probability: bool) -> Tensor:
         sample_index = torch.full((len(variants),), sample, dtype=torch.long, device=self.x.device)

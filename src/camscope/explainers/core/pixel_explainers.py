@@ -9,7 +9,7 @@ from torch import Tensor
 
 from camscope.explainers.core.evaluation_context import check_finite
 from camscope.explainers.core.explainer import Explainer
-from camscope.explainers.core.maps_with_flags import AttributionMaps, is_below_precision
+from camscope.explainers.core.maps_with_flags import AttributionMaps, find_samples_below_precision
 from camscope.explainers.core.memory_chunks import (
     BatchedMixin,
 )
@@ -97,7 +97,9 @@ class InputGradientExplainer(PixelExplainer):
         attribution = self.reduce_channels(self.attribution_from_gradient(full_precision(x), gradient))
         maps = AttributionMaps(attribution, zero_gradient=~gradient.flatten(1).any(1), notes=notes)
         if score.values is not None:
-            maps.constant_score = is_below_precision(score.machine_epsilon, score.values, gradient, full_precision(x))
+            maps.constant_score = find_samples_below_precision(
+                score.machine_epsilon, score.values, gradient, full_precision(x)
+            )
         return maps
 
 

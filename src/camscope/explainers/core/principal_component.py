@@ -66,9 +66,9 @@ def _scale_leading_vectors(values: Tensor, vectors: Tensor, source_dtype: torch.
 
 
 def _find_tied_eigenvalues(values: Tensor, source_dtype: torch.dtype) -> Tensor:
-    """Return a mask (N,m) of the eigenvalues that equal the largest eigenvalue. It is False if that is not positive."""
+    """Return a mask (N,m) of the eigenvalues that equal the largest one. If the largest is not positive, the mask is False."""
     top = values[:, -1:]
-    return (top > 0) & (values >= top * (1 - _tie_tolerance(source_dtype)))
+    return (top > 0) & (values >= top * (1 - _get_tie_tolerance(source_dtype)))
 
 
 class LeadingAxes(NamedTuple):
@@ -109,7 +109,7 @@ class RitzPairs(NamedTuple):
 
 
 def _compute_ritz_pairs(gram: Tensor, block: Tensor) -> RitzPairs:
-    """Compute the largest Ritz values of each matrix (N,n,n) in the Krylov space of a block of vectors."""
+    """Compute the largest Ritz values of each matrix (N,n,n) in the Krylov space that a block of vectors spans."""
     basis, images = block, gram @ block
     for _ in range(POWERS_PER_RESTART):
         fresh = images[..., -LANCZOS_BLOCK_SIZE:]
@@ -127,13 +127,13 @@ def find_nearest_vector_in_span(axes: Tensor, reference: Tensor, source_dtype: t
     """Return the vector (N,cells) in the span of orthogonal axes (N,cells,n) that is nearest to a reference (N,cells)."""
     weights = (axes.mT @ reference[..., None])[..., 0]
     lengths = axes.norm(dim=1).amax(1, keepdim=True) * reference.norm(dim=1, keepdim=True)
-    clear = weights.norm(dim=1, keepdim=True) > _tie_tolerance(source_dtype) * lengths
+    clear = weights.norm(dim=1, keepdim=True) > _get_tie_tolerance(source_dtype) * lengths
     strongest = axes.square().sum(2).argmax(1)
     weights = torch.where(clear, weights, axes[torch.arange(len(axes), device=axes.device), strongest])
     return (axes @ normalize_columns(weights[..., None]))[..., 0]
 
 
-def _tie_tolerance(source_dtype: torch.dtype) -> float:
+def _get_tie_tolerance(source_dtype: torch.dtype) -> float:
     return float(torch.finfo(source_dtype).eps ** (2 / 3))
 
 

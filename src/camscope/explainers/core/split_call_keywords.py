@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from camscope.errors import InputError
 from camscope.explainers.core.base_method import BaseMethod
-from camscope.explainers.core.baselines import check_baseline_kind
+from camscope.explainers.core.baselines import check_baseline_tensor_is_ordinary
 from camscope.explainers.core.model_input import ExtraInputs, ModelInput
 from camscope.forward_signature import list_forward_keywords
 from camscope.hooks.find_layers import unwrap
@@ -126,7 +126,7 @@ def select_baseline_rows(
     settings = dict(captum_settings)
     baseline = translate_setting_value("baseline", settings.get("baselines"))
     if isinstance(baseline, Tensor):
-        check_baseline_kind(baseline)
+        check_baseline_tensor_is_ordinary(baseline)
     is_per_image = isinstance(baseline, Tensor) and baseline.ndim == inputs[rows[0]].x.ndim + 1
     if "baseline" in explainer.setting_names and is_per_image and len(baseline) == len(inputs):
         settings["baselines"] = baseline[list(rows)]
@@ -134,7 +134,7 @@ def select_baseline_rows(
 
 
 class SplitKeywords(NamedTuple):
-    """The keywords of a call: those for the forward of the model, and those for the settings of the method."""
+    """The keywords of a call, split into inputs for the model's forward and settings for the method."""
 
     for_model: dict[str, Any]
     for_method: dict[str, Any]

@@ -14,8 +14,8 @@ from camscope.explainers.cam.layer_explainer import LayerExplainer
 from camscope.explainers.core.explainer import Explainer
 from camscope.explainers.core.maps_with_flags import AttributionMaps, determine_statuses, merge_notes_and_flags
 from camscope.explainers.core.resize_and_blur import resize_maps
+from camscope.explainers.core.run_methods_in_shared_passes import compute_group_maps, group_by_share_key
 from camscope.explainers.core.setting_checks import check_one_of
-from camscope.explainers.core.shared_passes import compute_group_maps, group_by_share_key
 from camscope.explainers.ensemble.wrapper import Wrapper
 from camscope.explanation import STATUS_MEANINGS, STATUS_OK, Explanation
 from camscope.targets import Score

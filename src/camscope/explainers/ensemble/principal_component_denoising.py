@@ -14,7 +14,7 @@ from camscope.explainers.core.base_method import BaseMethod
 from camscope.explainers.core.explainer import Explainer
 from camscope.explainers.core.maps_with_flags import AttributionMaps
 from camscope.explainers.core.principal_component import project_on_first_component
-from camscope.explainers.core.shared_passes import compute_group_maps
+from camscope.explainers.core.run_methods_in_shared_passes import compute_group_maps
 from camscope.explainers.ensemble.wrapper import Wrapper
 from camscope.targets import Score
 

@@ -61,7 +61,7 @@ class SESS(Wrapper):
                 f"{self.name} moves windows over the input, so its target is a class: got {score.target!r:.80}"
             )
         maps, total, count, best = [whole], x.new_zeros(()), x.new_zeros(()), x.new_zeros(())
-        for grid in self._list_grids(size):
+        for grid in self._list_enlarged_input_sizes(size):
             enlarged = resize_input(x, grid)
             for corner in list_window_corners(grid, size, size):
                 cells = [slice(start, start + side) for start, side in zip(corner, size, strict=True)]
@@ -77,7 +77,7 @@ class SESS(Wrapper):
         mean = total / count.clamp(min=1) / torch.where(best > 0, best, 1)
         return [merge_notes_and_flags(maps, mean, f"joined from {plural(len(maps), 'window')}")]
 
-    def _list_grids(self, size: Sequence[int]) -> list[list[int]]:
+    def _list_enlarged_input_sizes(self, size: Sequence[int]) -> list[list[int]]:
         """Return the size of the enlarged input at each scale."""
         return [[round(side * (1 + number * self.scale_step)) for side in size] for number in range(self.n_scales)]
 
@@ -96,7 +96,7 @@ def list_window_corners(size: Sequence[int], step: Sequence[int], window: Sequen
 
 
 def _place_window_map(attribution: Tensor, corner: Sequence[int], grid: Sequence[int], size: Sequence[int]) -> Tensor:
-    """Scale the map (N,*s) of a window to 0..1, and put it at the position of the window in a map (N,*S) of the input."""
+    """Scale a window's map (N,*s) to 0..1, and paste it at the window's position into a map (N,*S) of the input."""
     peak = attribution.flatten(1).amax(1).view(-1, *[1] * len(size))
     scaled = resize_maps(torch.where(peak > 0, attribution.relu() / peak, 0), size)
     margins = [(start, total - start - side) for start, total, side in zip(corner, grid, size, strict=True)]

@@ -10,7 +10,7 @@ from torch import Tensor
 from camscope.errors import InputError
 from camscope.explainers.core.explainer import Explainer
 from camscope.explainers.core.maps_with_flags import AttributionMaps
-from camscope.explainers.core.shared_passes import check_compatible_explainers
+from camscope.explainers.core.run_methods_in_shared_passes import check_compatible_explainers
 from camscope.targets import Difference, Score, TargetLike
 
 
@@ -62,7 +62,7 @@ class Wrapper(Explainer):
         return super().setting_names.union(*(explainer.setting_names for explainer in self.inner))
 
     def with_settings(self, **settings: Any) -> Self:
-        """Return a copy of the wrapper in which each inner explainer gets those of the settings that it has."""
+        """Return a copy of the wrapper with changed settings. Each inner explainer takes the settings that its method knows."""
         return self._with_inner(
             [
                 explainer.with_settings(**{k: value for k, value in settings.items() if k in explainer.setting_names})
@@ -105,7 +105,7 @@ class Wrapper(Explainer):
 
     @property
     def _wrapper_settings(self) -> dict[str, Any]:
-        """The settings of the wrapper itself, without those of the inner explainers."""
+        """The settings of the wrapper itself, without the settings of the inner explainers."""
         return {name: getattr(self, name) for name in list(signature(type(self)).parameters)[1:]}
 
     def __repr__(self) -> str:

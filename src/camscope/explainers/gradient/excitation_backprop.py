@@ -96,7 +96,10 @@ class ExcitationBackprop(LayerExplainer):
         return maps
 
     def _describe_lost_probability(self, score: Score, p: Tensor) -> list[str]:
-        """Return a note for each sample about probability that was lost on the way. It is empty if little was lost."""
+        """Return a note for each sample about probability that was lost during propagation.
+
+        The note is empty if little was lost.
+        """
         if score.classes is None or self.contrastive:
             return [""] * len(p)
         missing = (1 - p.flatten(1).sum(1)).tolist()

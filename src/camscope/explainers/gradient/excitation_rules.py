@@ -16,7 +16,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.autograd.graph import Node
 
 from camscope.errors import ModelError
-from camscope.hooks.function_mode import (
+from camscope.hooks.intercept_torch_functions import (
     ACTIVATIONS,
     AVERAGING_FUNCTIONS,
     DROPOUTS,
@@ -240,7 +240,10 @@ class ExcitationBackpropMode(BaseFunctionMode):
 
 
 def check_excitation_rules(output: Any, method: str) -> None:
-    """Raise ModelError if an operation behind the layer has no excitation rule. They are read from the output's graph."""
+    """Raise ModelError if an operation between the layer and the score has no excitation rule.
+
+    The autograd graph of `output` lists the operations.
+    """
     nodes = iter_graph_nodes(_find_differentiable_tensors(output))
     missing = Counter(operation_name(node) for node in nodes if not _has_excitation_rule(node))
     if missing:
@@ -276,7 +279,7 @@ def _has_excitation_rule(node: Node) -> bool:
 
 
 def _carries_probability(value: object) -> TypeGuard[Tensor]:
-    """Whether probability is propagated back to a tensor. It is not propagated to parameters."""
+    """Whether probability is propagated back to a tensor. Parameters receive no probability."""
     return isinstance(value, Tensor) and value.requires_grad and not value.is_leaf and torch.is_grad_enabled()
 
 

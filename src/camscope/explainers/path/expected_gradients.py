@@ -16,7 +16,7 @@ from camscope.targets import full_precision
 
 
 class PathSamples(NamedTuple):
-    """Random points on paths to a sample: index of the baseline, fraction of the way, and seed of the noise for each."""
+    """Random points on paths from baselines to a sample. Each point has a baseline index, a fraction 0..1, and a noise seed."""
 
     baseline_indices: Tensor
     fractions: Tensor
@@ -87,7 +87,7 @@ class ExpectedGradients(BackgroundMixin, AdditiveExplainer):
         change = evaluator.clean_scores[sample] - (frequency * scores).sum()
         values = (total / self.n_samples).to(full_precision(x).dtype)
         moved = not all(torch.equal(baseline, x) for baseline in baselines)
-        return AdditiveAttribution(values, change, self.n_samples, moved, self.baseline_notes)
+        return AdditiveAttribution(values, change, self.n_samples, moved, self.default_background_notes)
 
     def _draw_path_samples(self) -> PathSamples:
         return PathSamples.draw(self.n_samples, len(self.list_baselines()), self.generator())

@@ -18,7 +18,7 @@ from camscope.explainers.core.setting_checks import check_integer, check_positiv
 from camscope.explainers.core.validated_setting_types import PositiveInteger
 from camscope.explainers.path.additive_explainer import AdditiveAttribution, BaselinePathExplainer
 from camscope.explainers.path.straight_line_integral import integrate_straight_line
-from camscope.optional import require
+from camscope.optional_packages import require
 from camscope.targets import Score
 
 SparseMatrix = Any  # scipy.sparse.csr_array of ones: (segments, pixels)

@@ -93,7 +93,7 @@ class ExtremalPerturbation(PerturbationExplainer):
     def _compute_objective_gradient(
         self, masked_input: MaskedInput, coarse_masks: Tensor, area_weight: float
     ) -> Tensor:
-        """Compute the gradient (A,*s) of the maximized objective with respect to the mask of each of A areas."""
+        """Compute the gradient (A,*s) of the maximized objective with respect to A masks, one for each area."""
         with torch.enable_grad():
             leaf = coarse_masks.detach().requires_grad_()
             masks = enlarge_to_input(apply_smooth_maximum(leaf), masked_input.evaluator.x)

@@ -62,10 +62,10 @@ class MaskedInput:
         """Compute the scores (B,n_masks) of the sample under many masks, in chunks that fit into memory. See `score_masks`."""
         scores = torch.empty(len(self.baselines), n_masks, dtype=torch.float64, device=self.x.device)
 
-        def score_chunk(part: slice) -> None:
+        def score_masks_of_chunk(part: slice) -> None:
             scores[:, part] = self.score_masks(build_masks(part), as_probability=as_probability)
 
-        self.evaluator.process_chunks(self.sample, n_masks, score_chunk)
+        self.evaluator.process_chunks(self.sample, n_masks, score_masks_of_chunk)
         return scores
 
     def compute_scores_and_mask_gradients(
@@ -117,7 +117,7 @@ def compute_relative_error(mean: Tensor, standard_error: Tensor) -> float:
 
 
 def describe_convergence(relative_error: float, tolerance: float | None, n_samples: int, max_samples: int) -> str:
-    """Return a sentence about the standard error of a map. It also says whether sampling stopped before `max_samples`."""
+    """Return a sentence about a map's standard error, and about whether sampling stopped before `max_samples`."""
     text = f"the largest standard error is {relative_error:.2%} of the map's range"
     if n_samples < max_samples:
         return f"{text}: settled to tolerance={tolerance:g} before all {max_samples}"
@@ -126,6 +126,6 @@ def describe_convergence(relative_error: float, tolerance: float | None, n_sampl
 
 
 def expand_per_axis(value: int | Sequence[int], size: Sequence[int]) -> tuple[int, ...]:
-    """Return one number per axis, from one value for all axes or one for each. It is at most the length of the axis."""
+    """Return one number per axis, from one value for all axes or one for each. No number exceeds the length of its axis."""
     values = [value] * len(size) if isinstance(value, int) else value
     return tuple(min(int(number), length) for number, length in zip(values, size, strict=True))

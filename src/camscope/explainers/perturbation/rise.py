@@ -88,7 +88,8 @@ class SampledExplainer(PerturbationExplainer):
         while block > 1 and block * masked_input.x[0].numel() > MAX_NUMBERS_PER_BLOCK:
             block //= 2
 
-        def score_and_add_chunk(part: slice) -> bool:
+        def add_chunk_until_precise_enough(part: slice) -> bool:
+            """Add the masks of a chunk. Return True, which ends the sampling, if the error is small enough."""
             nonlocal level
             values[part] = masked_input.score_masks(build_masks(part), as_probability=True).mean(0)
             while (last := min(running.count + block, self.n_samples)) <= part.stop and running.count < last:
@@ -100,7 +101,7 @@ class SampledExplainer(PerturbationExplainer):
                     return True
             return False
 
-        masked_input.evaluator.process_chunks(masked_input.sample, self.n_samples, score_and_add_chunk)
+        masked_input.evaluator.process_chunks(masked_input.sample, self.n_samples, add_chunk_until_precise_enough)
         error = compute_relative_error(running.mean, running.standard_error)
         text = describe_convergence(error, self.tolerance, running.count, self.n_samples)
         notes = (f"{plural(running.count, 'mask')}; {text}",)

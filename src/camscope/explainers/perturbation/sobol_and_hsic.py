@@ -87,7 +87,8 @@ class GridSensitivityExplainer(PerturbationExplainer):
             indices, errors = zip(*(estimate(rows[:n_drawn]) for rows in scores), strict=True)
             return IndexEstimate(torch.stack(indices).mean(0), torch.stack(errors).mean(0))
 
-        def score_chunk(part: slice) -> bool:
+        def score_chunk_until_precise_enough(part: slice) -> bool:
+            """Score a chunk of masks. Return True, which ends the sampling, if the indices are precise enough."""
             nonlocal n_drawn
             scores.view(len(scores), -1)[:, part] = masked_input.score_masks(build_masks(part))
             while n_drawn < (more := min(n_drawn + self.samples_per_check, n_total)) and more * n_masks <= part.stop:
@@ -96,7 +97,7 @@ class GridSensitivityExplainer(PerturbationExplainer):
                     return True
             return False
 
-        masked_input.evaluator.process_chunks(masked_input.sample, n_total * n_masks, score_chunk)
+        masked_input.evaluator.process_chunks(masked_input.sample, n_total * n_masks, score_chunk_until_precise_enough)
         indices, errors = estimate_mean()
         text = describe_convergence(compute_relative_error(indices, errors), self.tolerance, n_drawn, n_total)
         return PerturbationAttribution(indices[labels], errors[labels], (f"{n_drawn} {self.sample_kind}; {text}",))

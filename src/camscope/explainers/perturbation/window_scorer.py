@@ -11,8 +11,8 @@ from camscope.explainers.core.memory_chunks import count_copies_in_memory, proce
 from camscope.explainers.perturbation.perturbation_explainer import (
     MaskedInput,
 )
-from camscope.hooks.function_mode import has_instance_forward
 from camscope.hooks.incremental_forward import CostTracker, WindowTensor, cut_windows
+from camscope.hooks.intercept_torch_functions import has_instance_forward
 from camscope.hooks.thread_local_hooks import has_global_hooks
 
 aten = torch.ops.aten
@@ -88,7 +88,7 @@ class WindowScorer:
         return scores[:, order.argsort()]
 
     def _decide_pass_type_by_trial(self, corners: Tensor, scores: Tensor, n_multiplications: int) -> None:
-        """Decide whether to use window passes. Their scores of R windows must equal the `scores` (B,R) of full passes."""
+        """Decide whether to use window passes. The scores of R windows must equal the `scores` (B,R) of full passes."""
         evaluator, n_baselines = self._masked_input.evaluator, len(self._masked_input.baselines)
         self._n_rows = len(corners) * n_baselines
         self._multiplications_per_row = n_multiplications / self._n_rows

@@ -42,7 +42,7 @@ def decode_jpeg(data: bytes, *, is_gray: bool = False, reduced_size: tuple[int, 
 
 
 def find_jpeg_damage(data: bytes) -> str:
-    """Return what is damaged in JPEG data, or "" if no damage is found. This takes about a third of the decoding time.
+    """Return what is damaged in JPEG data, or "" if no damage is found. The check takes about a third of the decoding time.
 
     Data that libjpeg-turbo cannot decode at all, such as 12-bit or lossless JPEG, gives "".
     """
@@ -55,7 +55,7 @@ def find_jpeg_damage(data: bytes) -> str:
     return ""
 
 
-def is_scan_missing(data: bytes) -> bool:
+def lacks_progressive_scan(data: bytes) -> bool:
     """Return whether a progressive JPEG lacks a scan, so that some bits of its coefficients are missing."""
     missing_bits: dict[int, list[int]] = {}  # of each coefficient, by component
     position = len(START_OF_IMAGE)
@@ -102,6 +102,6 @@ def _decode_strictly(data: bytes, **options: Any) -> Pixels:
         if DAMAGE_PATTERN.match(reason) and not (padding and int(padding[1]) <= MAX_PADDING_BYTES):
             raise DamagedJPEGError(reason) from None
         pixels = simplejpeg.decode_jpeg(data, strict=False, **options)  # the warning is about something else
-    if is_scan_missing(data):
+    if lacks_progressive_scan(data):
         raise DamagedJPEGError("a scan of the progressive JPEG is missing")
     return pixels

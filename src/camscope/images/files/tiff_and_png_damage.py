@@ -36,7 +36,7 @@ JPEG_START_MARKER, JPEG_END_MARKER = b"\xff\xd8", b"\xff\xd9"  # of a JPEG strea
 
 
 def check_pixel_data(image: "Image", name: str) -> None:
-    """Raise ImageError if the pixel data of an open PNG or of the current page of an open TIFF is damaged."""
+    """Raise ImageError if an open PNG, or the current page of an open TIFF, has damaged pixel data."""
     if image.format == "TIFF":
         _check_tiff_strips(image, name)
     elif image.format == "PNG" and (file := getattr(image, "fp", None)) is not None:

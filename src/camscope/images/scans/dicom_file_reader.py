@@ -6,7 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from camscope.errors import ImageError
-from camscope.images.files.image_file_access import MAX_FILE_BYTES, list_source_paths, open_source, selected_source
+from camscope.images.files.find_and_open_image_files import (
+    MAX_FILE_BYTES,
+    list_source_paths,
+    open_source,
+    selected_source,
+)
 from camscope.images.scans.dicom_header_values import MODALITIES, has_burned_in_text, read_code, read_functional_groups
 from camscope.images.scans.dicom_modality_lut import decode_dicom_pixels
 from camscope.images.scans.dicom_pixels import PixelLayout, read_pixel_layout
@@ -18,7 +23,7 @@ from camscope.images.scans.dicom_slice_positions import (
     stack_planes,
 )
 from camscope.images.scans.scan import BURNED_IN_FLAGS, Scan, check_index
-from camscope.optional import require
+from camscope.optional_packages import require
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset

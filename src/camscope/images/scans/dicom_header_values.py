@@ -94,7 +94,7 @@ def read_first_numbers(
 
 
 def decode_uint16_table(dataset: "Dataset", data: bytes) -> NDArray[np.uint16]:
-    """Decode the bytes of a lookup table as 16-bit numbers. The byte order is that of the file."""
+    """Decode the bytes of a lookup table as 16-bit numbers, in the byte order of the file."""
     little = dataset.original_encoding[1] is not False
     return np.frombuffer(data[: len(data) // 2 * 2], "<u2" if little else ">u2").astype(np.uint16)
 

@@ -22,7 +22,7 @@ from camscope.images.scans.dicom_header_values import (
     read_sequence_items,
 )
 from camscope.images.scans.dicom_pixels import PixelLayout, decode_frames, get_color_converter
-from camscope.images.scans.scan import flag_non_finite
+from camscope.images.scans.scan import build_non_finite_flags
 from camscope.plurals import plural
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class DecodedFrames:
         if self.n_padded_pixels:
             padding = f"{plural(self.n_padded_pixels, 'pixel')} of {self.padding_value:g}"
             flags.append(f"padding: {padding} are outside what was measured")
-        return (*flags, *flag_non_finite(self.values))
+        return (*flags, *build_non_finite_flags(self.values))
 
 
 def decode_dicom_pixels(

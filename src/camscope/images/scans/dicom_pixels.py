@@ -254,7 +254,7 @@ def _rescale_to_8_bits(values: Array, bits: int) -> Array:
 
 
 class ColorPalette(NamedTuple):
-    """The colors (M,3) uint8 of a palette, the stored number of its first color, and the bits of an entry in the file."""
+    """The colors (M,3) uint8 of a palette, the stored number of its first color, and how many bits an entry has in the file."""
 
     colors: Array
     first_stored_value: int

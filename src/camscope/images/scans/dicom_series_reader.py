@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from camscope.atomic_writes_and_folder_locks import open_regular_file
 from camscope.errors import CamscopeError, ImageError, is_transient
-from camscope.images.files.image_file_access import selected_source
-from camscope.images.files.redaction_and_pseudonyms import redact_errors
+from camscope.images.files.find_and_open_image_files import selected_source
+from camscope.images.files.redacted_errors_and_file_pseudonyms import redact_errors
 from camscope.images.scans.dicom_file_reader import has_dicom_signature, load_dicom_dataset, read_dicom, require_pydicom
 from camscope.images.scans.dicom_header_values import MODALITIES, has_burned_in_text, read_code, read_functional_groups
 from camscope.images.scans.dicom_modality_lut import DecodedFrames, decode_dicom_pixels, join_decoded_frames
@@ -23,7 +24,6 @@ from camscope.images.scans.dicom_pixels import PixelLayout, read_pixel_layout
 from camscope.images.scans.dicom_slice_positions import SlicePlane, read_plane_and_flags, stack_planes
 from camscope.images.scans.scan import BURNED_IN_FLAGS, Scan, check_voxel_count
 from camscope.plurals import plural
-from camscope.safe_files import open_regular_file
 
 MAX_SERIES_FILES = 20_000
 
@@ -74,7 +74,7 @@ def _list_series_files(source: Path | list[Path], name: str) -> list[Path]:
     return files
 
 
-def _read_slice_headers(files: Sequence[Path], name: str) -> tuple[list[SliceHeader], tuple[str, ...]]:
+def _read_slice_headers_and_warnings(files: Sequence[Path], name: str) -> tuple[list[SliceHeader], tuple[str, ...]]:
     """Read the headers of all DICOM images among the files. Return them with warnings that count the other files."""
     slices, n_not_dicom, n_damaged = [], 0, 0
     for path in files:
@@ -160,14 +160,14 @@ def read_series(source: str | Path | Iterable[str | Path], *, series: int | None
     files = source if isinstance(source, str | Path) else sorted(map(Path, source))
     require_pydicom()
     with selected_source(files, series, "series") as (path, name, series):
-        slices, left_out = _read_slice_headers(_list_series_files(path, name), name)
+        slices, left_out = _read_slice_headers_and_warnings(_list_series_files(path, name), name)
         group = _select_series(_group_slices(slices), series, name)
         scan = replace(read_dicom(group[0].path), name=name) if len(group) == 1 else _read_volume(group, name)
         return replace(scan, flags=(*scan.flags, *left_out))
 
 
 def _read_volume(group: list[SliceHeader], name: str) -> Scan:
-    group, copy_flags = _drop_duplicates(group)
+    group, copy_flags = _drop_duplicates_and_warn(group)
     first = group[0]
     planes = [header.plane for header in group if header.plane]
     if len(planes) < len(group):
@@ -207,7 +207,7 @@ def _hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _drop_duplicates(group: list[SliceHeader]) -> tuple[list[SliceHeader], tuple[str, ...]]:
+def _drop_duplicates_and_warn(group: list[SliceHeader]) -> tuple[list[SliceHeader], tuple[str, ...]]:
     """Remove copies of files. Return the remaining headers and a warning with the number of copies."""
     instances = Counter(header.instance_uid for header in group)
     unique: dict[str, SliceHeader] = {}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from camscope.errors import ImageError
 from camscope.geometry import Placement
-from camscope.images.files.redaction_and_pseudonyms import pseudonymize_source
+from camscope.images.files.redacted_errors_and_file_pseudonyms import pseudonymize_source
 from camscope.images.scans.scan import Affine
 
 # changes that the affine matrix does not record; nor does it record transforms from outside MONAI
@@ -37,7 +37,7 @@ class MonaiInput(NamedTuple):
 
 @dataclass(frozen=True)
 class MonaiPreprocess:
-    """A preprocessing by MONAI transforms. They take a path, or a dictionary with a path, and return a MONAI tensor."""
+    """A preprocessing by MONAI transforms, which take a path, or a dictionary with a path, and return a MONAI tensor."""
 
     transform: Any
 

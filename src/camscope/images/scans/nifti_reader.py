@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope.errors import ImageError
-from camscope.images.files.image_file_access import (
+from camscope.images.files.find_and_open_image_files import (
     GZIP_MAGIC,
     decompressed_stream,
     discard_bytes,
@@ -23,9 +23,9 @@ from camscope.images.files.image_file_access import (
     selected_source,
     skip_bytes,
 )
-from camscope.images.files.redaction_and_pseudonyms import pseudonymize_source, redact_errors
-from camscope.images.scans.scan import Scan, check_volume_index, check_voxel_count, flag_non_finite
-from camscope.optional import require
+from camscope.images.files.redacted_errors_and_file_pseudonyms import pseudonymize_source, redact_errors
+from camscope.images.scans.scan import Scan, build_non_finite_flags, check_volume_index, check_voxel_count
+from camscope.optional_packages import require
 from camscope.plurals import plural
 
 Array = NDArray[Any]
@@ -72,8 +72,8 @@ def _detect_version(head: bytes) -> int | None:
 
 
 def _read_nifti_scan(stream: BinaryIO, volume_index: int | None, name: str, sources: tuple[Path, ...]) -> Scan:
-    header, length = _read_header(stream, name)
-    dtype, is_color = _parse_dtype(header, name)
+    header, length = _read_header_and_length(stream, name)
+    dtype, is_color = _parse_dtype_and_is_color(header, name)
     shape, volumes = _parse_shape_and_volume_count(header, volume_index, name)
     check_voxel_count((*shape, 3) if is_color else shape, name)
     count = math.prod(shape)
@@ -85,7 +85,7 @@ def _read_nifti_scan(stream: BinaryIO, volume_index: int | None, name: str, sour
     data = read_exactly(stream, count * dtype.itemsize, name)
     discard_bytes(stream, MAX_TRAILING_BYTES)  # so that the checksum of a gzip stream is verified
     stored = np.frombuffer(data, dtype).reshape(shape, order="F")
-    values, scaling_steps = _apply_scaling(header, stored)
+    values, scaling_steps = _apply_scaling_and_describe(header, stored)
     affine, pixel_spacing, geometry_step, geometry_flags = _parse_geometry(header, len(shape))
     volume_steps = (f"volume: {volume_index} of {volumes}, counted from 0",) if volume_index is not None else ()
     return Scan(
@@ -94,14 +94,14 @@ def _read_nifti_scan(stream: BinaryIO, volume_index: int | None, name: str, sour
         affine=affine,
         is_color=is_color,
         steps=(*volume_steps, f"stored: {dtype.name if not is_color else 'RGB24'}", *scaling_steps, geometry_step),
-        flags=(*geometry_flags, *(() if is_color else flag_non_finite(values))),
+        flags=(*geometry_flags, *(() if is_color else build_non_finite_flags(values))),
         sources=sources,
         pixel_spacing=pixel_spacing,
         format_codes={key: int(header[key]) for key in ("sform_code", "qform_code", "xyzt_units", "datatype")},
     )
 
 
-def _read_header(stream: BinaryIO, name: str) -> tuple[Any, int]:
+def _read_header_and_length(stream: BinaryIO, name: str) -> tuple[Any, int]:
     """Read the header of a NIfTI stream. Return it as nibabel's header object, with its length in bytes."""
     from nibabel.nifti1 import Nifti1Header
     from nibabel.nifti2 import Nifti2Header
@@ -118,7 +118,7 @@ def _read_header(stream: BinaryIO, name: str) -> tuple[Any, int]:
     return kind(head, check=False), HEADER_SIZES[version]
 
 
-def _parse_dtype(header: Any, name: str) -> tuple[np.dtype[Any], bool]:
+def _parse_dtype_and_is_color(header: Any, name: str) -> tuple[np.dtype[Any], bool]:
     """Return the data type of the voxels, and whether they are colors."""
     datatype = int(header["datatype"])
     try:
@@ -154,7 +154,7 @@ def _parse_shape_and_volume_count(header: Any, volume_index: int | None, name: s
     return shape, volumes
 
 
-def _apply_scaling(header: Any, stored: Array) -> tuple[Array, tuple[str, ...]]:
+def _apply_scaling_and_describe(header: Any, stored: Array) -> tuple[Array, tuple[str, ...]]:
     """Scale the stored voxels by the header's slope and intercept. Return the values and a description of this step.
 
     Colors are not scaled. As NIfTI defines, a slope of 0 or NaN means no scaling.
@@ -206,4 +206,4 @@ def read_nifti_header(source: Path | bytes) -> Any:
     """Read the header of a NIfTI file. Return it as nibabel's header object, unmodified."""
     name = pseudonymize_source(source)
     with redact_errors(name), open_source(source, name) as file, decompressed_stream(file) as stream:
-        return _read_header(stream, name)[0]
+        return _read_header_and_length(stream, name)[0]

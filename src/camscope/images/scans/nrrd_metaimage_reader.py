@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from camscope.errors import ImageError, describe_out_of_memory, is_out_of_memory
-from camscope.images.files.image_file_access import open_source, selected_source
-from camscope.images.scans.scan import MAX_VOXELS, Scan, check_volume_index, check_voxel_count, flag_non_finite
-from camscope.optional import require
+from camscope.images.files.find_and_open_image_files import open_source, selected_source
+from camscope.images.scans.scan import MAX_VOXELS, Scan, build_non_finite_flags, check_volume_index, check_voxel_count
+from camscope.optional_packages import require
 from camscope.plurals import plural
 
 ITK_SUFFIXES = (".nrrd", ".mha", ".mhd")
@@ -20,7 +20,7 @@ SPACING_KEYWORDS = (b"spacings:", b"elementspacing", b"elementsize")
 REFERENCE_HEAD_BYTES = 1 << 16  # of the header in which a reference to another file is searched
 
 
-def read_itk(source: str | Path, *, volume: int | None = None) -> Scan:
+def read_nrrd_or_metaimage(source: str | Path, *, volume: int | None = None) -> Scan:
     """Read a .nrrd, .mha or .mhd file as a scan (D,H,W) float32.
 
     The axes are in NumPy's order. The `affine` leads to RAS+ coordinates, not to the LPS coordinates of ITK.
@@ -118,7 +118,7 @@ def _read_itk_scan(sitk: Any, path: Path, volume_index: int | None, name: str) -
         affine=_build_affine(image) if has_orientation else None,
         is_color=is_color,
         steps=(*volume_steps, f"stored: {stored.dtype.name}"),
-        flags=() if is_color else flag_non_finite(values),
+        flags=() if is_color else build_non_finite_flags(values),
         sources=(path,),
         pixel_spacing=tuple(image.GetSpacing()[::-1]) if has_spacing and not has_orientation else None,
     )

@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope.errors import ImageError
-from camscope.images.files.image_file_access import list_source_paths, open_source, selected_source
+from camscope.images.files.find_and_open_image_files import list_source_paths, open_source, selected_source
 from camscope.images.files.tiff_and_png_damage import load_pixels
-from camscope.images.scans.scan import MAX_VOXELS, Scan, check_index, check_voxel_count, flag_non_finite
+from camscope.images.scans.scan import MAX_VOXELS, Scan, build_non_finite_flags, check_index, check_voxel_count
 from camscope.plurals import plural
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ RASTER_FORMATS = ("PNG", "TIFF")
 GRAY_MODES = {"1", "L", "I;16", "I;16B", "I;16L", "I;16N", "I", "F"}
 
 
-def read_raster(source: str | Path | bytes, *, frame: int | None = None) -> Scan:
+def read_png_or_tiff_scan(source: str | Path | bytes, *, frame: int | None = None) -> Scan:
     """Read a PNG or TIFF file as a scan: (H,W), or (D,H,W) for several pages.
 
     Gray values are float32, colors are RGB uint8. `file.tif#2` or `frame=2` selects one page, counted from 0.
@@ -52,7 +52,7 @@ def _read_raster_scan(image: "Image", max_pixels: int, frame: int | None, name: 
     stored = (f"stored: {values.dtype.name}",)
     values = values if is_color else values.astype(np.float32)
     page_steps = (f"frame: {frame} of {n_pages}, counted from 0",) if frame is not None and n_pages > 1 else ()
-    flags = () if is_color else flag_non_finite(values)
+    flags = () if is_color else build_non_finite_flags(values)
     return Scan(values, name, is_color=is_color, steps=(*page_steps, *stored), flags=flags, sources=sources)
 
 

@@ -148,7 +148,7 @@ def check_index(index: int | None, count: int, index_name: str, name: str) -> No
         raise ImageError(f"{name}: {index_name} {index} is out of range: the file has {count} (0..{count - 1})")
 
 
-def flag_non_finite(values: Array) -> tuple[str, ...]:
+def build_non_finite_flags(values: Array) -> tuple[str, ...]:
     """Return a warning with the number of NaN and infinite values, if there are any."""
     count = values.size - int(np.count_nonzero(np.isfinite(values)))
     return (f"not finite: {count} of {plural(values.size, 'value')}",) if count else ()

@@ -6,17 +6,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from camscope.atomic_writes_and_folder_locks import open_regular_file
 from camscope.errors import CamscopeError, ImageError
-from camscope.images.files.image_file_access import PHOTO_SUFFIXES, SCAN_SUFFIXES, split_selector
-from camscope.images.files.redaction_and_pseudonyms import pseudonymize_source, redact_errors
+from camscope.images.files.find_and_open_image_files import PHOTO_SUFFIXES, SCAN_SUFFIXES, split_path_and_index
+from camscope.images.files.redacted_errors_and_file_pseudonyms import pseudonymize_source, redact_errors
 from camscope.images.scans.dicom_file_reader import has_dicom_signature, load_dicom_dataset, read_dicom, require_pydicom
 from camscope.images.scans.dicom_header_values import has_burned_in_text
 from camscope.images.scans.dicom_series_reader import read_series
 from camscope.images.scans.nifti_reader import is_nifti, read_nifti
-from camscope.images.scans.nrrd_metaimage_reader import ITK_SUFFIXES, read_itk
-from camscope.images.scans.png_tiff_reader import read_raster
+from camscope.images.scans.nrrd_metaimage_reader import ITK_SUFFIXES, read_nrrd_or_metaimage
+from camscope.images.scans.png_tiff_reader import read_png_or_tiff_scan
 from camscope.images.scans.scan import Scan
-from camscope.safe_files import open_regular_file
 
 DICOM_SUFFIXES, NIFTI_SUFFIXES, RASTER_SUFFIXES = (".dcm", ".dicom"), (".nii", ".nii.gz"), (".png", ".tif", ".tiff")
 MAX_PROBED_FILES = 64  # files of a folder whose first bytes are read
@@ -33,7 +33,7 @@ def is_scan(source: object) -> bool:
         return has_dicom_signature(source[:132]) or is_nifti(source[:HEAD_BYTES])
     if not isinstance(source, str | Path):
         return False
-    path, _ = split_selector(source)
+    path, _ = split_path_and_index(source)
     if path.name.lower().endswith(PHOTO_SUFFIXES):
         return False
     try:
@@ -83,17 +83,21 @@ def _read_file_or_folder(source: Any, index: int | None) -> Scan:
                 f"camscope.images.scans.scan.Scan(values, name)"
             )
         return read_series(files, series=index)
-    path, _ = split_selector(source)
+    path, _ = split_path_and_index(source)
     if path.is_dir():
         return read_series(source, series=index)
     name = path.name.lower()
     if name.endswith(ITK_SUFFIXES):
-        return read_itk(source, volume=index)
+        return read_nrrd_or_metaimage(source, volume=index)
     if name.endswith(NIFTI_SUFFIXES) or (
         not name.endswith((*DICOM_SUFFIXES, *RASTER_SUFFIXES)) and is_nifti(_read_head(path))
     ):
         return read_nifti(source, volume=index)
-    return read_raster(source, frame=index) if name.endswith(RASTER_SUFFIXES) else read_dicom(source, frame=index)
+    return (
+        read_png_or_tiff_scan(source, frame=index)
+        if name.endswith(RASTER_SUFFIXES)
+        else read_dicom(source, frame=index)
+    )
 
 
 def is_safe_to_display(source: Path) -> bool:
@@ -103,7 +107,7 @@ def is_safe_to_display(source: Path) -> bool:
     """
     if not is_scan(source) or source.name.lower().endswith((*NIFTI_SUFFIXES, *ITK_SUFFIXES)):
         return True
-    path, _ = split_selector(source)
+    path, _ = split_path_and_index(source)
     try:
         entries = path.iterdir() if path.is_dir() else iter([path])
         files = list(islice((entry for entry in entries if entry == path or entry.is_file()), MAX_PROBED_FILES))
@@ -129,7 +133,7 @@ def _read_scan_bytes(data: bytes, frame: int | None) -> Scan:
     if is_nifti(data[:HEAD_BYTES]):
         return read_nifti(data, volume=frame)
     if data.startswith((b"\x89PNG", b"II*\0", b"MM\0*")):
-        return read_raster(data, frame=frame)
+        return read_png_or_tiff_scan(data, frame=frame)
     raise ImageError(f"{pseudonymize_source(data)}: the bytes are not a DICOM, NIfTI, PNG or TIFF file")
 
 

@@ -15,7 +15,7 @@ from camscope.compat.pytorch_grad_cam.utils.image import (
     show_factorization_on_image,
 )
 from camscope.hooks import Tap
-from camscope.optional import require
+from camscope.optional_packages import require
 
 Array = npt.NDArray[Any]
 Reshape = Callable[[Any], Tensor]

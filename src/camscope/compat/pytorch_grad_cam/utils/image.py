@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from camscope.errors import InputError
-from camscope.optional import require
+from camscope.optional_packages import require
 
 Array = npt.NDArray[Any]
 EPSILON = 1e-7

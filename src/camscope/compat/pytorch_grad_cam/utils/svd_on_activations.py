@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from camscope.optional import require
+from camscope.optional_packages import require
 
 FloatArray = npt.NDArray[Any]
 

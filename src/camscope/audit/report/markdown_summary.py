@@ -1,0 +1,69 @@
+"""The summary of an audit as Markdown."""
+
+import re
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup
+
+from camscope.audit.core.summary_schema import Summary
+from camscope.audit.report.overview import MAX_OPEN_QUESTIONS_SHOWN, Concern, build_overview, write_plain_text
+from camscope.audit.report.verdict_labels_and_groups import sanitize_text
+
+if TYPE_CHECKING:
+    pass
+
+
+SPECIAL_CHARACTERS = re.compile(r"([\\`*_{}\[\]<>#|~$])")  # of Markdown
+
+
+def write_markdown_summary(summary: Summary, heading: str = "#") -> str:
+    """Return the first screen of the report as Markdown. `heading`: the number signs of the first heading."""
+    overview, lines = build_overview(summary), []
+    n_images = summary.check.flow[-1].n_rows if summary.check.flow else None
+    images = "unknown" if n_images is None else f"{n_images:,}"
+    counted = "" if summary.check.has_patient_column else " (each image counts as one)"
+    lines += [f"{heading} {_escape(summary.title) or 'Audit of an image classifier'}", ""]
+    if summary.intended_use:
+        lines += [_escape(summary.intended_use), ""]
+    lines += [f"- **Model:** {_to_markdown(overview.model)}", f"- **Data:** {_to_markdown(overview.data)}"]
+    lines += [f"- **Patients:** {summary.check.n_patients:,}{counted}", f"- **Images:** {images}", ""]
+    lines += [f"{heading}# How well the model detects the finding", ""]
+    lines += [
+        f"- {_escape(answer.finding)}: AUROC **{_to_markdown(answer.estimate)}** ({_to_markdown(answer.sample)}). "
+        f"{_to_markdown(answer.sentence)}"
+        for answer in overview.answers
+    ] or ["Not measured."]
+    if overview.answers:
+        lines += ["", "In brackets: the 95 % interval. An AUROC of 0.5 is chance."]
+    lines += ["", f"{heading}# Biggest concern", ""]
+    lines += [
+        _format_concern(overview.concern, bold=True),
+        *(_format_concern(item) for item in overview.other_concerns),
+    ]
+    lines += ["", f"{heading}# What was found", ""]
+    lines += [_format_concern(result) for result in overview.results] or ["- Nothing else was decided."]
+    lines += ["", f"{heading}# What could not be decided", ""]
+    lines += [
+        f"- {_to_markdown(item.question)}: {_to_markdown(item.reason)}."
+        for item in overview.open_questions[:MAX_OPEN_QUESTIONS_SHOWN]
+    ] or ["- No question was open." if summary.verdicts else "- No question was tested."]
+    if more := overview.open_questions[MAX_OPEN_QUESTIONS_SHOWN:]:
+        lines.append(f"- And {len(more)} more, listed in the report.")
+    lines += ["", f"{heading}# What may not be concluded", ""]
+    lines += [f"- {_to_markdown(clause)}" for clause in overview.unproven]
+    lines += ["", f"Audited with camscope {_escape(summary.camscope_version)}; config {summary.config_digest[:16]}."]
+    return "\n".join(lines) + "\n"
+
+
+def _format_concern(concern: Concern, *, bold: bool = False) -> str:
+    sentence = _to_markdown(concern.sentence)
+    return f"- {f'**{sentence}**' if bold else sentence} {_to_markdown(concern.details)}".rstrip()
+
+
+def _to_markdown(markup: Markup) -> str:
+    return _escape(write_plain_text(markup))
+
+
+def _escape(text: str) -> str:
+    """Escape user text so that Markdown shows it unchanged."""
+    return SPECIAL_CHARACTERS.sub(r"\\\1", sanitize_text(text))

@@ -1,0 +1,88 @@
+"""Sizes of the slow stages that fit a budget of time, and what they can still find."""
+
+from collections.abc import Iterator
+from math import sqrt
+
+from camscope.audit.core.audit_context import AuditContext
+from camscope.audit.core.config import SampleSizes
+from camscope.audit.core.stage_result_schema import PlannedSize
+from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT
+from camscope.audit.stage_duration_estimates import StageEstimator
+from camscope.metrics.group_sequential import plan_looks
+from camscope.metrics.intervals_and_p_values import compute_t_quantile
+
+SIZES_IN_ORDER = ("interventions", "faithfulness", "robustness", "sanity")  # as they are made smaller
+OPTIONAL_STAGES = ("robustness", "faithfulness", "sanity")  # left out in this order if the smallest sizes do not fit
+MIN_SIZES = {"faithfulness": 10, "robustness": 10, "sanity": 10, "interventions": 40}
+SHARE_FOR_STAGES = 0.9  # of the budget: the rest is for the report and for estimates that are too low
+SHRINK_FACTOR = 0.9
+
+
+def plan_sample_sizes(context: AuditContext, seconds: float) -> tuple[PlannedSize, ...]:
+    """Return the sizes of the stages that a budget makes smaller. The slow stages shrink together, down to ten patients.
+
+    If the smallest sizes do not fit either, stages are left out.
+    """
+    estimator = StageEstimator.from_context(context)
+    if estimator is None:
+        return ()
+    configured = context.config.sample_sizes
+    limit, sizes = SHARE_FOR_STAGES * seconds, _limit_to_positives(estimator, configured)
+
+    def fits(sizes: SampleSizes) -> bool:
+        expected = estimator.estimate(sizes, is_upper_bound=True)
+        return sum(value for name, value in expected.items() if getattr(sizes, name, 1)) <= limit
+
+    for smaller in _iter_smaller_sizes(sizes):
+        if fits(sizes):
+            break
+        sizes = smaller
+    return tuple(_list_planned_sizes(context, sizes, _limit_to_positives(estimator, configured)))
+
+
+def _limit_to_positives(estimator: StageEstimator, sizes: SampleSizes) -> SampleSizes:
+    """Return the sizes that the images with a finding allow."""
+    names = ("faithfulness", "robustness", "sanity")
+    limits = {name: max([1, *estimator.count_positives(getattr(sizes, name))]) for name in names}
+    return sizes.model_copy(
+        update=limits | {"interventions": min(sizes.interventions, len(estimator.context.cohort.rows))}
+    )
+
+
+def _iter_smaller_sizes(sizes: SampleSizes) -> Iterator[SampleSizes]:
+    """Yield smaller and smaller sizes: all of them shrink to their minimum, then stages are left out."""
+    while any(getattr(sizes, name) > MIN_SIZES[name] for name in SIZES_IN_ORDER):
+        shrunk = {
+            name: max(min(MIN_SIZES[name], getattr(sizes, name)), int(SHRINK_FACTOR * getattr(sizes, name)))
+            for name in SIZES_IN_ORDER
+        }
+        sizes = sizes.model_copy(update=shrunk)
+        yield sizes
+    for name in OPTIONAL_STAGES:
+        sizes = sizes.model_copy(update={name: 0})
+        yield sizes
+
+
+def _list_planned_sizes(context: AuditContext, sizes: SampleSizes, before: SampleSizes) -> Iterator[PlannedSize]:
+    for name in SIZES_IN_ORDER:
+        n_images, configured = getattr(sizes, name), getattr(before, name)
+        if n_images < configured:
+            yield PlannedSize.model_validate(
+                {
+                    "stage": name,
+                    "n_images": n_images,
+                    "configured_n_images": configured,
+                    "min_effect": _compute_interval_half_width(context, n_images)
+                    if name in OPTIONAL_STAGES[:2]
+                    else None,
+                }
+            )
+
+
+def _compute_interval_half_width(context: AuditContext, n_patients: int) -> float | None:
+    """Return the half-width of the interval at the last look. Its unit is the standard deviation of the patients' values."""
+    if n_patients < MIN_PATIENTS_FOR_VERDICT:
+        return None
+    last = plan_looks(n_patients)[-1] if context.config.sequential else None
+    alpha = 0.05 if last is None else last.alpha
+    return round(compute_t_quantile(n_patients - 1, alpha / 2) / sqrt(n_patients), 3)

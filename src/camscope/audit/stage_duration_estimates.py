@@ -1,0 +1,344 @@
+"""How long the stages of an audit will take: their operations are timed on one or two images, and multiplied."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from math import sqrt
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from camscope.audit.core.audit_context import AuditContext
+from camscope.audit.core.config import SampleSizes
+from camscope.audit.core.reduce_integration_steps import reduce_integration_steps
+from camscope.audit.performance.compute_log_odds_and_features import compute_logits_and_features
+from camscope.audit.shortcuts.load_images_and_region_masks import load_region_samples
+from camscope.audit.stages.map_quality import (
+    FAITHFULNESS_METRICS,
+    LOCALIZATION_METRICS,
+    N_RANDOMIZATION_DEPTHS,
+    RANDOMIZATION_SEEDS,
+    ROBUSTNESS_METRICS,
+    TRANSFORMS_BY_METRIC,
+)
+from camscope.errors import CamscopeError
+from camscope.evaluation.evaluate_run import DEFAULT_N_STEPS
+from camscope.evaluation.model_free_metrics import CONTROL_NAMES, get_default_region_size
+from camscope.explainers import METHODS, Explainer
+from camscope.metrics import METRICS
+from camscope.metrics.explain_changed_inputs import ExplainerProbe, reuse_passes
+from camscope.metrics.group_sequential import LOOK_SIZES, plan_looks
+from camscope.metrics.model_scorer import scoring_scope
+from camscope.metrics.perturbation_test import PerturbationTest
+from camscope.metrics.randomization_tests import MapComparison
+from camscope.metrics.weight_randomization import copy_explainer, split_model
+
+N_TIMED_IMAGES = 2
+N_EDITED = 16  # images of the timed forward pass
+SHORT_SECONDS = 0.2  # a shorter operation is timed a second time, warm
+N_TIMED_VARIANTS = 4  # of an image, whose maps are timed together as in the robustness stage
+MAPS_AT_FIRST_LOOK, MAPS_PER_IMAGE = 29, 11  # of a method and an image in the robustness stage; later looks take fewer
+PASSES_PER_REGION = (4.0, 3.0, 2.0)  # edits of an image: with the finding, of any image, for insertions
+SECONDS_PER_CLUSTERED_MAP = 0.05
+N_CONTROL_EXPLAINERS = 2  # of the robustness stage
+
+
+@dataclass(frozen=True)
+class StageEstimator:
+    """Times the operations of the stages on a few images `x` (N,C,*S) of the cohort, whose rows are `rows`."""
+
+    context: AuditContext
+    x: Tensor
+    rows: tuple[int, ...]
+
+    @classmethod
+    def from_context(cls, context: AuditContext) -> "StageEstimator | None":
+        """Load the images to be timed. Return None if no image is readable."""
+        cohort = context.cohort
+        batches = context.iter_batches(cohort.rows[: 2 * N_TIMED_IMAGES])
+        images = next((batch for batch in batches if batch[0].item), None)
+        if images is None:
+            return None
+        images = images[:N_TIMED_IMAGES]
+        return cls(context, context.stack_on_device(images), tuple(image.row["row"] for image in images))
+
+    def estimate(self, sizes: SampleSizes | None = None, *, is_upper_bound: bool = False) -> dict[str, float]:
+        """Return the estimated seconds of each stage that is not skipped.
+
+        `is_upper_bound`: for all sampled images, although looks may end a stage earlier.
+        """
+        context = self.context
+        sizes = context.sample_sizes if sizes is None else sizes
+        count = partial(self.estimate_number_of_sampled_images, is_upper_bound=is_upper_bound)
+        n_rows = len(context.cohort.rows)
+        compute: dict[str, Callable[[], float]] = {
+            "check": lambda: len(context.cohort.full_manifest) * self.seconds_per_image_read,
+            "predict": lambda: n_rows * (self.seconds_per_image_read + self.seconds_per_forward_pass),
+            "explain": lambda: n_rows * (self.seconds_per_image_read + sum(self.seconds_per_map.values())),
+            "localization": lambda: n_rows * self.seconds_per_localized_image,
+            "faithfulness": lambda: count(sizes.faithfulness, LOOK_SIZES[1]) * self.seconds_per_faithfulness_image,
+            "sanity": lambda: self.estimate_sanity_seconds(sizes.sanity),
+            "robustness": lambda: self.estimate_robustness_seconds(sizes.robustness, is_upper_bound=is_upper_bound),
+            "shortcut": lambda: self.estimate_shortcut_seconds(sizes),
+        }
+        return {name: seconds() for name, seconds in compute.items() if name not in context.config.skip}
+
+    @cached_property
+    def seconds_per_image_read(self) -> float:
+        """How many seconds it takes to read one image as the model's input."""
+        return time_call(lambda: list(self.context.load_images(self.rows))) / len(self.rows)
+
+    @cached_property
+    def seconds_per_forward_pass(self) -> float:
+        """How many seconds a forward pass of many images without gradients takes for each image."""
+        x = self.x[:1].expand(N_EDITED, *self.x.shape[1:]).contiguous()
+        return time_call(lambda: compute_logits_and_features(self.context, x)) / N_EDITED
+
+    @cached_property
+    def seconds_per_map(self) -> dict[str, float]:
+        """Method -> how many seconds one map takes, with the settings of the user."""
+        return {explainer.composed_name: self._time_map(explainer) for explainer in self.context.explainers}
+
+    @cached_property
+    def seconds_per_rank_map(self) -> dict[str, float]:
+        """Method -> how many seconds one map takes in the stages that compare ranks. These compute several maps together."""
+        explainers, _ = reduce_integration_steps(self.context)
+        configured = zip(explainers, self.seconds_per_map.items(), strict=True)
+        return {
+            name: self._time_map(explainer, N_TIMED_VARIANTS)
+            if seconds < SHORT_SECONDS or explainer not in self.context.explainers
+            else seconds
+            for explainer, (name, seconds) in configured
+        }
+
+    def _time_map(self, explainer: Explainer, n_variants: int = 1) -> float:
+        """Return how many seconds one map takes if the maps of `n_variants` variants of an image are computed together."""
+        target = [self.context.findings[0].class_index]
+        probe = ExplainerProbe.from_explainer(explainer, self.x[:1], target)
+        x = self.x[:1].expand(n_variants, *self.x.shape[1:]).contiguous()
+        return time_call(lambda: probe.compute_maps(x, [0] * n_variants)) / n_variants
+
+    def estimate_number_of_sampled_images(
+        self, n_samples: int, first_size: int = LOOK_SIZES[0], *, is_upper_bound: bool = False
+    ) -> float:
+        """Return the images of a stage, over all findings.
+
+        Looks may end it after `first_size` images or later. Expected is the geometric mean of the first and the last look.
+        """
+        counts = self.count_positives(n_samples)
+        if is_upper_bound:
+            return sum(counts)
+        return sum(
+            sqrt(min([n, *(size for size in self._list_look_sizes(n) if size >= first_size)]) * n) for n in counts
+        )
+
+    def _list_look_sizes(self, n_images: int) -> Sequence[int]:
+        return plan_looks(n_images)[0].sizes if self.context.config.sequential and n_images else (n_images,)
+
+    def count_positives(self, n_samples: int) -> list[int]:
+        """Return for each finding the number of sampled images that have it."""
+        truths = [self.context.cohort.get_truth(finding).values() for finding in self.context.findings]
+        return [min(n_samples, sum(truth is True for truth in values)) for values in truths]
+
+    @cached_property
+    def seconds_per_localized_image(self) -> float:
+        """The seconds to compare all maps of an image with its mask."""
+        if not self.context.ground_truth:
+            return 0.0
+        ground_truth = next(iter(self.context.ground_truth.values()))
+        manifest, position = self.context.cohort.manifest, self.context.cohort.manifest_positions[self.rows[0]]
+        (row,) = manifest.rows(position, position + 1)
+        item = next(iter(self.context.load_images(self.rows[:1]))).item
+        if item is None or item.placement is None:
+            return self.seconds_per_image_read
+        placement = item.placement
+        size = placement.image_size
+        mask = np.zeros(size, np.bool_)
+        mask[tuple(slice(n // 3, 2 * n // 3) for n in size)] = True
+        maps = [np.reshape(row["attribution"], row["grid"]) for row in self.context.first_maps]
+
+        def load_mask() -> None:
+            try:
+                ground_truth.load_mask(row, size)
+            except CamscopeError:  # the image has no mask
+                return
+
+        def evaluate() -> None:
+            for values in maps:
+                attribution = placement.project(values)[0]
+                for metric in map(METRICS.__getitem__, LOCALIZATION_METRICS):
+                    metric(attribution, *([mask] if metric.input_kind == "mask" else []))
+
+        time_call(evaluate)  # the first call imports modules
+        seconds_per_map = time_call(evaluate) / len(maps)
+        return self.seconds_per_image_read + time_call(load_mask) + (len(maps) + len(CONTROL_NAMES)) * seconds_per_map
+
+    @cached_property
+    def seconds_per_faithfulness_image(self) -> float:
+        """The seconds of an image in the faithfulness stage."""
+        n_methods = len(self.context.explainers)
+        per_image = self.seconds_per_image_read
+        return per_image + (n_methods + len(CONTROL_NAMES)) * self._time_perturbation_metrics()
+
+    def _time_perturbation_metrics(self) -> float:
+        """Return the seconds of all metrics of one map. The images share passes, as in the stage."""
+        config, x, targets = self.context.config, self.x, [self.context.findings[0].class_index] * len(self.x)
+        attributions = torch.from_numpy(np.random.default_rng(0).random(tuple(x[:, 0].shape)))
+        region_size = get_default_region_size(x[0])
+
+        def evaluate() -> None:
+            with scoring_scope(self.context.model, x, targets) as scorer:
+                for imputation in config.imputations:
+                    test = PerturbationTest(attributions, scorer, imputation, DEFAULT_N_STEPS, region_size)
+                    for metric in map(METRICS.__getitem__, FAITHFULNESS_METRICS):
+                        if metric.uses_imputation or imputation == config.imputations[0]:
+                            metric(test)
+
+        return time_call(evaluate) / len(x)
+
+    def estimate_robustness_seconds(self, n_samples: int, *, is_upper_bound: bool = False) -> float:
+        """Return the seconds of the robustness stage. Later looks evaluate the metrics that decide the verdict alone."""
+        n_first = sum(min([n, *self._list_look_sizes(n)]) for n in self.count_positives(n_samples))
+        n_images = self.estimate_number_of_sampled_images(n_samples, is_upper_bound=is_upper_bound)
+        first, later = (
+            self._estimate_seconds_of_robustness_metrics(names, n_maps)
+            for names, n_maps in (
+                (ROBUSTNESS_METRICS, MAPS_AT_FIRST_LOOK),
+                (tuple(TRANSFORMS_BY_METRIC), MAPS_PER_IMAGE),
+            )
+        )
+        return n_first * first + (n_images - n_first) * later
+
+    def _estimate_seconds_of_robustness_metrics(self, names: Sequence[str], n_maps: int) -> float:
+        """Return the seconds of some robustness metrics of an image, for all methods."""
+        per_image = self.seconds_per_image_read + 10 * self.seconds_per_forward_pass  # of the changed inputs
+        n_explainers = len(self.context.explainers) + N_CONTROL_EXPLAINERS
+        return (
+            per_image + n_maps * sum(self.seconds_per_rank_map.values()) + n_explainers * self._time_comparisons(names)
+        )
+
+    def _time_comparisons(self, names: Sequence[str]) -> float:
+        """Return the seconds of some robustness metrics of an image and a method, without its maps."""
+        edges, target = METHODS["edges"](self.context.model), self.context.findings[0].class_index
+
+        def evaluate() -> None:
+            with reuse_passes():
+                for metric in map(METRICS.__getitem__, names):
+                    try:
+                        metric(edges, self.x[:1], target)
+                    except CamscopeError:  # undefined for this input
+                        continue
+
+        return time_call(evaluate)
+
+    def estimate_sanity_seconds(self, n_samples: int) -> float:
+        """Return the seconds of the sanity stage."""
+        explainers, _ = reduce_integration_steps(self.context)
+        n_images = self.count_positives(n_samples)
+        n_steps, features = self._n_models_per_randomization_test, self._seconds_per_map_comparison
+        per_image = sum(n_steps * (self.seconds_per_rank_map[each.composed_name] + features) for each in explainers)
+        per_image += n_steps * features  # the edge detector
+        copies = len(RANDOMIZATION_SEEDS) * (len(explainers) + 1) * self._seconds_per_model_copy
+        return sum(n_images) * (per_image + self.seconds_per_image_read) + len(n_images) * copies
+
+    @cached_property
+    def _n_models_per_randomization_test(self) -> int:
+        """How many models a randomization test runs, with the trained model."""
+        n_parts = len(split_model(self.context.model, self.x[:1]))
+        return 1 + len(RANDOMIZATION_SEEDS) * min(N_RANDOMIZATION_DEPTHS, n_parts)
+
+    @cached_property
+    def _seconds_per_model_copy(self) -> float:
+        """The seconds to copy the model."""
+        return time_call(lambda: copy_explainer(self.context.explainers[0]))
+
+    @cached_property
+    def _seconds_per_map_comparison(self) -> float:
+        """The seconds to compare a map with another by the three similarities."""
+        maps = np.random.default_rng(0).random((2, *self.x.shape[2:]))
+        names = ("ssim", "spearman", "hog") if maps.ndim == 3 and min(maps.shape[1:]) >= 32 else ("ssim", "spearman")
+        comparison = MapComparison(maps, names)
+        return time_call(lambda: [comparison.compare_with_trained(name, maps) for name in names]) / 2
+
+    @cached_property
+    def _detection_seconds_and_number_of_regions(self) -> tuple[float, float]:
+        """The seconds to detect the regions of an image, and the number of regions."""
+        on_progress, self.context.on_progress = self.context.on_progress, lambda done, total: None
+        start = time.perf_counter()
+        try:
+            n_regions = len(load_region_samples(self.context, self.rows).region_names)
+        except CamscopeError:
+            n_regions = 0
+        finally:
+            self.context.on_progress = on_progress
+        return (time.perf_counter() - start) / len(self.rows), n_regions
+
+    def estimate_shortcut_seconds(self, sizes: SampleSizes) -> float:
+        """Return the seconds of the shortcut stage."""
+        context, n_rows = self.context, len(self.context.cohort.rows)
+        seconds_per_image, n_regions = self._detection_seconds_and_number_of_regions
+        n_edited, n_positive = min(n_rows, sizes.interventions), sum(self.count_positives(sizes.interventions // 2))
+        of_positives, of_all, of_insertions = PASSES_PER_REGION
+        n_negative = max(0, n_edited - n_positive)
+        n_passes = n_regions * (n_positive * of_positives + n_edited * of_all + n_negative * of_insertions)
+        n_maps = min(n_rows, sizes.regions) * len(context.explainers) * len(context.findings)
+        return (
+            min(n_rows, sizes.regions) * seconds_per_image
+            + n_passes * self.seconds_per_forward_pass
+            + n_maps * SECONDS_PER_CLUSTERED_MAP
+        )
+
+
+def estimate_stage_seconds(context: AuditContext) -> Mapping[str, float]:
+    """Return the estimated seconds of each stage on this machine. Empty if no image is readable."""
+    estimator = StageEstimator.from_context(context)
+    return {} if estimator is None else estimator.estimate()
+
+
+class RemainingTime:
+    """The estimated seconds of the remaining stages, corrected by the seconds that finished stages took."""
+
+    def __init__(self, seconds_by_stage: Mapping[str, float]) -> None:
+        self.seconds_by_stage = dict(seconds_by_stage)
+        self._expected, self._taken = 0.0, 0.0
+
+    def record_stage_and_test_if_estimate_changed(self, name: str, seconds: float) -> bool:
+        """Note how long a stage took. Return whether the remaining stages have another estimate now."""
+        expected = self.seconds_by_stage.pop(name, None)
+        if expected is None:
+            return False
+        before = self.factor
+        self._expected, self._taken = self._expected + expected, self._taken + seconds
+        return abs(self.factor - before) > MIN_CORRECTION * before
+
+    @property
+    def factor(self) -> float:
+        """How many times as long as estimated the finished stages took."""
+        return 1.0 if self._expected < MIN_SECONDS_FOR_CORRECTION else self._taken / self._expected
+
+    @property
+    def remaining(self) -> dict[str, float]:
+        """The corrected estimate of each remaining stage."""
+        return {name: self.factor * seconds for name, seconds in self.seconds_by_stage.items()}
+
+
+MIN_CORRECTION = 0.15  # smaller corrections are not reported
+MIN_SECONDS_FOR_CORRECTION = 5.0  # of finished stages, before the others are corrected by them
+
+
+def time_call(function: Callable[[], Any]) -> float:
+    """Return the seconds of a call. A short one is timed again, warm. 0 if the operation is not possible."""
+    try:
+        seconds = _measure_seconds(function)
+        return _measure_seconds(function) if seconds < SHORT_SECONDS else seconds
+    except CamscopeError:
+        return 0.0
+
+
+def _measure_seconds(function: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start

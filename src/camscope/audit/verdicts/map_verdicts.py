@@ -1,0 +1,310 @@
+"""Verdicts on the maps: localization, attribution in regions, faithfulness, sanity, robustness and clusters."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from camscope.audit.core.stage_result_schema import EstimateSummary, MetricsResult, MetricSummary, RandomizationTest
+from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_SINGLE_CLUSTER, RARE_CLUSTER_SHARE
+from camscope.audit.core.summary_schema import AttributionMass, ClusterAnalysis, Conclusion, Summary, Verdict
+from camscope.audit.shortcuts.load_images_and_region_masks import FINDING_REGION, ORGAN_REGION
+from camscope.audit.shortcuts.region_names import format_region
+from camscope.audit.verdicts.model_and_data_verdicts import group_by_subgroup_column, judge_subgroup_equality
+from camscope.audit.verdicts.verdict_rules import (
+    EMPTY_ESTIMATE,
+    FAITHFULNESS_VERDICT_METRICS,
+    Decision,
+    build_verdict,
+    decide_above_margin,
+    describe_unreachable_margin,
+    find_missing_requirement,
+    join_reasons,
+    require_agreement,
+)
+from camscope.metrics import METRICS
+from camscope.plurals import plural
+from camscope.registry import METHODS
+
+ROBUSTNESS_CONDITIONS = {
+    "stability": "under small shifts, rotations and noise",
+    "acquisition-stability": "under small changes of windowing, resampling and compression",
+}
+CONTROL_COMPARISONS: Mapping[Conclusion, str] = {
+    "supported": "better than the best control map",
+    "not supported": "worse than the best control map",
+    "not testable": "neither clearly better nor clearly worse",
+}
+
+
+def judge_localization(summary: Summary) -> Iterator[Verdict]:
+    """Judge whether the maps highlight the finding, overall and equally in every subgroup."""
+    stage, margin = summary.localization, summary.margins["enrichment"]
+    for finding in summary.resolve.findings:
+        enrichments = _select_metrics(stage, ("enrichment",), finding)
+        if not enrichments:
+            reason = stage.reason or f"no masks, boxes or points mark {finding}"
+            yield build_verdict("localization", finding, ("not testable", reason), margin=margin, maps="The maps")
+        shares = {
+            (line.method, line.layer): line.value.value for line in _select_metrics(stage, ("energy-inside",), finding)
+        }
+        for line in enrichments:
+            conclusion, reason = _decide_localization(line, margin)
+            share = shares.get((line.method, line.layer))
+            share_note = "" if share is None else f"{share:.2f} of their attribution lies inside"
+            decision = conclusion, join_reasons(reason, share_note)
+            maps = _format_maps_name(line.method)
+            yield build_verdict("localization", finding, decision, line.value, margin, line.method, maps=maps)
+        title = next((explainer.title for explainer in summary.resolve.explainers), "the first method")
+        for (name, _, column), levels in group_by_subgroup_column(stage.subgroup_differences).items():
+            if name == finding:
+                yield judge_subgroup_equality(
+                    "localization by subgroup", finding, levels, column, maps=_format_maps_name(title)
+                )
+
+
+def _format_maps_name(method: str) -> str:
+    return f"The maps of {METHODS.display_name(method)}"
+
+
+def _select_metrics(stage: MetricsResult, metrics: Iterable[str], finding: str) -> list[MetricSummary]:
+    """Return the metric summaries of a finding without the control maps."""
+    return [
+        line
+        for line in stage.metric_summaries
+        if line.metric in metrics and line.finding == finding and not line.control
+    ]
+
+
+def _decide_localization(line: MetricSummary, margin: float) -> Decision:
+    if reason := describe_unreachable_margin(line.max_value, margin):
+        return "not testable", reason
+    above_margin, above_control = decide_above_margin(line.value, margin), _decide_above_control(line)
+    if above_margin[0] == "supported" and above_control[0] == "supported":
+        return "supported", join_reasons(above_margin[1], above_control[1])
+    decides_control = above_margin[0] == "supported" or above_control[0] == "not supported"
+    return above_control if decides_control else above_margin
+
+
+def _decide_above_control(line: MetricSummary) -> Decision:
+    """Decide whether a map scores better than the best control map."""
+    name, difference = line.value.baseline_name or "a control map", line.difference_to_control
+    if difference is None or difference.value is None:
+        return "not testable", f"it was not compared with {name}, a control map"
+    if missing := find_missing_requirement(difference):
+        return "not testable", missing
+    if difference.low is None or difference.high is None:
+        reason = f": {difference.reason}" if difference.reason else ""
+        return "not testable", f"its difference to {name}, a control map, has no interval{reason}"
+    if difference.low > 0:
+        best = f", {name}" if line.value.baseline_name else ""
+        return "supported", f"the maps score higher than the best control map{best}"
+    if difference.high <= 0:
+        return "not supported", f"{name}, a control map, scores as well"
+    return "not testable", f"it does not differ clearly from {name}, a control map: more images are needed"
+
+
+def judge_attribution_mass(summary: Summary) -> Iterator[Verdict]:
+    """Judge whether the maps highlight regions other than the finding."""
+    margin = summary.margins["enrichment"]
+    for mass in summary.shortcut.attribution_mass:
+        if mass.region not in (FINDING_REGION, ORGAN_REGION):
+            yield build_verdict(
+                "attribution mass",
+                mass.finding,
+                _decide_attribution_mass(mass, margin),
+                mass.enrichment,
+                margin,
+                f"{mass.region} · {mass.method}",
+                maps=_format_maps_name(mass.method),
+                region=format_region(mass.region),
+            )
+
+
+def _decide_attribution_mass(mass: AttributionMass, margin: float) -> Decision:
+    if not mass.is_resolvable:
+        return "not testable", f"{mass.reason}: the map can neither show nor exclude it"
+    if reason := describe_unreachable_margin(mass.max_enrichment, margin):
+        return "not testable", reason
+    decision, baseline = decide_above_margin(mass.enrichment, margin), mass.enrichment.baseline
+    if decision[0] == "supported" and baseline is not None and (mass.enrichment.low or 0.0) <= baseline:
+        return "not testable", "maps of other patients have as much attribution in the same place"
+    return decision
+
+
+def judge_faithfulness(summary: Summary) -> Iterator[Verdict]:
+    """Judge whether the maps show the pixels that the prediction depends on."""
+    stage = summary.faithfulness
+    for finding in summary.resolve.findings:
+        lines = _select_metrics(stage, FAITHFULNESS_VERDICT_METRICS, finding)
+        if not lines:
+            reason = stage.reason or f"no map of {finding} was tested"
+            yield build_verdict("faithfulness", finding, ("not testable", reason), maps="The maps")
+        for method in dict.fromkeys(line.method for line in lines):
+            decision, reported = combine_metrics_and_find_weakest([line for line in lines if line.method == method])
+            effect = reported.difference_to_control or EMPTY_ESTIMATE
+            decision = decision[0], join_reasons(decision[1], _describe_stop(stage, finding, method))
+            yield build_verdict("faithfulness", finding, decision, effect, 0.0, method, maps=_format_maps_name(method))
+
+
+def combine_metrics_and_find_weakest(lines: Sequence[MetricSummary]) -> tuple[Decision, MetricSummary]:
+    """Combine the metrics of a method into one decision. Also return the weakest of the deciding metrics."""
+    judged = [(line, decide_above_margin(line.difference_to_control or EMPTY_ESTIMATE, 0.0)) for line in lines]
+    decisions = {
+        name: require_agreement([decision for line, decision in judged if line.metric == name])
+        for name in FAITHFULNESS_VERDICT_METRICS
+        if any(line.metric == name for line in lines)
+    }
+    any_supported = any(conclusion == "supported" for _, (conclusion, _) in judged)
+    conclusion, reason = _combine_metric_decisions(decisions, any_supported)
+    deciding = [name for name, (decided, _) in decisions.items() if decided == conclusion] or list(decisions)
+    weakest = min((line for line in lines if line.metric in deciding), key=_get_control_difference)
+    imputation = f" with the imputation {weakest.imputation}" if weakest.imputation else ""
+    note = f"shown is the weakest metric, {METRICS.display_name(weakest.metric)}{imputation}"
+    return (conclusion, join_reasons(reason, note)), weakest
+
+
+def _get_control_difference(line: MetricSummary) -> float:
+    return (line.difference_to_control and line.difference_to_control.value) or 0.0
+
+
+def _combine_metric_decisions(decisions: Mapping[str, Decision], any_supported: bool) -> Decision:
+    """Combine the decisions of several metrics into one.
+
+    `any_supported`: whether any metric is better under any imputation.
+    """
+    metrics_by_conclusion: dict[Conclusion, list[str]] = {conclusion: [] for conclusion in CONTROL_COMPARISONS}
+    for name, (conclusion, _) in decisions.items():
+        metrics_by_conclusion[conclusion].append(METRICS.display_name(name))
+    sides = ", ".join(
+        f"{CONTROL_COMPARISONS[conclusion]} by {_join_names(names)}"
+        for conclusion, names in metrics_by_conclusion.items()
+        if names
+    )
+    n_metrics = len(decisions)
+    if len(metrics_by_conclusion["supported"]) == n_metrics:
+        return "supported", "by every metric, the maps are better than the best control map"
+    if metrics_by_conclusion["not supported"] and not any_supported:
+        return "not supported", f"the maps are {sides}"
+    if len(metrics_by_conclusion["not testable"]) < n_metrics:
+        return "not testable", f"the metrics do not all agree: the maps are {sides}"
+    return next(iter(decisions.values()))
+
+
+def _join_names(names: Sequence[str]) -> str:
+    """Join names to `a, b and c`."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def judge_sanity(summary: Summary) -> Iterator[Verdict]:
+    """Judge whether the maps depend on the trained weights. The test is valid only if an edge detector fails it."""
+    for finding in summary.resolve.findings:
+        tests = [test for test in summary.sanity.tests if test.finding == finding]
+        if not tests:
+            reason = summary.sanity.reason or f"too few images with {finding} share a size"
+            yield build_verdict("sanity", finding, ("not testable", reason), maps="The maps")
+        control = next((test for test in tests if test.control), None)
+        for test in tests:
+            if not test.control:
+                decision, effect = _decide_sanity(test, control), _find_deciding_similarity(test)
+                maps = _format_maps_name(test.method)
+                yield build_verdict("sanity", finding, decision, effect, qualifier=test.method, maps=maps)
+
+
+def _decide_sanity(test: RandomizationTest, control: RandomizationTest | None) -> Decision:
+    if test.passes is None:
+        return "not testable", test.reason
+    if control is None or control.passes is None:
+        return "not testable", "the test has no result for the edge detector, which has to fail it"
+    if control.passes:
+        reason = "the edge detector passed, although it does not depend on the model: the test is too weak here"
+        return "not testable", reason
+    if test.passes:
+        return (
+            "supported",
+            "with randomized weights, maps resemble the originals no more than maps of different images do",
+        )
+    return (
+        "not supported",
+        "even with randomized weights, maps resemble the originals more than maps of different images do",
+    )
+
+
+def _find_deciding_similarity(test: RandomizationTest) -> EstimateSummary:
+    """Return the similarity that decided the sanity test of a method."""
+    similarity = next((similarity for similarity in test.similarities if similarity.passes is test.passes), None)
+    if similarity is None:
+        return EMPTY_ESTIMATE
+    reason = join_reasons(f"{similarity.name} after the last step", similarity.final_similarity.reason)
+    fields = {"baseline": similarity.null_high, "baseline_name": "maps of different images, at most", "reason": reason}
+    return similarity.final_similarity.model_copy(update=fields)
+
+
+def judge_robustness(summary: Summary) -> Iterator[Verdict]:
+    """Judge whether the maps stay stable under irrelevant changes of the image."""
+    margin, stage = summary.margins["robustness_correlation"], summary.robustness
+    for finding in summary.resolve.findings:
+        lines = _select_metrics(stage, ROBUSTNESS_CONDITIONS, finding)
+        if not lines:
+            decision: Decision = "not testable", stage.reason or f"no map of {finding} was tested"
+            condition = "under irrelevant changes of the image"
+            yield build_verdict("robustness", finding, decision, maps="The maps", condition=condition)
+        for line in lines:
+            conclusion, reason = decide_above_margin(line.value, margin)
+            stop = _describe_stop(stage, finding, line.method) if conclusion == "not testable" else ""
+            yield build_verdict(
+                "robustness",
+                finding,
+                (conclusion, join_reasons(reason, stop)),
+                line.value,
+                margin,
+                line.method,
+                maps=_format_maps_name(line.method),
+                metric=line.metric,
+                condition=ROBUSTNESS_CONDITIONS[line.metric],
+            )
+
+
+def _describe_stop(stage: MetricsResult, finding: str, method: str) -> str:
+    """Return the note on a test that stopped because its verdict could hardly be reached, or ""."""
+    for look in stage.stopping_looks:
+        if (look.finding, look.method, look.reason) == (finding, method, "undecidable"):
+            return f"stopped after {look.n_images} of {plural(look.max_images, 'image')}, as the others would hardly decide it"
+    return ""
+
+
+def judge_whether_maps_form_clusters(summary: Summary) -> Iterator[Verdict]:
+    """Judge whether the maps of a method fall into several clusters."""
+    for analysis in summary.shortcut.cluster_analyses:
+        decision, effect = _decide_clusters(analysis), _find_reported_stability(analysis)
+        maps = _format_maps_name(analysis.method)
+        yield build_verdict("clusters", analysis.finding, decision, effect, qualifier=analysis.method, maps=maps)
+
+
+def _decide_clusters(analysis: ClusterAnalysis) -> Decision:
+    if analysis.reason:
+        return "not testable", analysis.reason
+    if analysis.n_clusters > 1:
+        return "supported", "the clusters reappear in subsamples more often than expected for a single cluster"
+    if analysis.n_patients < MIN_PATIENTS_FOR_SINGLE_CLUSTER:
+        reason = (
+            f"one cluster was found, but among {plural(analysis.n_patients, 'patient')} two clusters are often missed: "
+            f"{MIN_PATIENTS_FOR_SINGLE_CLUSTER} are needed"
+        )
+        return "not testable", reason
+    return "not supported", (
+        "no number of clusters reappears in subsamples more often than expected for a single cluster; a cluster of fewer "
+        f"than {100 * RARE_CLUSTER_SHARE:.0f} % of the maps is often missed"
+    )
+
+
+def _find_reported_stability(analysis: ClusterAnalysis) -> EstimateSummary:
+    """Return the stability of the reported number of clusters. For one cluster, return the stability of two clusters."""
+    for row in analysis.stability_by_n_clusters:
+        if row.n_clusters == max(2, analysis.n_clusters):
+            return EstimateSummary(
+                value=row.stability,
+                n_values=analysis.n_maps,
+                n_groups=analysis.n_patients,
+                baseline=row.null_stability,
+                baseline_name="a single cluster",
+                reason="adjusted Rand index between subsamples of the patients; it has no interval",
+            )
+    return EMPTY_ESTIMATE

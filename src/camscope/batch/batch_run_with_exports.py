@@ -1,0 +1,111 @@
+"""`BatchRun`: a `RunReader` that also writes a contact sheet and exports rows."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from camscope.atomic_writes_and_folder_locks import check_not_existing, write_bytes
+from camscope.batch.contact_sheet import build_contact_sheet
+from camscope.batch.exporter import Exporter, ExportResult
+from camscope.batch.run_reader import RunReader
+from camscope.batch.sql_query import Query
+
+
+class BatchRun(RunReader):
+    """The maps that a run of `run_batch` has written.
+
+    Iteration gives `Explanation` objects, and `query` gives rows of a table.
+
+    Args:
+        folder: The folder that `run_batch` wrote.
+        dataset: The source of the images, as it was passed to `run_batch`. Default: the source that the run names.
+        fetch: Whether images may be downloaded: those at URLs, and those of datasets that the run names.
+
+    >>> import numpy as np, tempfile
+    >>> from camscope import GradCAM, load_model, run_batch
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     images = [np.zeros((32, 32, 3), np.uint8)] * 2
+    ...     _ = run_batch(GradCAM(load_model("phantom")), images, folder)
+    ...     run = BatchRun(folder)
+    ...     [explanation.name for explanation in run], run.query('"row" = 1')["id"].to_pylist()
+    (['#0', '#1'], ['#1'])
+
+    """
+
+    def save_html(
+        self,
+        path: str | os.PathLike[str],
+        where: str | None = None,
+        sort: str | None = None,
+        max_rows: int = 60,
+        *,
+        image_height: int = 224,
+        overwrite: bool = False,
+    ) -> Path:
+        """Write a contact sheet of the selected rows: one HTML file with embedded images and no scripts.
+
+        Args:
+            path: The file to write.
+            where: A condition in SQL: see `query`.
+            sort: What to sort by, in SQL.
+            max_rows: The maximum number of rows.
+            image_height: Height of each image in pixels.
+            overwrite: Replace an existing file.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            InputError: No row matches, or the query is invalid.
+            OutputError: The file exists, or cannot be written.
+
+        >>> import tempfile
+        >>> run.save_html(f"{tempfile.mkdtemp()}/sheet.html", max_rows=2).suffix  # of a run of `run_batch`
+        '.html'
+
+        """
+        check_not_existing(path, overwrite)
+        sheet = build_contact_sheet(self, Query(where, sort, max_rows), image_height, os.cpu_count() or 1)
+        return write_bytes(path, sheet.html.encode(), overwrite=overwrite)
+
+    def export(
+        self,
+        folder: str | os.PathLike[str],
+        formats: str | Sequence[str] = "png",
+        where: str | None = None,
+        sort: str | None = None,
+        max_rows: int | None = None,
+        *,
+        threshold: float = 0.5,
+        overwrite: bool = False,
+    ) -> ExportResult:
+        """Export the selected rows as images, maps or tables.
+
+        Args:
+            folder: The folder of the files.
+            formats: One or several formats. "png", "jpg", "webp": overlays at the size of the images. "npz", "json":
+                the maps as `Explanation.save` writes them, without pixels. "csv": `rows.csv`, a table for spreadsheets.
+                "coco": `coco.json`, boxes and outlines of the regions above the threshold.
+            where: A condition in SQL: see `query`.
+            sort: What to sort by, in SQL.
+            max_rows: The maximum number of rows.
+            threshold: The lower bound of a region, as a fraction of the maximum of the map.
+            overwrite: Replace existing files.
+
+        Returns:
+            The number of files, and the reasons why some rows have no file.
+
+        Raises:
+            InputError: A format, the threshold or the query is invalid.
+            OutputError: A table exists, or a file cannot be written.
+
+        >>> import tempfile
+        >>> result = run.export(tempfile.mkdtemp(), "csv")  # of a run of `run_batch`
+        >>> type(result).__name__
+        'ExportResult'
+
+        """
+        format_list = [formats] if isinstance(formats, str) else list(formats)
+        return Exporter(self, Path(folder), format_list, threshold, overwrite).write(
+            Query(where, sort, max_rows), os.cpu_count() or 1, lambda _: None
+        )

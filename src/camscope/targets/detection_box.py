@@ -1,0 +1,277 @@
+"""Box: the target that explains one detection of an object detector."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+
+from camscope.errors import TargetError
+from camscope.plurals import plural
+from camscope.targets.base import ClassNameLookup, ImageContext, Target, parse_finite_numbers
+from camscope.targets.class_targets import parse_class_label, resolve_class_index
+from camscope.targets.find_class_scores import full_precision, get_output_tensor
+
+MIN_MATCH_IOU = 0.5  # overlap from which a detection matches the box
+Activation = Literal["softmax", "sigmoid"]
+DETECTION_MODELS = re.compile("For(ObjectDetection|(Instance|Panoptic)?Segmentation)$")  # of Hugging Face
+
+
+@dataclass(frozen=True)
+class DetectionHead:
+    """The settings of a Hugging Face detector that tell how to read its logits.
+
+    `n_labels` is the number of classes. A detector whose classes are texts of the caller has the value None.
+    """
+
+    n_labels: int | None
+    focal_loss: bool = True
+
+
+@dataclass(frozen=True)
+class Detections:
+    """The D detections of one sample: boxes (D,4), and probabilities (D,K) of K classes.
+
+    A box is x0, y0, x1, y1 in pixels of the model's input.
+    """
+
+    boxes: Tensor
+    probabilities: Tensor
+
+
+class BoxMatch(NamedTuple):
+    """The detection that overlaps a box most: its overlap, its class, and a description for errors."""
+
+    overlap: float
+    class_index: int
+    description: str
+
+
+@dataclass(frozen=True, eq=False)
+class Box(Target):
+    """The score of one detection: its overlap (IoU) with the box times its probability of the class.
+
+    The detection with the highest product counts. Detections are matched anew in every forward pass, because a perturbed
+    image may have others (Petsiuk et al. 2021). The overlap is a constant factor of the gradient. The target reads the
+    outputs of detectors of torchvision and Hugging Face. In `gradcam` a channel has one weight for the whole
+    image, so the map may show all objects of the class. `hirescam`, `layercam` and `gradcam-elementwise` show one box.
+
+    Args:
+        x0: Left edge in pixels of the original image, or of the model's input where a tensor is explained.
+        y0: Top edge.
+        x1: Right edge.
+        y1: Bottom edge.
+        label: Index or name of the class, or None for the class of the detection that overlaps the box most.
+        activation: How class logits become probabilities: "softmax" where the last class means "no object" (DETR,
+            YOLOS), "sigmoid" where there is no such class (Deformable DETR, RT-DETR). None follows the config of a
+            Hugging Face model.
+        heads: The detection heads of the model, which `prepare_for_model` sets.
+        input_size: Size of the model's input, which `prepare_for_image` and `resolve_choices` set.
+        image_corners: The corners in pixels of the original image, which `prepare_for_image` sets.
+
+    Raises:
+        TargetError: The corners are not finite or not in order, or `activation` is unknown.
+
+    >>> Box(0, 0, 4, 4, "dog").corners
+    (0, 0, 4, 4)
+
+    """
+
+    x0: float
+    y0: float
+    x1: float
+    y1: float
+    label: int | str | None = None
+    activation: Activation | None = field(default=None, kw_only=True)
+    heads: tuple[DetectionHead, ...] = field(default=(), kw_only=True, repr=False)
+    input_size: tuple[int, ...] | None = field(default=None, kw_only=True, repr=False)
+    image_corners: tuple[float, float, float, float] | None = field(default=None, kw_only=True, repr=False)
+
+    dense = True
+
+    def __post_init__(self) -> None:
+        corners = parse_finite_numbers(self.corners)
+        if corners is None:
+            raise TargetError(f"Box{self.corners}: expected four finite numbers (left, top, right, bottom)")
+        label = None if self.label is None else parse_class_label(self.label, "label", "Box")
+        unsigned = [corner or abs(corner) for corner in corners]  # -0.0 becomes 0.0
+        for name, value in zip(("x0", "y0", "x1", "y1", "label"), (*unsigned, label), strict=True):
+            object.__setattr__(self, name, value)
+        if not (self.x0 < self.x1 and self.y0 < self.y1):
+            raise TargetError(f"Box{self.corners}: expected left < right and top < bottom")
+        if self.activation not in (None, *get_args(Activation)):
+            raise TargetError(f"Box(activation={self.activation!r}): expected 'softmax', 'sigmoid' or None")
+
+    @property
+    def corners(self) -> tuple[float, float, float, float]:
+        """The left, top, right and bottom edge, as (x0, y0, x1, y1)."""
+        return self.x0, self.y0, self.x1, self.y1
+
+    def prepare_for_model(self, model: nn.Module) -> "Box":
+        """Return the box with the settings of the detectors in the model."""
+        return replace(self, heads=find_detection_heads(model)) if self.activation is None else self
+
+    def prepare_for_image(self, image_context: ImageContext) -> "Box":
+        """Return the box, converted from pixels of the image to pixels of the model's input."""
+        ends = image_context.to_input([[self.y0, self.x0], [self.y1, self.x1]])
+        (top, left), (bottom, right) = ends.min(0).tolist(), ends.max(0).tolist()
+        height, width = image_context.input_size
+        if left >= width or top >= height or right <= 0 or bottom <= 0:
+            raise TargetError(f"Box{self.corners} lies outside of the model's input: the crop has removed it")
+        image_corners = self.corners if image_context.image_size is not None else None
+        return replace(self, x0=left, y0=top, x1=right, y1=bottom, image_corners=image_corners)
+
+    def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "Box":
+        """Return the box where its content lies in the flipped and resized input."""
+        sides = []
+        for axis, ends in enumerate(((self.y0, self.y1), (self.x0, self.x1))):
+            before = (self.input_size or tuple(size))[axis]
+            low, high = (before - ends[1], before - ends[0]) if axis in flips else ends
+            sides.append((low * size[axis] / before, high * size[axis] / before))
+        (top, bottom), (left, right) = sides
+        return replace(self, x0=left, y0=top, x1=right, y1=bottom, input_size=tuple(size))
+
+    def resolve_choices(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Box":
+        """Return the box with its class fixed. Raise TargetError if no detection overlaps the box by half or more."""
+        resolved = replace(self, input_size=tuple(input_size), activation=self._resolve_activation(output))
+        detections = parse_detections(output, resolved.input_size, resolved.activation)
+        # a list of detections holds only the classes that were detected, not their number
+        n_classes = len(class_names or ()) if isinstance(output, list | tuple) else detections[0].probabilities.shape[1]
+        if isinstance(self.label, str) or (self.label is not None and n_classes):
+            n_classes = n_classes or detections[0].probabilities.shape[1]
+            resolved = replace(resolved, label=resolve_class_index(self.label, n_classes, class_names))
+        matches = [resolved._find_best_match(sample_detections) for sample_detections in detections]
+        for sample, (overlap, _, nearest) in enumerate(matches):
+            if overlap < MIN_MATCH_IOU:
+                box = f"Box({', '.join(f'{round(corner, 1):zg}' for corner in self.corners)})"
+                raise TargetError(f"sample {sample} has no detection that overlaps {box} by half; {nearest}")
+        classes = {index for _, index, _ in matches}
+        if resolved.label is None and len(classes) > 1:
+            raise TargetError(
+                f"the box has different classes in the samples of the batch: {sorted(classes)}", fix="pass label="
+            )
+        return replace(resolved, label=classes.pop()) if resolved.label is None else resolved
+
+    def __call__(self, output: Any) -> Tensor:
+        """Compute the score of each sample (N,)."""
+        samples = parse_detections(output, self.input_size, self._resolve_activation(output))
+        return torch.stack([self._score_sample(detections) for detections in samples])
+
+    def describe(self, sample: int, class_name: ClassNameLookup) -> str:
+        """Describe the box, such as `nodule in the box (10, 20, 50, 60) of the image`.
+
+        The corners are in pixels of the original image. Where it is unknown, they are in pixels of the model's input.
+        """
+        label = class_name(self.label) if isinstance(self.label, int) else "an object"
+        corners = ", ".join(f"{round(value, 1):zg}" for value in self.image_corners or self.corners)
+        frame = "image" if self.image_corners else "model's input"
+        return f"{label} in the box ({corners}) of the {frame}"
+
+    def _resolve_activation(self, output: Any) -> Activation | None:
+        """Return the activation that turns the class logits into probabilities. Return None if it is unknown."""
+        logits = get_output_tensor(output, "logits")
+        return self.activation or (None if logits is None else infer_softmax_or_sigmoid(self.heads, logits.shape[-1]))
+
+    def _score_sample(self, detections: Detections) -> Tensor:
+        if len(detections.boxes) == 0:
+            return detections.probabilities.sum()
+        probabilities = self._select_class_probabilities(detections)
+        overlaps = compute_iou(detections.boxes.detach(), self.corners)
+        best = (overlaps * probabilities.detach()).argmax()
+        return overlaps[best] * probabilities[best]
+
+    def _select_class_probabilities(self, detections: Detections) -> Tensor:
+        """Return one probability (D,) per detection: the probability of the target's class, or the largest if no class is set."""
+        probabilities = detections.probabilities
+        if not isinstance(self.label, int):
+            return probabilities.amax(1)
+        return probabilities[:, self.label] if self.label < probabilities.shape[1] else probabilities.sum(1) * 0
+
+    def _find_best_match(self, detections: Detections) -> BoxMatch:
+        """Find the detection that overlaps the box most."""
+        if len(detections.boxes) == 0:
+            return BoxMatch(0.0, -1, "it has no detection")
+        probabilities = detections.probabilities.detach()
+        overlaps = compute_iou(detections.boxes.detach(), self.corners)
+        overlaps = torch.where(self._select_class_probabilities(detections).detach() > 0, overlaps, 0)
+        best = int((overlaps + 1e-6 * probabilities.amax(1)).argmax())
+        overlap, top_class = float(overlaps[best]), int(probabilities[best].argmax())
+        corners = ", ".join(f"{value:z.0f}" for value in detections.boxes[best].tolist())
+        nearest = f"the nearest: class {top_class} at ({corners}), overlap {overlap:.2f}"
+        return BoxMatch(overlap, self.label if isinstance(self.label, int) else top_class, nearest)
+
+
+def find_detection_heads(model: nn.Module) -> tuple[DetectionHead, ...]:
+    """Return the settings of each Hugging Face detector in a model, from the outermost module inward."""
+    heads = []
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is None or not any(DETECTION_MODELS.search(cls.__name__) for cls in type(module).__mro__):
+            continue
+        n_labels = None if hasattr(config, "text_config") else getattr(config, "num_labels", None)
+        heads.append(DetectionHead(n_labels, getattr(config, "use_focal_loss", True)))
+    return tuple(heads)
+
+
+def infer_softmax_or_sigmoid(heads: Sequence[DetectionHead], n_logits: int) -> Activation | None:
+    """Infer whether class logits need a softmax or a sigmoid. Return None if neither is certain.
+
+    A softmax has one more logit than classes, for "no object".
+    """
+    for head in heads:
+        if head.n_labels is None:
+            return "sigmoid"
+        if n_logits in (head.n_labels, head.n_labels + 1):
+            return "sigmoid" if head.focal_loss and n_logits == head.n_labels else "softmax"
+    return None
+
+
+def parse_detections(
+    output: Any, input_size: tuple[int, ...] | None, activation: Activation | None = None
+) -> list[Detections]:
+    """Convert the output of a detector to the detections of each sample. Boxes are in pixels of the model's input."""
+    predictions = output if isinstance(output, list | tuple) else []
+    fields = {"boxes", "labels", "scores"}
+    if predictions and all(isinstance(row, Mapping) and fields <= set(row) for row in predictions):
+        return [_parse_torchvision_detections(row) for row in predictions]
+    boxes, logits = (get_output_tensor(output, name) for name in ("pred_boxes", "logits"))
+    if boxes is None or logits is None:
+        raise TargetError(
+            f"a Box needs the output of a detector: expected a list of dicts with boxes, labels and scores, or an output with "
+            f"pred_boxes and logits; received {type(output).__name__}"
+        )
+    if input_size is None:
+        raise TargetError(
+            "the boxes of this output are fractions of the input size, which is unknown: use the Box in a method or a Score"
+        )
+    if activation is None:
+        raise TargetError(
+            f"the last of {plural(logits.shape[-1], 'class logit')} of a box may be a no-object class, and the model has no "
+            "Hugging Face config that tells",
+            fix="pass Box(..., activation='softmax') where the last one is 'no object', else activation='sigmoid'",
+        )
+    height, width = input_size
+    center, extent = boxes.unflatten(2, (2, 2)).unbind(2)
+    corners = torch.cat([center - extent / 2, center + extent / 2], 2) * boxes.new_tensor([width, height] * 2)
+    scores = full_precision(logits)
+    probabilities = scores.sigmoid() if activation == "sigmoid" else scores.softmax(2)[..., :-1]
+    return [Detections(*pair) for pair in zip(corners, probabilities, strict=True)]
+
+
+def compute_iou(boxes: Tensor, corners: Sequence[float]) -> Tensor:
+    """Compute the intersection over union (D,) of each of the boxes (D,4) and one box."""
+    box = boxes.new_tensor(list(corners))
+    low, high = torch.maximum(boxes[:, :2], box[:2]), torch.minimum(boxes[:, 2:], box[2:])
+    intersection = (high - low).clamp(min=0).prod(1)
+    union = (boxes[:, 2:] - boxes[:, :2]).prod(1) + (box[2:] - box[:2]).prod() - intersection
+    return torch.where(union > 0, intersection / union, 0)
+
+
+def _parse_torchvision_detections(prediction: Mapping[str, Tensor]) -> Detections:
+    """Convert one sample of a torchvision detector, with one score per detection, to detections with probabilities (D,K)."""
+    scores, labels = prediction["scores"], prediction["labels"].long()
+    n_classes = int(labels.max()) + 1 if len(labels) else 1
+    probabilities = scores.new_zeros(len(scores), n_classes)
+    return Detections(prediction["boxes"], probabilities.scatter(1, labels[:, None], scores[:, None]))
