@@ -60,7 +60,7 @@ def iter_open_questions(summary: Summary) -> Iterator[OpenQuestion]:
     Those about the model come first, then the stages that were not tested.
     """
     stages = {name: stage for name, stage in summary if isinstance(stage, StageResult) and not stage.tested}
-    about_model, others = [], []
+    about_model, others = list[OpenQuestion](), list[OpenQuestion]()
     for verdict, question in _iter_open_verdicts(summary, stages):
         (about_model if find_topic(verdict.question) == "model" else others).append(question)
     yield from about_model

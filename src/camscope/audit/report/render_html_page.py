@@ -37,8 +37,8 @@ from camscope.audit.report.verdict_labels_and_groups import (
     group_verdicts_by_topic,
     sanitize_text,
 )
+from camscope.audit.shortcuts.border_and_marker_detectors import REGIONS
 from camscope.audit.shortcuts.region_attribution import MIN_OVERLAP_SHARE, find_overlapping_regions
-from camscope.audit.shortcuts.region_detectors import REGIONS
 from camscope.audit.shortcuts.region_names import name_region
 from camscope.audit.verdicts.limitations_and_warnings import GENERAL_LIMITATIONS
 from camscope.audit.verdicts.verdict_rules import QUESTIONS

@@ -1,7 +1,7 @@
 """Names of image regions as a reader of a report understands them."""
 
+from camscope.audit.shortcuts.border_and_marker_detectors import REGIONS
 from camscope.audit.shortcuts.load_images_and_region_masks import FINDING_REGION, ORGAN_REGION
-from camscope.audit.shortcuts.region_detectors import REGIONS
 
 
 def name_region(region: str) -> str:
