@@ -290,7 +290,7 @@ def templates_of(module) -> list[str]:
         else:
             continue
         template = re.sub(r"{+\w*}+", "{}", "".join(parts))
-        if len(re.findall(r"[A-Za-z]+", template)) > 2:
+        if " " in template and len(re.findall(r"[A-Za-z]+", template)) > 2:
             patterns[template] = r".*?".join(map(re.escape, template.split("{}")))
     return list(patterns.values())
 

@@ -60,14 +60,14 @@ def iter_open_questions(summary: Summary) -> Iterator[OpenQuestion]:
     Those about the model come first, then the stages that were not tested.
     """
     stages = {name: stage for name, stage in summary if isinstance(stage, StageResult) and not stage.tested}
-    about_model, others = list[OpenQuestion](), list[OpenQuestion]()
+    about_model, about_maps_and_data = list[OpenQuestion](), list[OpenQuestion]()
     for verdict, question in _iter_open_verdicts(summary, stages):
-        (about_model if find_topic(verdict.question) == "model" else others).append(question)
+        (about_model if find_topic(verdict.question) == "model" else about_maps_and_data).append(question)
     yield from about_model
     for name, stage in stages.items():
         text = fill_sentence(STAGE_DESCRIPTIONS[name])
         yield OpenQuestion(text, fill_sentence("{reason}", reason=stage.reason or "no reason was given"), "missing")
-    yield from others
+    yield from about_maps_and_data
 
 
 def _iter_open_verdicts(summary: Summary, skipped: Container[str]) -> Iterator[tuple[Verdict, OpenQuestion]]:
