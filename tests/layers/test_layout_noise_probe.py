@@ -198,7 +198,9 @@ def test_a_grid_of_few_cells_is_never_contradicted_by_what_may_be_chance(grid):
         )
 
 
-@pytest.mark.parametrize("blocks", [(24,), (4, 6), (7, 7), (14, 14), (3, 3, 3)], ids=str)
+@pytest.mark.parametrize(
+    "blocks", [(24,), (4, 6), (7, 7), pytest.param((14, 14), marks=pytest.mark.thorough), (3, 3, 3)], ids=str
+)
 def test_the_pattern_tells_other_orders_from_its_own(blocks):
     field = layout_verdict.compute_expected_reaction(layout_verdict.draw_noise_pattern(blocks, 0), blocks, 0.0)
     for likeness, order in layout_verdict.iter_other_orders(field, field, similar=True):

@@ -15,7 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from camscope.errors import warn_caller
 from camscope.hooks.intercept_torch_functions import BaseFunctionMode, bypass_torch_function
-from camscope.pytree import map_leaves
+from camscope.pytree import TYPES_WITHOUT_TENSORS, map_leaves
 
 CONTAINERS = (tuple, list, Mapping)  # of tensors, among the arguments of PyTorch's functions
 _writes_buffers_by_model = WeakIdKeyDictionary()  # by model: whether its forward wrote a buffer in eval mode
@@ -47,6 +47,8 @@ class BufferCopyMode(BaseFunctionMode):
     def _copy_argument(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             return self._get_copy(value)
+        if type(value) in TYPES_WITHOUT_TENSORS:
+            return value
         return map_leaves(value, self._get_copy) if isinstance(value, CONTAINERS) or is_dataclass(value) else value
 
     def _get_copy(self, tensor: Tensor) -> Tensor:
