@@ -227,7 +227,7 @@ ON_ARRAYS = {
     "comparison/equal_maps.py",
     "core/base_method.py",
     "core/baselines.py",
-    "core/explainer_base_class_and_registration.py",
+    "core/base_explainer.py",
     "core/input_segments.py",
     "core/model_input.py",
     "ensemble/map_fusion.py",

@@ -415,7 +415,7 @@ def test_methods_share_the_prediction_and_a_map_gives_that_of_its_changed_input(
     x, passes = x[:1], []
     methods = [GradCAM(model, "block"), InputXGradient(model)]
     handle = model.register_forward_pre_hook(lambda module, args: passes.append(len(args[0])))
-    with reuse_passes():
+    with clean_maps_and_predictions_shared():
         together = [compare_under_transforms(method, x, 1, transforms=[Shift(1), Shift(2)]) for method in methods]
     handle.remove()
     assert sum(passes) == 1 + 2 * (1 + 2)  # the prediction, and for each method the maps

@@ -365,9 +365,12 @@ def print_audit_result(audit: "AuditRun") -> None:
 
 def build_verdict_table(audit: "AuditRun") -> "Table":
     """Build a table with one row for each verdict of an audit."""
+    from camscope.audit.report.overview import write_plain_text
+    from camscope.audit.report.verdict_labels_and_groups import describe_sample, format_sentence
     from camscope.audit.verdicts.verdict_rules import find_topic
 
-    table = console_output.new_table("claim", "verdict", "effect [95 %]>", "n>", "reason")
+    table = console_output.new_table("claim", "verdict", "effect [95 %]>", "sample", "reason")
+    has_patients = audit.summary.check.has_patient_column
     for verdict in audit.verdicts:
         contradicts_maps = verdict.direction == "contradicts" and find_topic(verdict.question) == "maps"
         style = MAPS_CONTRADICT_STYLE if contradicts_maps else DIRECTION_STYLES[verdict.direction]
@@ -375,8 +378,10 @@ def build_verdict_table(audit: "AuditRun") -> "Table":
             console_output.styled_text((console_output.to_printable_line(verdict.claim), style)),
             console_output.styled_text((f"{VERDICT_SYMBOLS[verdict.conclusion]} {verdict.conclusion}", style)),
             format_interval(verdict.effect),
-            str(verdict.effect.n_values or ""),
-            console_output.to_printable_line(verdict.reason),
+            write_plain_text(describe_sample(verdict.effect, has_patients=has_patients))
+            if verdict.effect.n_values
+            else "",
+            console_output.to_printable_line(format_sentence(verdict.reason)),
         )
     return table
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope.explainers.bias_capture import Bias, BiasCapture, infer_output_layouts, is_any_map_unverified
+from camscope.explainers.core.base_explainer import Explainer, register
 from camscope.explainers.core.evaluation_context import (
     check_finite,
     check_no_inference_mode_weights,
@@ -17,7 +18,6 @@ from camscope.explainers.core.evaluation_context import (
     has_interacting_samples,
     inspect_model,
 )
-from camscope.explainers.core.explainer_base_class_and_registration import Explainer, register
 from camscope.explainers.core.maps_with_flags import AttributionMaps, find_samples_below_precision
 from camscope.explainers.core.resize_and_blur import resize_maps
 from camscope.explainers.core.run_methods_in_shared_passes import select_sample_target

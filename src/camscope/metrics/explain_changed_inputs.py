@@ -13,8 +13,8 @@ from torch import Tensor
 
 from camscope.errors import InputError, TargetError
 from camscope.explainers.control_methods import BaseControl
+from camscope.explainers.core.base_explainer import Explainer
 from camscope.explainers.core.evaluation_context import check_finite, evaluation_context, inspect_model
-from camscope.explainers.core.explainer_base_class_and_registration import Explainer
 from camscope.explainers.core.run_methods_in_shared_passes import run_methods
 from camscope.hooks.find_layers import unwrap
 from camscope.metrics.metric_registry import FloatArray

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError, NonFiniteError, TargetError, UndefinedError
-from camscope.explainers.core.explainer_base_class_and_registration import Explainer
+from camscope.explainers.core.base_explainer import Explainer
 from camscope.explainers.core.random_mixin import draw_seeds
 from camscope.explainers.core.setting_checks import check_integer, check_one_of, check_positive_integer
 from camscope.geometry import Placement

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_INTERVAL, MIN_PATIENTS_FOR_VERDICT
 from camscope.audit.core.summary_schema import Summary
 from camscope.audit.shortcuts.region_attribution import find_overlapping_regions
+from camscope.audit.shortcuts.region_names import name_region
 from camscope.explanation import STATUS_MEANINGS
 from camscope.plurals import plural
 from camscope.registry import METHODS
@@ -89,7 +90,7 @@ def list_warnings(summary: Summary) -> Iterator[str]:
     for finding, groups in find_overlapping_regions(summary).items():
         for group in groups:
             yield (
-                f"Regions that the prediction for {finding} relies on overlap ({', '.join(group)}): "
+                f"Regions that the prediction for {finding} relies on overlap ({', '.join(map(name_region, group))}): "
                 "one cause may be counted several times."
             )
     for severity in REPORTED_SEVERITIES:

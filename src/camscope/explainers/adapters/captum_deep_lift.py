@@ -24,9 +24,9 @@ from camscope.explainers.adapters.model_copy_for_hooks import (
     clone_for_hooks,
     restart_call_counts,
 )
+from camscope.explainers.core.base_explainer import register_optional
 from camscope.explainers.core.baselines import BackgroundMixin, BaselineMixin, build_baseline_tensors
 from camscope.explainers.core.evaluation_context import check_finite
-from camscope.explainers.core.explainer_base_class_and_registration import register_optional
 from camscope.explainers.core.perturbed_evaluator import PerturbedEvaluator
 from camscope.explainers.path.additive_explainer import AdditiveAttribution, AdditiveExplainer
 from camscope.images.files.redacted_errors_and_file_pseudonyms import ignore_warnings

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from camscope.errors import InputError
 from camscope.explainers.adapters.adapter_explainer import AdapterExplainer
+from camscope.explainers.core.base_explainer import register_optional
 from camscope.explainers.core.baselines import BaselineMixin
-from camscope.explainers.core.explainer_base_class_and_registration import register_optional
 from camscope.explainers.core.input_segments import (
     SegmentsLike,
     check_segments_setting,

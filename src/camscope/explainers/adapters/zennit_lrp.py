@@ -20,8 +20,8 @@ from camscope.explainers.adapters.zennit_rules_for_functions import (
     has_zennit_rule,
     make_relative_stabilizer,
 )
+from camscope.explainers.core.base_explainer import register_optional
 from camscope.explainers.core.evaluation_context import check_finite
-from camscope.explainers.core.explainer_base_class_and_registration import register_optional
 from camscope.explainers.core.perturbed_evaluator import PerturbedEvaluator
 from camscope.explainers.core.setting_checks import check_number, check_one_of
 from camscope.explainers.path.additive_explainer import AdditiveAttribution, AdditiveExplainer

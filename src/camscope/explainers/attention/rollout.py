@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from camscope.explainers.attention.token_attention_explainer import AttentionTrace, TokenAttentionExplainer
-from camscope.explainers.core.explainer_base_class_and_registration import register
+from camscope.explainers.core.base_explainer import register
 
 HeadFusion = Literal["mean", "max", "min"]
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import LayerError
+from camscope.explainers.core.base_explainer import Explainer
 from camscope.explainers.core.base_method import BaseMethod
 from camscope.explainers.core.evaluation_context import check_finite
-from camscope.explainers.core.explainer_base_class_and_registration import Explainer
 from camscope.explainers.core.maps_with_flags import (
     AttributionMaps,
     DeferredMap,

@@ -8,7 +8,7 @@ from camscope.explainers.cam.kpca_cam import RELATIVE_ROUNDING
 from camscope.explainers.cam.layer_explainer import LayerExplainer
 from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.cam.weighted_channels_explainer import SPATIAL_AXIS
-from camscope.explainers.core.explainer_base_class_and_registration import register
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.validated_setting_types import NonNegativeNumber
 
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
-from camscope.explainers.core.explainer_base_class_and_registration import Explainer
+from camscope.explainers.core.base_explainer import Explainer
 from camscope.explainers.core.setting_checks import check_integer
 from camscope.hooks.find_layers import find_layer, unwrap
 from camscope.layers.choose_layer import choose_layer

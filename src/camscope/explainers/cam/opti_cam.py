@@ -8,7 +8,7 @@ from torch import Tensor
 
 from camscope.explainers.cam.layer_explainer import LayerExplainer
 from camscope.explainers.cam.layer_features import LayerFeatures
-from camscope.explainers.core.explainer_base_class_and_registration import register
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.random_mixin import ADAM_EPSILON
 from camscope.explainers.core.resize_and_blur import enlarge_to_input, find_nonconstant_channels, scale_to_unit_range
 from camscope.explainers.core.validated_setting_types import PositiveInteger, PositiveNumber

@@ -8,7 +8,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from camscope.errors import LayerError, ModelError, TargetError
 from camscope.explainers.cam.layer_features import SCORE_TOLERANCE_BY_DTYPE, ActivationVariants, LayerFeatures
 from camscope.explainers.cam.weighted_channels_explainer import SPATIAL_AXIS, BaseWeightedChannels
-from camscope.explainers.core.explainer_base_class_and_registration import register
+from camscope.explainers.core.base_explainer import register
 from camscope.hooks.find_layers import find_layer, unwrap
 from camscope.plurals import plural
 

@@ -11,7 +11,7 @@ from camscope.explainers.cam.weighted_channels_explainer import (
     compute_value_range_per_sample,
     sum_quotients,
 )
-from camscope.explainers.core.explainer_base_class_and_registration import register
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.random_mixin import RandomMixin
 from camscope.explainers.core.validated_setting_types import NonNegativeNumber, PositiveInteger
 

@@ -22,8 +22,8 @@ from camscope.explainers.comparison.comparison_rows_and_columns import (
 )
 from camscope.explainers.comparison.equal_maps import correlate_maps, describe_equal_maps, find_equal_maps
 from camscope.explainers.comparison.explain_by_supported_methods import MethodTimer, explain_supported
+from camscope.explainers.core.base_explainer import METHODS, Explainer, get_explainer_class
 from camscope.explainers.core.evaluation_context import Precision
-from camscope.explainers.core.explainer_base_class_and_registration import METHODS, Explainer, get_explainer_class
 from camscope.explainers.core.keywords_of_other_toolkits import reject_foreign_keywords
 from camscope.explainers.core.model_input import NO_EXTRA_INPUTS, ExtraInputs
 from camscope.explainers.core.run_methods_in_shared_passes import OnPass, explain_grid

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from camscope.errors import InputError
-from camscope.explainers.core.explainer_base_class_and_registration import Explainer
+from camscope.explainers.core.base_explainer import Explainer
 from camscope.explainers.ensemble.wrapper import Wrapper
 from camscope.explanation import Explanation
 from camscope.hooks.find_layers import find_layer, unwrap

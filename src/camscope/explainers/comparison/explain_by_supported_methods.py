@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from camscope.errors import CamscopeError, ImageError, PreprocessError, warn_caller
 from camscope.explainers.comparison.comparison_rows_and_columns import format_method_labels
+from camscope.explainers.core.base_explainer import METHODS, Explainer
 from camscope.explainers.core.base_method import BaseMethod
-from camscope.explainers.core.explainer_base_class_and_registration import METHODS, Explainer
 from camscope.explainers.core.model_input import NO_EXTRA_INPUTS, ExtraInputs
 from camscope.explainers.core.run_methods_in_shared_passes import MethodErrors, OnPass, explain_grid, group_by_share_key
 from camscope.explanation import Explanation

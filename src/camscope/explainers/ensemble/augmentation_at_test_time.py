@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from camscope.errors import CamscopeError, InputError
-from camscope.explainers.core.explainer_base_class_and_registration import Explainer
+from camscope.explainers.core.base_explainer import Explainer
 from camscope.explainers.core.maps_with_flags import AttributionMaps, merge_notes_and_flags
 from camscope.explainers.core.resize_and_blur import resize_input, resize_maps
 from camscope.explainers.ensemble.wrapper import Wrapper

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from camscope.errors import InputError
 from camscope.explainers.cam.layer_explainer import LayerExplainer
-from camscope.explainers.core.explainer_base_class_and_registration import Explainer
+from camscope.explainers.core.base_explainer import Explainer
 from camscope.explainers.core.maps_with_flags import AttributionMaps, determine_statuses, merge_notes_and_flags
 from camscope.explainers.core.resize_and_blur import resize_maps
 from camscope.explainers.core.run_methods_in_shared_passes import compute_group_maps, group_by_share_key

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.cam.weighted_channels_explainer import BaseWeightedChannels
+from camscope.explainers.core.base_explainer import Explainer
 from camscope.explainers.core.base_method import BaseMethod
-from camscope.explainers.core.explainer_base_class_and_registration import Explainer
 from camscope.explainers.core.maps_with_flags import AttributionMaps
 from camscope.explainers.core.principal_component import project_on_first_component
 from camscope.explainers.core.run_methods_in_shared_passes import compute_group_maps

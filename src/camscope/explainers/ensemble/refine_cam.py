@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from camscope.errors import InputError
 from camscope.explainers.cam.layer_explainer import LayerExplainer
+from camscope.explainers.core.base_explainer import METHODS, Explainer, register
 from camscope.explainers.core.base_method import SETTINGS_WITHOUT_EFFECT
-from camscope.explainers.core.explainer_base_class_and_registration import METHODS, Explainer, register
 from camscope.explainers.core.maps_with_flags import AttributionMaps
 from camscope.explainers.core.resize_and_blur import resize_maps, scale_to_unit_range
 from camscope.explainers.ensemble.map_fusion import compute_all_maps, merge_layer_maps

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 
 from camscope.errors import InputError
-from camscope.explainers.core.explainer_base_class_and_registration import Explainer
+from camscope.explainers.core.base_explainer import Explainer
 from camscope.explainers.core.maps_with_flags import AttributionMaps
 from camscope.explainers.core.run_methods_in_shared_passes import check_compatible_explainers
 from camscope.targets import Difference, Score, TargetLike

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from camscope.explainers.cam.layer_explainer import LayerExplainer
 from camscope.explainers.cam.layer_features import LayerFeatures
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.base_method import BaseMethod
-from camscope.explainers.core.explainer_base_class_and_registration import register
 from camscope.explainers.core.maps_with_flags import AttributionMaps
 from camscope.explainers.gradient.excitation_rules import (
     check_excitation_rules,

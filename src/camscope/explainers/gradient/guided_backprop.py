@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from camscope.errors import ModelError
-from camscope.explainers.core.explainer_base_class_and_registration import register
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.maps_with_flags import AttributionMaps
 from camscope.explainers.core.pixel_explainers import (
     InputGradientExplainer,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from camscope.explainers.cam.gradcam_variants import GradCAM
 from camscope.explainers.cam.layer_selection_mixin import LayerSelectionMixin
-from camscope.explainers.core.explainer_base_class_and_registration import register
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.maps_with_flags import AttributionMaps
 from camscope.explainers.core.resize_and_blur import enlarge_to_input
 from camscope.explainers.gradient.guided_backprop import RectifiedGradientExplainer

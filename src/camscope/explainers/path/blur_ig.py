@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from camscope.explainers.core.explainer_base_class_and_registration import register
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.perturbed_evaluator import PerturbedEvaluator
 from camscope.explainers.core.validated_setting_types import PositiveInteger, PositiveNumber
 from camscope.explainers.path.additive_explainer import AdditiveAttribution, AdditiveExplainer

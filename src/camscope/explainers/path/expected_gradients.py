@@ -6,8 +6,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.baselines import BackgroundMixin, build_baseline_tensors
-from camscope.explainers.core.explainer_base_class_and_registration import register
 from camscope.explainers.core.perturbed_evaluator import PerturbedEvaluator
 from camscope.explainers.core.random_mixin import draw_normal, draw_seeds
 from camscope.explainers.core.validated_setting_types import NonNegativeNumber, PositiveInteger

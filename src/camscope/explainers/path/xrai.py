@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from camscope.errors import InputError
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.baselines import BaselineLike, parse_baselines
-from camscope.explainers.core.explainer_base_class_and_registration import register
 from camscope.explainers.core.input_segments import import_skimage
 from camscope.explainers.core.maps_with_flags import AttributionMaps
 from camscope.explainers.core.perturbed_evaluator import PerturbedEvaluator

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from camscope.errors import InputError
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.baselines import BaselineLike
-from camscope.explainers.core.explainer_base_class_and_registration import register
 from camscope.explainers.core.random_mixin import ADAM_EPSILON
 from camscope.explainers.core.resize_and_blur import enlarge_to_input
 from camscope.explainers.core.validated_setting_types import NonNegativeNumber, PositiveInteger, PositiveNumber

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from camscope.errors import InputError
-from camscope.explainers.core.explainer_base_class_and_registration import register
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.input_segments import (
     SLIC_COMPACTNESS,
     SegmentsLike,

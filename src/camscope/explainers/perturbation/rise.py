@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from camscope.errors import InputError
-from camscope.explainers.core.explainer_base_class_and_registration import register
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.validated_setting_types import PositiveInteger, PositiveNumber
 from camscope.explainers.perturbation.perturbation_explainer import (
     MaskChunkBuilder,

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from camscope.errors import InputError
-from camscope.explainers.core.explainer_base_class_and_registration import register
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.input_segments import label_grid_cells
 from camscope.explainers.core.validated_setting_types import PositiveInteger, PositiveNumber
 from camscope.explainers.perturbation.perturbation_explainer import (
