@@ -4,7 +4,7 @@
 
 DATA holds `models.py`, `chest_xray`, `blood_cells` and `hippocampus`. The operations are timed in processor seconds, which
 other processes change less than seconds of the clock; so run it with OMP_NUM_THREADS=1. A ratio is that of the foreseen
-to the taken seconds. Stages that took less than a second are left out.
+to the taken seconds. Only those of stages of a second or more say something.
 """
 
 import argparse
@@ -25,7 +25,6 @@ from camscope.audit import stage_duration_estimates
 from camscope.audit.core import reduce_integration_steps
 from camscope.audit.demo_dataset_and_model import CONFOUNDED_PROBABILITY, UNBIASED_PROBABILITY, write_demo_study
 
-MIN_SECONDS = 1.0  # of a stage that is listed
 METHODS = ["gradcam", "integratedgradients"]
 NET = '''"""Two convolutions and the mean of each of their channels."""
 

@@ -39,7 +39,7 @@ from camscope.metrics.weight_randomization import copy_explainer, split_model
 N_TIMED_IMAGES = 2
 N_EDITED = 16  # images of the timed forward pass
 SHORT_SECONDS = 0.2  # a shorter operation is timed a second time, warm
-N_TIMED_VARIANTS = 4  # of an image, whose maps are timed together as in the robustness stage
+N_TIMED_VARIANTS = 4  # of an image, whose maps are timed together
 MAPS_AT_FIRST_LOOK, MAPS_PER_IMAGE = 29, 11  # of a method and an image in the robustness stage; later looks take fewer
 PASSES_PER_REGION = (4.0, 3.0, 2.0)  # edits of an image: with the finding, of any image, for insertions
 SECONDS_PER_CLUSTERED_MAP = 0.05
@@ -56,13 +56,7 @@ class StageEstimator:
 
     @classmethod
     def from_context(cls, context: AuditContext) -> "StageEstimator | None":
-        """Load the images once for each context. None if none is readable."""
-        if context.stage_estimator is None:
-            context.stage_estimator = cls._load(context)
-        return context.stage_estimator
-
-    @classmethod
-    def _load(cls, context: AuditContext) -> "StageEstimator | None":
+        """Load the images to be timed. Return None if no image is readable."""
         cohort = context.cohort
         batches = context.iter_batches(cohort.rows[: 2 * N_TIMED_IMAGES])
         images = next((batch for batch in batches if batch[0].item), None)
@@ -108,8 +102,8 @@ class StageEstimator:
     @cached_property
     def seconds_per_map(self) -> dict[str, float]:
         """The seconds of a map of each method, as the user configured it."""
-        known = reduce_integration_steps(self.context).seconds_by_method
-        seconds = {name: times.configured for name, times in known.items() if times.configured >= SHORT_SECONDS}
+        measured = reduce_integration_steps(self.context).seconds_by_method
+        seconds = {name: times.configured for name, times in measured.items() if times.configured >= SHORT_SECONDS}
         return {
             name: seconds[name] if name in seconds else self._time_map(explainer)
             for name, explainer in ((each.composed_name, each) for each in self.context.explainers)
@@ -117,21 +111,23 @@ class StageEstimator:
 
     @cached_property
     def seconds_per_rank_map(self) -> dict[str, float]:
-        """The seconds of a map of each method in the stages that compare ranks, which compute several maps together."""
+        """The seconds of a map of each method in the stages that compare ranks."""
         rank = reduce_integration_steps(self.context)
-        known = {name: times.reduced for name, times in rank.seconds_by_method.items()}
-        seconds = {name: value for name, value in (self.seconds_per_map | known).items() if value >= SHORT_SECONDS}
-        return {
-            name: seconds[name] if name in seconds else self._time_map(explainer, N_TIMED_VARIANTS)
-            for name, explainer in zip(self.seconds_per_map, rank.explainers, strict=True)
-        }
+        reduced = {steps.method: rank.seconds_by_method.get(steps.method) for steps in rank.path_steps}
+        seconds = {name: times.reduced for name, times in reduced.items() if times and times.reduced >= SHORT_SECONDS}
+        explainers = dict(zip(self.seconds_per_map, rank.explainers, strict=True))
+        timed = {name: self._time_map(explainers[name]) for name in reduced if name not in seconds}
+        return self.seconds_per_map | seconds | timed
 
-    def _time_map(self, explainer: Explainer, n_variants: int = 1) -> float:
-        """Return how many seconds one map takes if the maps of `n_variants` variants of an image are computed together."""
-        target = [self.context.findings[0].class_index]
-        probe = ExplainerProbe.from_explainer(explainer, self.x[:1], target)
-        x = self.x[:1].expand(n_variants, *self.x.shape[1:]).contiguous()
-        return time_call(lambda: probe.compute_maps(x, [0] * n_variants)) / n_variants
+    def _time_map(self, explainer: Explainer) -> float:
+        """Return how many seconds one map takes. Short ones are timed together, as the stages compute them."""
+        target, x = [self.context.findings[0].class_index], self.x[:1]
+        probe = ExplainerProbe.from_explainer(explainer, x, target)
+        seconds = time_call(lambda: probe.compute_maps(x, [0]))
+        if seconds >= SHORT_SECONDS:
+            return seconds
+        variants = x.expand(N_TIMED_VARIANTS, *x.shape[1:]).contiguous()
+        return time_call(lambda: probe.compute_maps(variants, [0] * N_TIMED_VARIANTS)) / N_TIMED_VARIANTS
 
     def estimate_number_of_sampled_images(
         self, n_samples: int, first_size: int = LOOK_SIZES[0], *, is_upper_bound: bool = False
@@ -352,10 +348,10 @@ MIN_SECONDS_FOR_CORRECTION = 5.0  # of finished stages, before the others are co
 
 
 def time_call(function: Callable[[], Any]) -> float:
-    """Return the seconds of a call. A short one is timed again, warm. 0 if the operation is not possible."""
+    """Return the seconds of a call. A short one is timed twice more, warm. 0 if the operation is not possible."""
     try:
         seconds = _measure_seconds(function)
-        return _measure_seconds(function) if seconds < SHORT_SECONDS else seconds
+        return min(_measure_seconds(function) for _ in range(2)) if seconds < SHORT_SECONDS else seconds
     except CamscopeError:
         return 0.0
 

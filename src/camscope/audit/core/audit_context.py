@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,13 +25,33 @@ from camscope.plurals import plural
 from camscope.targets.class_targets import resolve_class_index
 
 if TYPE_CHECKING:
-    from camscope.audit.core.reduce_integration_steps import RankExplainers
-    from camscope.audit.core.stage_result_schema import PlannedSize
-    from camscope.audit.stage_duration_estimates import StageEstimator
+    from camscope.audit.core.stage_result_schema import PathSteps, PlannedSize
 
 ProgressCallback = Callable[[int, int], None]  # number of items done, total number
 NUM_READ_THREADS = 4
 MAX_TRIAL_IMAGES = 32  # images tried to find one that can be explained
+
+
+class MapSeconds(NamedTuple):
+    """The seconds of a map with the configured steps, and with those of stages that compare ranks."""
+
+    configured: float
+    reduced: float
+
+
+class RankExplainers(NamedTuple):
+    """The explainers of stages that compare ranks, and what was found about those that take steps along a path.
+
+    Attributes:
+        explainers: Those of the context, in the same order. Some take fewer steps.
+        path_steps: The steps of those that take fewer than configured.
+        seconds_by_method: Display name -> the seconds of a map, of the methods whose steps were compared.
+
+    """
+
+    explainers: list[Explainer]
+    path_steps: "tuple[PathSteps, ...]"
+    seconds_by_method: dict[str, MapSeconds]
 
 
 @dataclass(eq=False)
@@ -45,8 +65,7 @@ class AuditContext:
     folder: Path
     on_progress: ProgressCallback = field(default=lambda done, total: None)
     faults: FaultCollector = field(default_factory=FaultCollector)  # of the config
-    rank_explainers: "RankExplainers | None" = None  # see `reduce_integration_steps`
-    stage_estimator: "StageEstimator | None" = None  # see `StageEstimator.from_context`
+    rank_explainers: RankExplainers | None = None  # see `reduce_integration_steps`
     planned_sizes: "tuple[PlannedSize, ...]" = ()  # fewer images than configured, which fit a budget of time
 
     @property

@@ -2,12 +2,11 @@
 
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from camscope.audit.core.audit_context import AuditContext
+from camscope.audit.core.audit_context import AuditContext, MapSeconds, RankExplainers
 from camscope.audit.core.stage_result_schema import PathSteps
 from camscope.errors import UndefinedError
 from camscope.explainers import Explainer
@@ -19,28 +18,6 @@ STEP_CANDIDATES = (8, 16, 32, 64)
 MIN_RANK_CORRELATION = 0.95  # mean over the compared images, with the maps of all steps
 MIN_STEP_RATIO = 2  # fewer steps are used only if they save at least half
 N_COMPARED_IMAGES = 2
-
-
-class MapSeconds(NamedTuple):
-    """The seconds of a map with the configured steps, and with those of stages that compare ranks."""
-
-    configured: float
-    reduced: float
-
-
-class RankExplainers(NamedTuple):
-    """The explainers of stages that compare ranks, and what was found about those that take steps along a path.
-
-    Attributes:
-        explainers: Those of the context, in the same order. Some take fewer steps.
-        path_steps: The steps of those that take fewer than configured.
-        seconds_by_method: Display name -> the seconds of a map, of the methods whose steps were compared.
-
-    """
-
-    explainers: list[Explainer]
-    path_steps: tuple[PathSteps, ...]
-    seconds_by_method: dict[str, MapSeconds]
 
 
 def reduce_integration_steps(context: AuditContext) -> RankExplainers:

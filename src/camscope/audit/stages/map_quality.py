@@ -233,12 +233,12 @@ def run_cascade_and_last_step(
     """Return the result of one seed at several depths, and the result of all seeds after the last step."""
     first_seed, *other_seeds = RANDOMIZATION_SEEDS
     cascade = run_randomization_test(explainer, x, targets, seeds=(first_seed,), n_depths=N_RANDOMIZATION_DEPTHS)
-    others = run_randomization_test(explainer, x, targets, seeds=other_seeds, n_depths=1)
+    last_step = run_randomization_test(explainer, x, targets, seeds=other_seeds, n_depths=1)
     final = {
-        name: np.concatenate([cascade.similarities[name][:, -1:], others.similarities[name]])
+        name: np.concatenate([cascade.similarities[name][:, -1:], last_step.similarities[name]])
         for name in cascade.similarities
     }
-    return cascade, replace(others, seeds=RANDOMIZATION_SEEDS, similarities=final)
+    return cascade, replace(last_step, seeds=RANDOMIZATION_SEEDS, similarities=final)
 
 
 def _summarize_similarity(
