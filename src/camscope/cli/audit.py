@@ -382,17 +382,19 @@ def build_verdict_table(audit: "AuditRun") -> "Table":
     """Build a table with one row for each verdict of an audit."""
     from camscope.audit.report.overview import write_plain_text
     from camscope.audit.report.verdict_labels_and_groups import describe_sample, format_sentence
-    from camscope.audit.verdicts.verdict_rules import find_topic
+    from camscope.audit.verdicts.verdict_rules import QUESTIONS, find_topic
 
     table = console_output.new_table("claim", "verdict", "effect [95 %]>", "sample", "reason")
     has_patients = audit.summary.check.has_patient_column
     for verdict in audit.verdicts:
         contradicts_maps = verdict.direction == "contradicts" and find_topic(verdict.question) == "maps"
+        question = QUESTIONS.get(verdict.question)
+        quantity = question.effect_quantity if question is not None and verdict.effect.value is not None else ""
         style = MAPS_CONTRADICT_STYLE if contradicts_maps else DIRECTION_STYLES[verdict.direction]
         table.add_row(
             console_output.styled_text((console_output.to_printable_line(verdict.claim), style)),
             console_output.styled_text((f"{VERDICT_SYMBOLS[verdict.conclusion]} {verdict.conclusion}", style)),
-            format_interval(verdict.effect),
+            f"{format_interval(verdict.effect)}\n{quantity}".rstrip(),
             write_plain_text(describe_sample(verdict.effect, has_patients=has_patients))
             if verdict.effect.n_values
             else "",
