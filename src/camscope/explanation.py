@@ -69,7 +69,7 @@ class Explanation:
         diagnostics: Numbers by which the method checks its map, such as `completeness_gap`.
         parameters: Settings of the method.
         versions: Versions of the libraries.
-        model: Where the model was loaded from.
+        model: Digest of the model's weights, 16 hex digits, wherever they were loaded from.
         standard_error: (h,w) standard error of each cell, for a map that is a mean over random samples; else None.
         image: (H,W,3) pixels of the original image; for a scan it may be a volume (D,H,W).
         model_input_image: (H,W,3) the image as the model received it.
@@ -252,7 +252,8 @@ class Explanation:
             box_threshold: Draw boxes around the regions that reach this level (0..1) instead of colors.
             mask: (H,W), or several masks by name, such as `{"lungs": lungs, "opacity": opacity}`. Masks are drawn as outlines
                 with a legend.
-            colorbar: Add a color bar with the raw range.
+            colorbar: Add a color bar with the range of the drawn map. It is interpolated, so its maximum may be slightly below that
+                of `attribution`.
             height: Rows of the result; by default those of the image.
 
         Returns:
