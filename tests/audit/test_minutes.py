@@ -90,7 +90,10 @@ def test_a_budget_that_will_be_missed_is_told_with_the_stages_and_the_remedies(s
     assert [each.category for each in caught] == [BudgetWarning] * is_missed
     if is_missed:
         text = str(caught[0].message)
-        assert "the budget of 20m will be missed by about 20 s, because explain takes 14 min and shortcut takes 4 min" in text
+        assert (
+            "the budget of 20m will be missed by about 20 s, because explain takes 14 min and shortcut takes 4 min"
+            in text
+        )
         assert all(remedy in text for remedy in ('methods = ["gradcam"]', "n_steps", "max_images"))
 
 

@@ -54,7 +54,9 @@ def test_a_second_start_computes_nothing_and_another_config_is_refused(cases, wi
     before = (run.folder / "log.jsonl").read_text()
     audit.run_audit(config, run.folder)
     assert (run.folder / "log.jsonl").read_text() == before
-    with pytest.raises(OutputError, match="another config, so its finished stages cannot be used; choose another folder"):
+    with pytest.raises(
+        OutputError, match="another config, so its finished stages cannot be used; choose another folder"
+    ):
         audit.run_audit(changed(config, seed=1), run.folder)
 
 

@@ -55,7 +55,11 @@ def write_csv(run: RunReader, path: Path, query: Query, *, overwrite: bool) -> C
     rows = query.iter_rows(run.dataset, [*columns, PEAK_CELL_SQL, "grid", "input_size", "placement"])
     status_position = [field.name for field in schema].index("status")
     cells = (
-        (*row[: len(columns)], STATUS_MEANINGS.get(row[status_position]), *_locate_peak_row_and_column(*row[len(columns) :]))
+        (
+            *row[: len(columns)],
+            STATUS_MEANINGS.get(row[status_position]),
+            *_locate_peak_row_and_column(*row[len(columns) :]),
+        )
         for row in rows
     )
     names = [*(field.name for field in schema), "status_meaning", "peak_row", "peak_column"]
