@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from camscope.metrics.group_sequential import ERROR_RATE, InterimLook, plan_looks
+from camscope.metrics.group_sequential import ERROR_RATE, InterimLook, plan_interim_looks
 from camscope.metrics.mean_estimates import Estimate, estimate_mean
 
 RESULTS: Final = Path(__file__).with_name("results") / "audit_looks.json"
@@ -68,7 +68,7 @@ def outcomes(
 
 def row(name: str, size: int, n_samples: int, seed: int = 0) -> dict[str, Any]:
     """Errors at the margin, and coverage and images away from it, for a distribution and a number of patients."""
-    rng, looks, single = np.random.default_rng((seed, size)), plan_looks(size), [InterimLook(1, (size,))]
+    rng, looks, single = np.random.default_rng((seed, size)), plan_interim_looks(size), [InterimLook(1, (size,))]
     values = DISTRIBUTIONS[name](rng, (n_samples, size))
     few = np.clip(0.5 + 0.2 * values[: n_samples // BOUNDED_SHARE], -1, 1)
     true = float(np.clip(0.5 + 0.2 * DISTRIBUTIONS[name](rng, (10**6, 1)), -1, 1).mean())

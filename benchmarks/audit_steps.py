@@ -19,7 +19,7 @@ import torch
 from camscope import IntegratedGradients
 from camscope.errors import UndefinedError
 from camscope.metrics import METRICS
-from camscope.metrics.explain_changed_inputs import reuse_passes
+from camscope.metrics.explain_changed_inputs import clean_maps_and_predictions_shared
 from camscope.metrics.map_similarity import SIMILARITIES
 
 RESULTS: Final = Path(__file__).with_name("results") / "audit_steps.json"
@@ -59,7 +59,7 @@ def row(net: torch.nn.Module, x: torch.Tensor) -> dict[str, Any]:
         ranks = [SIMILARITIES["spearman"](one, most) for one, most in zip(maps, full, strict=True)]
         values = []
         for image, target in zip(x, targets, strict=True):
-            with reuse_passes():
+            with clean_maps_and_predictions_shared():
                 values.append([value(name, tool, image[None], target) for name in COMPARED])
         means = dict(zip(COMPARED, np.nanmean(values, 0).round(4).tolist(), strict=True))
         found[str(n_steps)] = {

@@ -41,7 +41,7 @@ class LastNoisyPass(LayerExplainer):
     n_samples = 25
     std = 1.0
 
-    def combine(self, features: LayerFeatures) -> Tensor:
+    def compute_layer_map(self, features: LayerFeatures) -> Tensor:
         """(N,*s)"""
         clean = features.activation.flatten(2)
         second = third = torch.zeros_like(clean)
@@ -80,7 +80,7 @@ class Centered(LayerExplainer):
         """(N,K,cells): what is decomposed."""
         return features.activation.flatten(2)
 
-    def combine(self, features: LayerFeatures) -> Tensor:
+    def compute_layer_map(self, features: LayerFeatures) -> Tensor:
         """(N,*s)"""
         cells = self.parts(features).mT.cpu().numpy()
         cells = cells - cells.mean(1, keepdims=True)
@@ -91,9 +91,9 @@ class Centered(LayerExplainer):
 class LargestPositive(KPCACAM):
     """KPCA-CAM with the sign with which the largest cell is positive (grad-cam)."""
 
-    def combine(self, features: LayerFeatures) -> Tensor:
+    def compute_layer_map(self, features: LayerFeatures) -> Tensor:
         """(N,*s)"""
-        heat = super().combine(features)
+        heat = super().compute_layer_map(features)
         flat = heat.flatten(1)
         largest = flat.gather(1, flat.abs().argmax(1, keepdim=True)).sign()
         return heat * largest.view(-1, *[1] * (heat.ndim - 1))
@@ -115,7 +115,7 @@ class ShareBeyond(LayerExplainer):
 
     name, paper = "fem", "doi:10.1109/IPTA50016.2020.9286629"
 
-    def combine(self, features: LayerFeatures) -> Tensor:
+    def compute_layer_map(self, features: LayerFeatures) -> Tensor:
         """(N,*s)"""
         activation = features.activation.flatten(2)
         least = activation.mean(SPATIAL_AXIS, keepdim=True) + 2 * activation.std(

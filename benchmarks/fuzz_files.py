@@ -41,7 +41,7 @@ from camscope.errors import CamscopeError
 from camscope.evaluation.ground_truth import load_ground_truth
 from camscope.evaluation.selection.method_selection import read_selection as read_choice
 from camscope.geometry import Placement
-from camscope.images.photo_reader import find_file_warnings, read_photo, read_reduced_photo
+from camscope.images.photo_reader import find_suffix_and_frame_warnings, read_photo, read_reduced_photo
 from camscope.model_card import get_card
 from camscope.models import load_model, load_state_dict_strictly, read_state_dict
 
@@ -209,7 +209,7 @@ def _read_image(name: str) -> Callable[[Path], str]:
         data = (folder / name).read_bytes()
         read_photo(folder / name)
         read_reduced_photo(data, lambda size: (size[0] // 4, size[1] // 4))
-        return "image, flagged" if find_file_warnings(data, name) else "image"
+        return "image, flagged" if find_suffix_and_frame_warnings(data, name) else "image"
 
     return read
 

@@ -22,7 +22,7 @@ from camscope.phantom.radiograph_drawing import (
     Corner,
     check_draw_arguments,
     draw_radiograph,
-    resolve_label,
+    find_class_index_of_finding,
 )
 from camscope.phantom.shortcut_study import reproducible_scope
 from camscope.plurals import plural
@@ -83,7 +83,9 @@ def draw_dataset(
     labels = random.permutation(np.arange(n_images) % kinds)
     probability = np.zeros(n_images)
     if marker_class is not None:
-        probability = (1 - marker_correlation) / kinds + marker_correlation * (labels == resolve_label(marker_class))
+        probability = (1 - marker_correlation) / kinds + marker_correlation * (
+            labels == find_class_index_of_finding(marker_class)
+        )
     marker_corners: list[Corner | None] = [
         "top left" if marked else None for marked in random.random(n_images) < probability
     ]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from camscope.errors import InputError
-from camscope.phantom.shortcut_study import ShortcutNet, ShortcutStudy, assign_markers, draw_patients
+from camscope.phantom.shortcut_study import ShortcutNet, ShortcutStudy, choose_images_with_marker, draw_patients
 
 VOLUME_CLASSES: Final = ("clear", "lesion")
 DEFAULT_SIDE_VOXELS: Final = 32
@@ -133,7 +133,7 @@ def draw_volume_study(n_images: int, seed: int, marker_share: float = 0.5) -> Sh
     """
     _, people, random = draw_patients(n_images, seed, marker_share)
     labels = people["labels"]
-    markers = assign_markers(labels, marker_share, random, np.ones(n_images, np.bool_))
+    markers = choose_images_with_marker(labels, marker_share, random, np.ones(n_images, np.bool_))
     volumes = [draw_volume((seed << 32) + i, bool(labels[i]), marker=bool(markers[i])) for i in range(n_images)]
     parts = [(volume.values, volume.mask, volume.marker_mask, volume.tissue_mask) for volume in volumes]
     images, lesion_masks, marker_masks, lung_masks = map(np.stack, zip(*parts, strict=True))

@@ -21,10 +21,10 @@ from pydicom.dataset import Dataset
 
 from tests.scan_files import PACKAGED, item
 
-WORDS = re.compile(
-    r"KNR\d{3}VOGL|(?<![\d.])17(?:09|1\d)\d{4}|(?<![\d.])9172\d{5}|121314\.917\d{3}|1\.2\.826\.0\.9172\.\d{4}",
-    re.IGNORECASE,
-)
+# in small letters; each begins with what it is searched by, as one expression of all would take five times as long
+WORDS = [re.compile(one) for one in (r"knr\d{3}vogl", r"121314\.917\d{3}", r"1\.2\.826\.0\.9172\.\d{4}")]
+NUMBERS = [re.compile(one) for one in (r"17(?:09|1\d)\d{4}", r"9172\d{5}")]  # not as a part of another number
+DIGITS_AND_POINT = set("0123456789.")
 BASE64 = re.compile(rb"[A-Za-z0-9+/]{24,}={0,2}")
 TAGS = """
 PatientName PatientID OtherPatientNames PatientBirthName PatientMotherBirthName PatientBirthDate PatientBirthTime
@@ -78,7 +78,11 @@ class Cage:
     def found(self, data: bytes) -> set[str]:
         """Which of the canaries are in some bytes, however they are packed; slugs and small letters count."""
         known = {text.lower(): text for text in self.planted}
-        seen = {match[0].lower() for part in unpacked(data) for match in WORDS.finditer(part)}
+        seen = set()
+        for text in map(str.lower, unpacked(data)):
+            seen.update(word for pattern in WORDS for word in pattern.findall(text))
+            numbers = (match for pattern in NUMBERS for match in pattern.finditer(text))
+            seen.update(one[0] for one in numbers if text[one.start() - 1 : one.start()] not in DIGITS_AND_POINT)
         return {known[text] for text in seen & set(known)}
 
 

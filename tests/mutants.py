@@ -211,7 +211,7 @@ MUTANTS = [
     Mutant(
         "no relu",
         BaseWeightedChannels,
-        "combine",
+        "compute_layer_map",
         "cells.relu() if self.relu else cells",
         "cells",
         negative_evidence_is_cut_off,

@@ -103,7 +103,7 @@ OF_EXPORTS = [
     Mutant(
         "any profile",
         dicom_export_headers,
-        "check_clinical_profile",
+        "check_profile_is_clinical",
         'profile != "clinical"',
         "False",
         research_writes_no_dicom,

@@ -34,7 +34,7 @@ OF_FAITHFULNESS = [
     Mutant(
         "one too many kept",
         PerturbationTest,
-        "_score_points",
+        "_score_removal_points",
         "ranks >= self.n_regions - count",
         "ranks > self.n_regions - count",
         insertion_by_hand,
@@ -42,7 +42,7 @@ OF_FAITHFULNESS = [
     Mutant(
         "the score for its chance",
         ModelScorer,
-        "_compute_scores",
+        "_compute_score_and_probability",
         "score if self._gives_probabilities else",
         "score if True else",
         probability_by_hand,

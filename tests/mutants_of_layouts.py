@@ -129,7 +129,7 @@ OF_LAYOUTS = [
         "any border",
         input_extent_of_map,
         "_apply_window_margin",
-        "share if share > _round_up(cell) else 0.0",
+        "share if share > _add_rounding_margin(cell_size) else 0.0",
         "0.0",
         a_border_gives_no_map,
     ),
@@ -176,7 +176,7 @@ OF_LAYOUTS = [
     Mutant(
         "memory handed out",
         SpatialMapTracker,
-        "run_function",
+        "run_intercepted_function",
         "if name in EXPORT_FUNCTIONS:",
         "if False:",
         a_plane_that_numpy_wrote_gives_no_map,

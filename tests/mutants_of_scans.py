@@ -14,7 +14,7 @@ from PIL import Image
 
 from camscope.errors import ImageError
 from camscope.images.files import redacted_errors_and_file_pseudonyms, strict_jpeg_decoding, tiff_and_png_damage
-from camscope.images.files.strict_jpeg_decoding import find_jpeg_damage
+from camscope.images.files.strict_jpeg_decoding import describe_jpeg_damage
 from camscope.images.scans import (
     dicom_header_values,
     dicom_modality_lut,
@@ -123,7 +123,7 @@ def a_damaged_jpeg_is_named() -> None:
 def data_behind_the_last_pixel_is_damage() -> None:
     data = encoded_jpeg()
     at = data.rindex(b"\xff\xd9")
-    damages = [find_jpeg_damage(data[:at] + bytes(n) + data[at:]) for n in (16, 40)]
+    damages = [describe_jpeg_damage(data[:at] + bytes(n) + data[at:]) for n in (16, 40)]
     assert damages == ["", "Corrupt JPEG data: 37 extraneous bytes before marker 0xd9"]
 
 
@@ -205,7 +205,7 @@ OF_SCANS = [
     Mutant(
         "as they come",
         dicom_slice_positions,
-        "stack_planes",
+        "sort_planes_and_check_distances",
         'np.argsort(along, kind="stable")',
         "np.arange(len(along))",
         frames_are_in_the_order_of_their_places,
@@ -213,7 +213,7 @@ OF_SCANS = [
     Mutant(
         "the mean is usual",
         dicom_slice_positions,
-        "stack_planes",
+        "sort_planes_and_check_distances",
         "np.median(steps)",
         "np.mean(steps)",
         a_gap_is_flagged_and_the_rest_is_in_place,
@@ -245,7 +245,7 @@ OF_SCANS = [
     Mutant(
         "the stream is believed",
         dicom_pixels,
-        "check_compressed_frames",
+        "check_compressed_frame_sizes_and_damage",
         "size is not None and",
         "False and",
         a_stream_that_lies_is_not_decoded,
@@ -253,7 +253,7 @@ OF_SCANS = [
     Mutant(
         "a damaged frame is decoded",
         dicom_pixels,
-        "check_compressed_frames",
+        "check_compressed_frame_sizes_and_damage",
         "is_lossy_jpeg and",
         "False and",
         a_damaged_jpeg_is_named,

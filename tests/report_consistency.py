@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 from camscope.audit.report.number_format import count_items
-from camscope.audit.report.verdict_labels_and_groups import sanitize_text
+from camscope.audit.report.verdict_labels_and_groups import format_sentence, sanitize_text
 
 ALLOWED_PHRASES = ("95 %",)
 VOID_TAGS = {"meta", "img", "input", "br", "link", "hr", "use", "path", "line", "rect", "circle", "polygon"}
@@ -87,6 +87,7 @@ def find_unsupported_claims(html: str, *files: Mapping[str, Any]) -> list[str]:
     numbers = {float(leaf) for file in files for leaf in _iter_leaves(file) if isinstance(leaf, int | float)}
     texts = {sanitize_text(leaf) for file in files for leaf in _iter_leaves(file) if isinstance(leaf, str)}
     texts |= {text.partition("; ")[0] for text in texts}  # the first clause of a reason
+    texts |= {format_sentence(text) for text in texts}
     parser = ReportTextParser(html)
     problems = []
     for value, text, counts in parser.numbers:

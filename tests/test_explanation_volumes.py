@@ -13,8 +13,8 @@ from camscope import GradCAM, render
 from camscope.errors import GeometryError, InputError, OutputError
 from camscope.explanation import Explanation, figure
 from camscope.geometry import Placement
+from camscope.render.draw_regions_and_outlines import OUTLINE_COLORS
 from camscope.render.image_grid import WARNING_COLOR
-from camscope.render.regions_and_outlines import OUTLINE_COLORS
 from tests.pictures import notebook_picture
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -23,13 +23,12 @@ pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning
     ids=lambda mutant: mutant.slip,
 )
 def test_a_planted_slip_is_noticed(mutant):
-    mutant.check()
     with pytest.MonkeyPatch.context() as patch:
         mutant.apply(patch)
         with pytest.raises((AssertionError, RuntimeError)):  # a wrong number, or a pass that torch refuses
             mutant.check()
     forget_views()
-    mutant.check()
+    mutant.check()  # which the right code passes
 
 
 def forget_views():

@@ -222,7 +222,7 @@ def _writes(call):
 JOINED = {
     "audit/provenance/files_written_by_audit.py",
     "audit/run_stages.py",
-    "cli/rank_methods_by_ground_truth.py",
+    "cli/benchmark_methods_on_synthetic_radiographs.py",
 }
 
 
@@ -451,7 +451,7 @@ def test_one_rule_for_every_path_of_a_table(path, house, tmp_path):
         load_ground_truth("mask", ["mask"], house).load_mask(row, (24, 24))
     column = load_ground_truth("mask", ["mask"], manifest.path_resolver)
     with pytest.raises(InputError, match=r"1 mask in the column 'mask' leads? out of .*--anywhere"):
-        column.check_inside_root([path, "a.png", None, "", [[0, 0, 1, 1]], "[[1, 2]]"])
+        column.check_mask_paths_inside_root([path, "a.png", None, "", [[0, 0, 1, 1]], "[[1, 2]]"])
     coco = {
         "images": [{"id": 1, "file_name": "a.png", "height": 24, "width": 24}],
         "categories": [{"id": 1, "name": "x"}],
@@ -611,14 +611,16 @@ def test_no_cell_is_a_formula_wherever_the_line_is_split():
     ]
     for text in texts:
         stream = io.StringIO(newline="")
-        csv.writer(stream).writerow(["1", cells.escape(text), "end"])
+        csv.writer(stream).writerow(["1", cells.to_csv_cell(text), "end"])
         for split in ",;\t|":
             for cell in cells_of(stream.getvalue(), split):
                 assert cell[:1] not in FORMULAS or not cell or is_number(cell), (text, split, cell)
     for plain in ("a-b", "a = b", "-5", "+1e-9", "x@y", "'=1", "a; b", ""):
-        assert cells.escape(plain) == plain
-    assert cells.escape([[-1.0, 0.5], [-3e-05, 2]]) == "[[-1.0, 0.5], [-3e-05, 2]]"
-    assert cells.escape("x;-2") == "x;'-2"  # where the comma is the decimal mark, the next cell could go on: -2,1+cmd|…
+        assert cells.to_csv_cell(plain) == plain
+    assert cells.to_csv_cell([[-1.0, 0.5], [-3e-05, 2]]) == "[[-1.0, 0.5], [-3e-05, 2]]"
+    assert (
+        cells.to_csv_cell("x;-2") == "x;'-2"
+    )  # where the comma is the decimal mark, the next cell could go on: -2,1+cmd|…
 
 
 def test_nothing_unseen_hides_a_formula():
@@ -631,9 +633,9 @@ def test_nothing_unseen_hides_a_formula():
         for before in ("", "x;", "x,", "x|", "x\t", "x\n"):
             for sign in "=+-@\uff1d\uff0b\uff0d\uff20\u2212\ufe66":
                 text = f"{before}{letter}{sign}1+1"
-                assert f"'{sign}1+1" in cells.escape(text), (before, letter, sign)
+                assert f"'{sign}1+1" in cells.to_csv_cell(text), (before, letter, sign)
     for plain in ("a\u200b=1", "caf\u00e9 - x", "x\u00a0y", "\u200bx=1"):
-        assert cells.escape(plain) == plain
+        assert cells.to_csv_cell(plain) == plain
 
 
 def test_no_table_of_a_command_has_a_formula_behind_a_semicolon(images, tmp_path):

@@ -69,13 +69,15 @@ def test_an_entry_without_its_package_names_the_extra(registry):
 
 
 def test_the_display_name_of_a_composed_method_replaces_each_part(registry):
-    assert registry.display_name("gradcam") == "Grad-CAM"
+    assert registry.replace_names_by_titles("gradcam") == "Grad-CAM"
     assert (
-        registry.display_name("gradcam++ + ig, fused, denoised") == "Grad-CAM++ + Integrated Gradients, fused, denoised"
+        registry.replace_names_by_titles("gradcam++ + ig, fused, denoised")
+        == "Grad-CAM++ + Integrated Gradients, fused, denoised"
     )
-    assert registry.display_name("unknown") == "unknown"
+    assert registry.replace_names_by_titles("unknown") == "unknown"
     assert (
-        registry.display_name("gradcam n_samples=2, denoised · gradcam") == "Grad-CAM n_samples=2, denoised · gradcam"
+        registry.replace_names_by_titles("gradcam n_samples=2, denoised · gradcam")
+        == "Grad-CAM n_samples=2, denoised · gradcam"
     )
 
 
@@ -106,7 +108,7 @@ def test_a_method_without_the_decorator_is_listed_under_its_class_name():
 
     try:
         METHODS["mine"] = Mine
-        assert METHODS.display_name("mine") == Mine.title == "Mine"
+        assert METHODS.replace_names_by_titles("mine") == Mine.title == "Mine"
         assert METHODS["MINE"] is Mine
     finally:
         METHODS.pop("mine", None)

@@ -113,7 +113,7 @@ def test_the_size_of_an_example_has_a_limit(number):
 def test_threads_are_as_many_as_a_process_can_have(images, tmp_path):
     pytest.importorskip("pyarrow")
     from camscope.batch import BatchRun, Query, inspect_images, run_batch
-    from camscope.batch.contact_sheet import build_contact_sheet
+    from camscope.batch.html_contact_sheet import build_contact_sheet
     from camscope.evaluation import evaluate
     from camscope.explainers import GradCAM
     from camscope.models import load_model

@@ -1,5 +1,6 @@
 """An explainer of any method by name, a model that counts its passes, and the largest tensor that anything makes."""
 
+import functools
 import inspect
 from contextlib import suppress
 from types import SimpleNamespace
@@ -49,11 +50,11 @@ def quarters(x):
 
 # Of a method that runs the model many times as few as tell whether it is right, and what some need beside a model.
 FEW = {
-    "blurig": {"n_steps": 6},
-    "expectedgradients": {"n_samples": 8, "background": ["zero", "mean"]},
+    "blurig": {"n_steps": 3},
+    "expectedgradients": {"n_samples": 4, "background": ["zero", "mean"]},
     "gradientshap": {"n_samples": 8, "background": ["zero", "mean"]},
-    "guidedig": {"n_steps": 4},
-    "integratedgradients": {"n_steps": 6},
+    "guidedig": {"n_steps": 3},
+    "integratedgradients": {"n_steps": 3},
     "xrai": {"n_steps": 4, "scales": (5.0, 50.0), "min_size": 8, "margin": 1, "min_new_pixels": 2},
     "occlusion": {"window": 5},
     "rise": {"n_samples": 12, "grid_size": 3},
@@ -67,11 +68,12 @@ FEW = {
     "lime": {"n_samples": 40, "grid_size": 2, "alpha": 0.0},  # as by hand: nothing pulls towards 0
     "kernelshap": {"n_samples": 40, "grid_size": 2},
     "lrp": {"epsilon": 0.0},
-    "opticam": {"n_steps": 6},
-    "smoothgradcam++": {"n_samples": 5},
+    "opticam": {"n_steps": 3},
+    "smoothgradcam++": {"n_samples": 3},
 }
 
 
+@functools.cache
 def looks_at_layers(method):
     """Whether a method looks at layers: those that do are told which."""
     return bool({"layer", "layers"} & set(inspect.signature(METHODS[method]).parameters))

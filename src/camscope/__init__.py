@@ -12,7 +12,7 @@ Every name is loaded on first use, so `import camscope` is cheap. Targets other 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from camscope.names_of_other_toolkits import describe_name_elsewhere
+from camscope.names_of_other_toolkits import describe_camscope_counterpart
 from camscope.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ __all__ = sorted([*_HOMES, "__version__"], key=lambda name: (not name.isupper(),
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
-        if (advice := describe_name_elsewhere(name)) is not None:
+        if (advice := describe_camscope_counterpart(name)) is not None:
             raise ImportError(advice)  # an AttributeError would lose its message in `from camscope import name`
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: object = getattr(import_module(_HOMES[name]), name)

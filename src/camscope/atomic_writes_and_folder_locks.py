@@ -59,7 +59,7 @@ def open_atomic(
     """
     path = parse_output_path(path)
     check_not_existing(path, overwrite)
-    check_replaceable(path)
+    check_is_file_or_missing(path)
     make_folder(path.parent)
     sibling = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
@@ -99,7 +99,7 @@ def parse_output_path(path: str | os.PathLike[str]) -> Path:
     raise OutputError(f"{os.fspath(path)!r} cannot be a path: it has a NUL or another character that no path can have")
 
 
-def check_replaceable(path: Path) -> None:
+def check_is_file_or_missing(path: Path) -> None:
     """Raise an OutputError if a path leads to a folder, pipe, socket or device, which no file may replace."""
     try:
         mode = path.stat().st_mode
@@ -123,7 +123,7 @@ class _TemporaryFile(io.FileIO):
             return super().write(data)
         except OSError as error:
             needed = self._n_bytes or self.tell() + memoryview(data).nbytes
-            raise make_write_error(self._path, error, needed, is_lower_bound=self._n_bytes is None) from error
+            raise build_write_error(self._path, error, needed, is_lower_bound=self._n_bytes is None) from error
 
 
 @contextlib.contextmanager
@@ -134,10 +134,10 @@ def _write_errors_converted(path: Path) -> Iterator[None]:
     except OutputError:
         raise
     except OSError as error:
-        raise make_write_error(path, error) from error
+        raise build_write_error(path, error) from error
 
 
-def make_write_error(
+def build_write_error(
     path: Path, error: OSError, n_bytes: int | None = None, *, is_lower_bound: bool = False
 ) -> OutputError:
     """Convert an OSError to an OutputError. If the disk is full, the message says how many bytes are needed and free."""
@@ -194,7 +194,7 @@ def make_folder(path: Path) -> None:
         file = next(ancestor for ancestor in (path, *path.parents) if os.path.lexists(ancestor))
         raise OutputError(f"{file} is a file, not a folder; choose another place") from None
     except OSError as error:
-        raise make_write_error(path, error) from error
+        raise build_write_error(path, error) from error
 
 
 class FolderLock:
@@ -214,7 +214,7 @@ class FolderLock:
         return self._try_lock("LOCK_EX")
 
     def acquire_shared(self) -> bool:
-        """Try to acquire the lock, which other processes may share. Return False if it cannot be shared for ten seconds."""
+        """Try to acquire the lock, which other processes may share. Return False after ten seconds without success."""
         end = time.monotonic() + LOCK_WAIT_SECONDS
         while not (granted := self._try_lock("LOCK_SH")) and time.monotonic() < end:
             time.sleep(0.05)

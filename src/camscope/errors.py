@@ -78,7 +78,7 @@ class ImageError(InputError):
 
 
 class CategoryError(InputError):
-    """Masks or annotations with several categories of which none was chosen, or a chosen category that they do not have."""
+    """Masks or annotations that lack the chosen category, or that have several categories of which none is chosen."""
 
 
 class PreprocessError(InputError):
@@ -159,7 +159,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _is_native_error(error: BaseException) -> bool:
-    """Return whether an error may come from a C or C++ library, whose errors have a message alone."""
+    """Return whether an error may come from a C or C++ library. Only the message tells what kind of error it is."""
     is_native = isinstance(error, RuntimeError) or type(error).__module__.partition(".")[0] == "cv2"
     return is_native and not isinstance(error, CamscopeError)
 

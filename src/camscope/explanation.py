@@ -160,7 +160,7 @@ class Explanation:
     @property
     def method_title(self) -> str:
         """The title of the method in its paper, such as `Grad-CAM` for the method "gradcam"."""
-        return METHODS.display_name(self.method)
+        return METHODS.replace_names_by_titles(self.method)
 
     @property
     def caption(self) -> str:
@@ -195,7 +195,7 @@ class Explanation:
         """The default colormap: "diverging" if the map has negative values, otherwise "inferno"."""
         return render.DIVERGING if bool((self.attribution < 0).any()) else "inferno"
 
-    def _resolve_scale(self, scale: ScaleOption) -> render.Scale | None:
+    def _resolve_auto_scale(self, scale: ScaleOption) -> render.Scale | None:
         """Return a scale in which "auto" is replaced: by "robust" for a map at input resolution, otherwise by "max"."""
         if scale != "auto":
             return scale
@@ -222,7 +222,7 @@ class Explanation:
 
         """
         values = self._project_map_and_coverage(size)[0]
-        resolved_scale = self._resolve_scale(scale)
+        resolved_scale = self._resolve_auto_scale(scale)
         return values if resolved_scale is None else render.apply_scale(values, resolved_scale)
 
     def overlay(
@@ -267,7 +267,7 @@ class Explanation:
         (8, 8, 3)
 
         """
-        resolved_scale, colormap = self._resolve_scale(scale), self.colormap if colormap == AUTO else colormap
+        resolved_scale, colormap = self._resolve_auto_scale(scale), self.colormap if colormap == AUTO else colormap
         if self._is_volume and contour is None and box_threshold is None:
             volume = self.volume(size, scale=scale, alpha=alpha, colormap=colormap, mask=mask)
             volume = replace(volume, flag="")  # a figure has a strip for flags
@@ -277,7 +277,7 @@ class Explanation:
                 self._check_two_axes()
             image = self._overlay_signal_or_video(resolved_scale, alpha, colormap)
             return image if height is None else render.resize_to_fit(image, height, 8 * height)
-        size = size or self._best_size()
+        size = size or self._choose_image_or_input_size()
         image, (raw, covered) = self._background_image(size), self._project_map_and_coverage(size)
         values, ends = render.to_display_range(raw, resolved_scale, colormap)
         if self._is_uninformative:
@@ -365,7 +365,7 @@ class Explanation:
                 f"the map {self.grid} has {plural(self.attribution.ndim, 'axis')} and is not a volume: expected 3 axes",
                 fix="draw it by overlay()",
             )
-        size = size or self._best_size()
+        size = size or self._choose_image_or_input_size()
         values, covered = self._project_map_and_coverage(size)
         return render.Volume(
             self._background_image(size),
@@ -373,7 +373,7 @@ class Explanation:
             affine=self._affine_at_size(size),
             covered=covered,
             masks=mask,
-            scale=self._resolve_scale(scale),
+            scale=self._resolve_auto_scale(scale),
             colormap=self.colormap if colormap == AUTO else colormap,
             alpha=alpha,
             window=window,
@@ -556,7 +556,7 @@ class Explanation:
 
         """
         self._check_two_axes()
-        return list(render.find_contours(self.heatmap(size or self._best_size()), level))
+        return list(render.find_contours(self.heatmap(size or self._choose_image_or_input_size()), level))
 
     def boxes(self, threshold: float = 0.5, size: MapSize | None = None) -> list[render.Box]:
         """Return boxes around the regions whose values reach a share of the maximum, the strongest first.
@@ -577,7 +577,7 @@ class Explanation:
 
         """
         self._check_two_axes()
-        return render.find_boxes(self.heatmap(size or self._best_size()), threshold)
+        return render.find_boxes(self.heatmap(size or self._choose_image_or_input_size()), threshold)
 
     def show(self) -> None:
         """Open the overlay in the image viewer of the system. A notebook shows an explanation without `show`.
@@ -691,7 +691,7 @@ class Explanation:
         image = self.planes() if self._is_volume else self.overlay(colorbar=True)
         return render.build_figure_html(image, text, text)
 
-    def _best_size(self) -> MapSize:
+    def _choose_image_or_input_size(self) -> MapSize:
         return "image" if self.placement is not None and self.image is not None else "input"
 
     def _project_map_and_coverage(self, size: MapSize) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
@@ -757,15 +757,15 @@ def figure(
     bar_widths = None
     if colorbar:
         pairs = zip(explanations, images, strict=True)
-        bar_widths = [measure_color_bar(explanation, image, height) for explanation, image in pairs]
+        bar_widths = [compute_color_bar_width(explanation, image, height) for explanation, image in pairs]
     return render.draw_image_grid(images, captions, columns=columns, height=height, flags=flags, bar_widths=bar_widths)
 
 
-def measure_color_bar(explanation: Explanation, overlay: PixelArray, height: int) -> int:
-    """Return the columns of the color bar at the right of an overlay that was drawn with this height."""
+def compute_color_bar_width(explanation: Explanation, overlay: PixelArray, height: int) -> int:
+    """Return the width in pixels of the color bar at the right of an overlay. `height` is that with which it was drawn."""
     if explanation.attribution.ndim != 2:
         return 0
-    background = explanation._background_image(explanation._best_size())
+    background = explanation._background_image(explanation._choose_image_or_input_size())
     return int(overlay.shape[1] - render.resize_to_fit(background, height, 2 * height).shape[1])
 
 
@@ -779,7 +779,7 @@ def shared_scales(explanations: Sequence[Explanation], colormap: str = AUTO) -> 
         for explanation in explanations
     ]
     for key, explanation in zip(keys, explanations, strict=True):
-        values = explanation.heatmap(explanation._best_size(), scale=None)
+        values = explanation.heatmap(explanation._choose_image_or_input_size(), scale=None)
         strongest = float((abs(values) if is_signed else values).max(initial=0.0))
         largest[key] = max(largest.get(key, 0.0), strongest)
     return [(-largest[key] if is_signed else 0.0, largest[key]) if largest[key] > 0 else "max" for key in keys]

@@ -117,7 +117,7 @@ def check_fields(explanation: Any, statuses: Collection[str]) -> None:
         "versions": isinstance(explanation.versions, Mapping),
     }
     if wrong := [name for name, holds in rules.items() if not holds]:
-        raise InputError(f"invalid fields of the explanation: {', '.join(wrong)}")
+        raise InputError(f"the explanation has invalid fields: {', '.join(wrong)}")
 
 
 def _is_int(value: object) -> bool:

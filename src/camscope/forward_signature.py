@@ -37,7 +37,7 @@ class InputDict(dict[str, Any]):
         """The keys that the model looked up but the dict lacks, in the order of lookup."""
         return list(self._missing_keys)
 
-    def is_read(self, key: str) -> bool:
+    def was_read(self, key: str) -> bool:
         """Return whether the model read the value of this key."""
         return key in self._read_keys
 
@@ -172,26 +172,28 @@ class InputKey:
             output = model(inputs, *args) if self.in_dict else model(*args, **inputs)
         except Exception as error:
             if not isinstance(error, CamscopeError) and not is_out_of_memory(error):
-                self._check_keys(model, inputs, received, error)
+                self._check_key_was_read(model, inputs, received, error)
             raise
-        if self.in_dict and inputs.missing_keys and not inputs.is_read(self.name):
+        if self.in_dict and inputs.missing_keys and not inputs.was_read(self.name):
             raise self._build_key_error(model, inputs.missing_keys, received)
         return output
 
-    def _check_keys(self, model: nn.Module, inputs: InputDict, received: Sequence[str], error: Exception) -> None:
+    def _check_key_was_read(
+        self, model: nn.Module, inputs: InputDict, received: Sequence[str], error: Exception
+    ) -> None:
         """Raise InputError if the model did not read this key, or if it failed because of a missing key."""
         if self.name in list_forward_keywords(model):
             return
-        if self.in_dict and inputs.is_read(self.name) and STRING_INDEX_PATTERN.search(str(error)):
+        if self.in_dict and inputs.was_read(self.name) and STRING_INDEX_PATTERN.search(str(error)):
             raise InputError(
                 f"the forward of {type(model).__name__} reads a key inside of its input {self.name!r}, which is a tensor here. "
                 "Pass a module whose forward takes the image and builds the nested dict for this model"
             ) from error
         names = _find_missing_keys_or_arguments(error)
         if any(name in received for name in _find_unexpected_arguments(error)):  # the model unpacks the dict
-            names = _probe_keys(model, inputs.get(self.name), (), {}) if self.in_dict else []
+            names = _probe_looked_up_keys(model, inputs.get(self.name), (), {}) if self.in_dict else []
         names = [name for name in names if name not in received]
-        is_unread = self.in_dict and not inputs.is_read(self.name)
+        is_unread = self.in_dict and not inputs.was_read(self.name)
         missing = list(dict.fromkeys([*inputs.missing_keys, *names]))
         if missing and (is_unread or names):
             raise self._build_key_error(model, missing, received) from error
@@ -252,15 +254,15 @@ def call_model(
         return model(x, *args, **kwargs)
     except Exception as error:
         if not isinstance(error, CamscopeError) and not is_out_of_memory(error):
-            _check_takes_tensor(model, x, args, kwargs, error)
+            _raise_if_model_takes_dict(model, x, args, kwargs, error)
         raise
 
 
-def _check_takes_tensor(
+def _raise_if_model_takes_dict(
     model: nn.Module, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
 ) -> None:
     """Raise InputError if a model failed on a tensor because it takes a dict."""
-    if keys := _probe_keys(model, x, args, kwargs, error):
+    if keys := _probe_looked_up_keys(model, x, args, kwargs, error):
         listing = f"It reads the keys {', '.join(map(repr, keys))}. " if len(keys) > 1 else ""
         raise InputError(
             f"the forward of {type(model).__name__} takes a dict, but received a tensor. {listing}Pass the key of the image, "
@@ -268,7 +270,7 @@ def _check_takes_tensor(
         ) from error
 
 
-def _probe_keys(
+def _probe_looked_up_keys(
     model: nn.Module, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception | None = None
 ) -> list[str]:
     """Run a model with a dict that returns x for every key. Return the keys that the model looks up.
@@ -288,7 +290,7 @@ def _probe_keys(
 
 
 def _read_parameters(model: nn.Module) -> list[Parameter]:
-    """Return the parameters of a model's forward behind its decorators. If they cannot be read, return *args and **kwargs."""
+    """Return the parameters of a model's undecorated forward. Return *args and **kwargs if the signature cannot be read."""
     try:
         return list(signature(model.forward).parameters.values())
     except (TypeError, ValueError):  # a builtin, for example

@@ -58,8 +58,8 @@ class Placement:
         matrix = np.array(self.matrix, np.float64)
         matrix.setflags(write=False)
         object.__setattr__(self, "matrix", matrix)
-        object.__setattr__(self, "input_size", _require_plane_size(self.input_size, len(self.input_size)))
-        object.__setattr__(self, "image_size", _require_plane_size(self.image_size, len(self.input_size)))
+        object.__setattr__(self, "input_size", _require_positive_size(self.input_size, len(self.input_size)))
+        object.__setattr__(self, "image_size", _require_positive_size(self.image_size, len(self.input_size)))
         n = len(self.input_size)
         if matrix.shape != (n, n + 1):
             raise GeometryError(
@@ -100,7 +100,7 @@ class Placement:
         """Return the placement of the same input on a resized image."""
         if tuple(size) == self.image_size:
             return self
-        size = _require_plane_size(size, self._n_axes)
+        size = _require_positive_size(size, self._n_axes)
         ratio = np.divide(size, self.image_size)[:, None]
         return type(self)(self.matrix * ratio, self.input_size, size)
 
@@ -108,15 +108,19 @@ class Placement:
 
     def resized(self, size: Sequence[int]) -> Self:
         """Return the placement after the input is resized to `size`."""
-        size = _require_plane_size(size, self._n_axes)
-        return self._precompose(np.diag(np.divide(self.input_size, size)), np.zeros(self._n_axes), size)
+        size = _require_positive_size(size, self._n_axes)
+        return self._build_placement_of_new_input(
+            np.diag(np.divide(self.input_size, size)), np.zeros(self._n_axes), size
+        )
 
     def cropped(self, start: Sequence[int], size: Sequence[int]) -> Self:
         """Return the placement after the input is cropped to `size` pixels from `start`.
 
         A crop that reaches beyond the input counts as padded there.
         """
-        return self._precompose(np.eye(self._n_axes), _require_whole_numbers(start, self._n_axes, "start"), size)
+        return self._build_placement_of_new_input(
+            np.eye(self._n_axes), _require_whole_numbers(start, self._n_axes, "start"), size
+        )
 
     def padded(self, before: Sequence[int], after: Sequence[int]) -> Self:
         """Return the placement after pixels are added before and after each axis of the input."""
@@ -128,13 +132,13 @@ class Placement:
         """Return the placement after one axis of the input is reversed."""
         linear, offset = np.eye(self._n_axes), np.zeros(self._n_axes)
         linear[axis, axis], offset[axis] = -1, self.input_size[axis]
-        return self._precompose(linear, offset, self.input_size)
+        return self._build_placement_of_new_input(linear, offset, self.input_size)
 
     def transposed(self, axes: Sequence[int]) -> Self:
         """Return the placement after the axes of the input are reordered, as by NumPy's `transpose`."""
         if sorted(axes) != list(range(self._n_axes)):
             raise GeometryError(f"axes is {tuple(axes)}; expected each of the {plural(self._n_axes, 'axis')} once")
-        return self._precompose(
+        return self._build_placement_of_new_input(
             np.eye(self._n_axes)[list(axes)].T, np.zeros(self._n_axes), [self.input_size[axis] for axis in axes]
         )
 
@@ -148,13 +152,13 @@ class Placement:
             raise GeometryError(
                 f"the image size of the inner placement is {inner.image_size}; expected {self.input_size}, the input size"
             )
-        return self._precompose(inner.matrix[:, :-1], inner.matrix[:, -1], inner.input_size)
+        return self._build_placement_of_new_input(inner.matrix[:, :-1], inner.matrix[:, -1], inner.input_size)
 
     # Coordinates and maps.
 
     def cell_to_image_matrix(self, grid: Sequence[int]) -> NDArray[np.float64]:
         """Return the matrix (n,n+1) that transforms cell coordinates of a map to coordinates of the image."""
-        grid = _require_plane_size(grid, self._n_axes)
+        grid = _require_positive_size(grid, self._n_axes)
         scaled = self.matrix[:, : self._n_axes] * np.divide(self.input_size, grid)
         return np.column_stack([scaled, self.matrix[:, self._n_axes]])
 
@@ -192,13 +196,13 @@ class Placement:
     def _comparison_key(self) -> tuple[object, ...]:
         return (self.matrix.tobytes(), self.input_size, self.image_size)
 
-    def _precompose(self, linear: FloatArray, offset: ArrayLike, size: Sequence[int]) -> Self:
-        """Return the placement of a new input.
+    def _build_placement_of_new_input(self, linear: FloatArray, offset: ArrayLike, size: Sequence[int]) -> Self:
+        """Return the placement of a new input of shape `size`.
 
-        `linear` and `offset` transform its coordinates to coordinates of the present input.
+        `linear` and `offset` transform the coordinates of the new input to coordinates of the present input.
         """
         matrix = np.column_stack([self.matrix[:, :-1] @ linear, self.to_image(np.asarray(offset)[None])[0]])
-        return type(self)(matrix, _require_plane_size(size, self._n_axes), self.image_size)
+        return type(self)(matrix, _require_positive_size(size, self._n_axes), self.image_size)
 
 
 def project_mask_to_input(
@@ -216,7 +220,7 @@ def project_mask_to_input(
     return sampled.reshape(tuple(input_size))
 
 
-def _require_plane_size(size: Sequence[int], n_axes: int) -> tuple[int, ...]:
+def _require_positive_size(size: Sequence[int], n_axes: int) -> tuple[int, ...]:
     numbers = _require_whole_numbers(size, n_axes, "size")
     if n_axes == 0 or numbers.min() < 1:
         raise GeometryError(f"the size is {tuple(size)}; expected positive integers")

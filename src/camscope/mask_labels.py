@@ -79,11 +79,11 @@ class LabelChoice:
         names = label_image.label_names()
         if len(names) > 1:
             raise CategoryError(
-                f"the mask holds {format_name_list(names)}, but no label was chosen; {format_choice_hint(names)}"
+                f"the mask holds {format_count_and_names(names)}, but no label was chosen; {format_category_hint(names)}"
             )
         if names and (first := self.first_label.setdefault("label", names[0])) != names[0]:
             both = (first, names[0])
-            raise CategoryError(f"masks hold different labels, {first} and {names[0]}; {format_choice_hint(both)}")
+            raise CategoryError(f"masks hold different labels, {first} and {names[0]}; {format_category_hint(both)}")
         return label_image.foreground
 
 
@@ -114,30 +114,30 @@ def choose_categories(
     names = tuple(dict.fromkeys(annotated))
     if not chosen and len(names) > 1:
         raise CategoryError(
-            f"{source} has {format_name_list(names, 'categories')}, but none was chosen; {format_choice_hint(names)}"
+            f"{source} has {format_count_and_names(names, 'categories')}, but none was chosen; {format_category_hint(names)}"
         )
     if not chosen or (tuple(chosen) == (ALL_LABELS,) and ALL_LABELS not in names):
         return names
     if unknown := [name for name in chosen if name not in {*names, *declared}]:
-        raise CategoryError(f"{source} has no category {unknown[0]!r}; available: {format_names(names)}")
+        raise CategoryError(f"{source} has no category {unknown[0]!r}; available: {format_first_names(names)}")
     counted = tuple(name for name in names if name in chosen)
     if not counted:
         raise CategoryError(f"{source} has no annotation of {', '.join(chosen)}; annotated: {', '.join(names)}")
     return counted
 
 
-def format_name_list(names: Sequence[str], noun: str = "labels") -> str:
+def format_count_and_names(names: Sequence[str], noun: str = "labels") -> str:
     """Format names with their count: `2 labels (1, 2)`."""
     ellipsis = ", …" if len(names) > MAX_LISTED_NAMES else ""
-    return f"{len(names)} {noun} ({format_names(names)}{ellipsis})"
+    return f"{len(names)} {noun} ({format_first_names(names)}{ellipsis})"
 
 
-def format_names(names: Sequence[str]) -> str:
+def format_first_names(names: Sequence[str]) -> str:
     """Join the first few names by commas. A name with a comma is put in double quotes, as options of commands expect it."""
     return ", ".join(f'"{name}"' if "," in name else name for name in names[:MAX_LISTED_NAMES])
 
 
-def format_choice_hint(names: Sequence[str]) -> str:
+def format_category_hint(names: Sequence[str]) -> str:
     """Return the part of an error message that says how to choose a category."""
     name = names[0]
     option = f"'\"{name}\"'" if "," in name else shlex.quote(name)

@@ -44,10 +44,10 @@ NAMES_ELSEWHERE = {
 }
 
 
-def describe_name_elsewhere(name: str) -> str | None:
-    """Return which name of camscope replaces a name of another toolkit. Return None for an unknown name.
+def describe_camscope_counterpart(name: str) -> str | None:
+    """Return a sentence that says which name of camscope replaces a name of another toolkit. Return None for others.
 
-    >>> describe_name_elsewhere("GradCAMpp")
+    >>> describe_camscope_counterpart("GradCAMpp")
     "'GradCAMpp' is a name of another toolkit: use GradCAMPlusPlus"
     """
     if name not in NAMES_ELSEWHERE:

@@ -13,6 +13,23 @@ from camscope.plurals import plural
 from camscope.unusual_tensors import describe_unusual_tensor
 
 LeafPath = tuple[Any, ...]
+# most arguments of PyTorch's functions: known by their type, they need no slower check
+TYPES_WITHOUT_TENSORS = frozenset(
+    {
+        type(None),
+        bool,
+        int,
+        float,
+        complex,
+        str,
+        bytes,
+        slice,
+        torch.Size,
+        torch.dtype,
+        torch.device,
+        torch.memory_format,
+    }
+)
 ATTENTION_SUM_TOLERANCE = 1e-2  # deviation of a sum of attention weights from 1, in half precision
 
 
@@ -20,9 +37,10 @@ def iter_leaves(value: object, path: LeafPath = ()) -> Iterator[tuple[LeafPath, 
     """Yield (path, tensor) for every tensor in a nested structure."""
     if isinstance(value, Tensor):
         yield path, value
-    else:
+    elif type(value) not in TYPES_WITHOUT_TENSORS:
         for key, part in _iter_children(value):
-            yield from iter_leaves(part, (*path, key))
+            if type(part) not in TYPES_WITHOUT_TENSORS:
+                yield from iter_leaves(part, (*path, key))
 
 
 def replace_leaf(value: Any, path: LeafPath, leaf: Tensor | None) -> Any:

@@ -88,7 +88,7 @@ def read_npz(
     """
     with open_regular_file(path) as file, zipfile.ZipFile(file) as archive:
         members = {name: f"{name}.npy" for name in max_bytes_by_name if f"{name}.npy" in archive.namelist()}
-        declared = {name: _read_declared_bytes(archive, member) for name, member in members.items()}
+        declared = {name: _read_declared_byte_count(archive, member) for name, member in members.items()}
         if (total := sum(declared.values())) > max_bytes:
             raise InputError(f"the arrays have {plural(total, 'byte', spec=',')}, more than the limit of {max_bytes:,}")
         for name, n_bytes in declared.items():
@@ -104,7 +104,7 @@ def read_npz(
         return arrays
 
 
-def _read_declared_bytes(archive: zipfile.ZipFile, member: str) -> int:
+def _read_declared_byte_count(archive: zipfile.ZipFile, member: str) -> int:
     """Return the number of bytes of an array in a .npz file. Raise an InputError if the zip archive stores another number."""
     size = archive.getinfo(member).file_size
     readers: dict[Any, Any] = {
@@ -124,7 +124,7 @@ def _read_declared_bytes(archive: zipfile.ZipFile, member: str) -> int:
     return declared
 
 
-def check_zip(path: str | os.PathLike[str]) -> None:
+def check_zip_sizes_and_checksums(path: str | os.PathLike[str]) -> None:
     """Raise an InputError if a zip archive unpacks to more bytes than the file has, or if a checksum is wrong.
 
     An archive without checksums, which `torch.save` can write, has zeros in their place. They are not compared.
@@ -145,7 +145,7 @@ def read_parquet(path: str | os.PathLike[str], columns: Sequence[str] | None = N
     """Read a Parquet file as a PyArrow table. If it cannot be read, raise an InputError that quotes no cell."""
     parquet: Any = import_module("pyarrow.parquet")
     with read_errors_converted(f"{path}: this is no Parquet table", quote_original=False):
-        check_parquet([path])
+        check_parquet_files([path])
         table = parquet.read_table(path, columns=None if columns is None else list(columns))
         table.validate(full=True)  # texts that are not UTF-8, lists that end before they start
         return table
@@ -160,7 +160,7 @@ def _open_footer_database(process: int) -> Any:
 atexit.register(_open_footer_database.cache_clear)  # DuckDB reports a connection that is open at the end as a leak
 
 
-def check_parquet(paths: Sequence[str | os.PathLike[str]]) -> None:
+def check_parquet_files(paths: Sequence[str | os.PathLike[str]]) -> None:
     """Raise an InputError if a Parquet file is damaged, or declares more values than its bytes can hold."""
     duckdb = require("duckdb", extra="batch")  # it reads only the footers; PyArrow 26 crashes on a damaged one
     database = _open_footer_database(os.getpid())
@@ -171,7 +171,7 @@ def check_parquet(paths: Sequence[str | os.PathLike[str]]) -> None:
         except duckdb.Error as error:
             if len(paths) > 1:  # find the damaged one
                 for path in paths:
-                    check_parquet([path])
+                    check_parquet_files([path])
             raise InputError(f"{paths[0]}: it is not a Parquet file, or it is damaged") from error
     for name, too_few, n_excess, n_bytes in claims:
         if too_few or n_excess > MAX_EXCESS_VALUES or n_bytes > Path(name).stat().st_size:

@@ -88,7 +88,7 @@ class Registry(MutableMapping[str, Entry]):
         if canonical in self._missing_packages:
             raise MissingExtraError(*self._missing_packages[canonical])
         if canonical is None:
-            raise InputError(f"no {self.kind} {name!r}; nearest names: {', '.join(self.nearest_names(name))}")
+            raise InputError(f"there is no {self.kind} {name!r}; nearest names: {', '.join(self.nearest_names(name))}")
         return self._entries[canonical]
 
     def nearest_names(self, name: str) -> list[str]:
@@ -96,15 +96,15 @@ class Registry(MutableMapping[str, Entry]):
         matches = difflib.get_close_matches(normalize_name(str(name)), self._names, n=2 * N_NEAREST_NAMES, cutoff=0.0)
         return list(dict.fromkeys(self._names[match] for match in matches))[:N_NEAREST_NAMES]
 
-    def display_name(self, name: str) -> str:
-        """Replace the registered names in a label by their titles.
+    def replace_names_by_titles(self, label: str) -> str:
+        """Replace the registered names in a label by their titles. The label may name several methods and a layer.
 
         >>> from camscope.explainers import METHODS
-        >>> METHODS.display_name("gradcam + layercam, fused")
+        >>> METHODS.replace_names_by_titles("gradcam + layercam, fused")
         'Grad-CAM + LayerCAM, fused'
         """
         self.load()
-        method, dot, layer = name.partition(" · ")
+        method, dot, layer = label.partition(" · ")
         parts = NAME_SEPARATORS.split(method)
         titles = [self._titles.get(self._names.get(normalize_name(part), part), part) for part in parts]
         return f"{''.join(titles)}{dot}{layer}"

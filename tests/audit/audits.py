@@ -1,5 +1,9 @@
 """Settings of the audits that the tests share, and what is read from an audit."""
 
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 
 pytest.importorskip("pydantic")
@@ -13,11 +17,20 @@ SMALL = {"faithfulness": 8, "robustness": 8, "sanity": 5, "gallery": 4}
 IMAGES = 72
 SLOW = ("faithfulness", "robustness", "sanity")
 FAST = {
+    "data": {"subgroups": ("site",)},
     "explain": {"findings": ("lesion",), "settings": {"integratedgradients": {"n_steps": 2}}},
     "n_resamples": 500,
     "sample_sizes": SMALL,
     "margins": {"reliance_prevalence": 0.25},  # of thirteen patients with the token some would have shown that
 }
+
+
+@contextmanager
+def figures_left_out() -> Iterator[None]:
+    """Reports have no charts, which take a third of a small audit: test_page draws them, and tests/cli/test_audit.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("camscope.audit.report.render_html_page.draw_figures", lambda summary: defaultdict(list))
+        yield
 
 
 def changed(config: Config, **tables: object) -> Config:

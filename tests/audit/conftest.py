@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections import defaultdict
+from functools import partial
 
 import pytest
 
@@ -13,7 +13,7 @@ pytest.importorskip("pyarrow")
 from camscope import audit
 from camscope.audit.core.config import Config
 from camscope.audit.demo_dataset_and_model import CONFOUNDED_PROBABILITY, UNBIASED_PROBABILITY, write_demo_study
-from tests.audit.audits import FAST, IMAGES, changed
+from tests.audit.audits import FAST, IMAGES, SLOW, changed, figures_left_out
 
 
 @pytest.fixture(scope="module")
@@ -22,12 +22,12 @@ def cases(made_once, one_thread):
 
     def build(folder):
         for name, p in (("clean", UNBIASED_PROBABILITY), ("confounded", CONFOUNDED_PROBABILITY)):
-            quick = (
-                {"skip": ("faithfulness", "sanity", "robustness")} if name == "clean" else {}
-            )  # whose audit is made again and again
-            config = changed(write_demo_study(folder / name / "study", p, n_images=IMAGES), **FAST, **quick)
+            config = changed(write_demo_study(folder / name / "study", p, n_images=IMAGES), **FAST)
+            if name == "clean":  # whose audit is made again and again
+                config = changed(config, skip=SLOW, data={"subgroups": ()}, regions={"presets": ("corners",)})
             (folder / f"{name}.json").write_text(config.model_dump_json())
-            audit.run_audit(config, folder / name / "audit")
+            with figures_left_out():
+                audit.run_audit(config, folder / name / "audit")
 
     folder = made_once("audits-of-two-nets", build)
     return {
@@ -39,10 +39,36 @@ def cases(made_once, one_thread):
     }
 
 
+@pytest.fixture(scope="package", autouse=True)
+def charts_drawn_once():
+    """The pages of these tests show the same charts again and again: each is drawn once, in a tenth of a second."""
+    from camscope.audit.report import section_figures
+
+    drawn = {}
+
+    def draw_once(draw, *args, **options):
+        key = draw.__name__, repr(args), repr(options)
+        if key not in drawn:
+            drawn[key] = draw(*args, **options)
+        return drawn[key]
+
+    def convert_once(convert, figure, *texts):
+        if (id(figure), texts) not in drawn:
+            drawn[id(figure), texts] = convert(figure, *texts)
+        return drawn[id(figure), texts]
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in vars(section_figures) if name.startswith("draw_") and name != "draw_figures"]:
+            patch.setattr(section_figures, name, partial(draw_once, getattr(section_figures, name)))
+        patch.setattr(section_figures, "to_inline_svg", partial(convert_once, section_figures.to_inline_svg))
+        yield
+
+
 @pytest.fixture
-def without_figures(monkeypatch):
-    """Reports have no charts, which take a third of a small audit: test_page draws them."""
-    monkeypatch.setattr("camscope.audit.report.render_html_page.draw_figures", lambda summary: defaultdict(list))
+def without_figures():
+    """Reports have no charts."""
+    with figures_left_out():
+        yield
 
 
 @pytest.fixture

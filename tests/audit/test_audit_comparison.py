@@ -171,6 +171,17 @@ def test_claims_of_two_findings_that_are_worded_alike_are_two_claims():
     ]
 
 
+def test_a_claim_that_is_worded_differently_is_the_same_claim():
+    first = derive_verdicts(full())
+    reworded = [one.model_copy(update={"claim": f"{one.claim} Reworded.", "answer": "Reworded."}) for one in first]
+    assert list(audit_comparison.find_verdict_changes(first, reworded)) == []
+    assert list(audit_comparison.find_verdict_changes(first, reworded[::-1])) == []
+    (n,) = [n for n, one in enumerate(first) if (one.question, one.finding) == ("performance", "effusion")]
+    reworded[n] = reworded[n].model_copy(update={"conclusion": "not testable"})
+    (change,) = audit_comparison.find_verdict_changes(first, reworded)
+    assert (change.claim, change.first, change.second) == (reworded[n].claim, first[n].conclusion, "not testable")
+
+
 def test_no_two_verdicts_of_an_audit_make_the_same_claim():
     line = (
         full()

@@ -27,6 +27,7 @@ from camscope.evaluation.ground_truth import AnnotationColumn, MaskFolder
 
 pytestmark = pytest.mark.usefixtures("one_thread", "without_figures")
 SLOW = ("faithfulness", "sanity", "robustness")
+COUNT, ENOUGH = 28, 48  # images, and as many as a verdict takes
 CODE = """
 import torch
 from camscope.phantom.shortcut_study import CATEGORIES, PREPROCESSING, TARGET_LAYER, create_shortcut_model
@@ -51,9 +52,14 @@ TARGET_LAYER = {{"changed": "net.layer3"}}
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory, one_thread):
-    """The config of a confounded net, in a folder of its own."""
-    made = write_demo_study(tmp_path_factory.mktemp("cases"), 0.95, n_images=48)
-    return {**made.model_dump(), "skip": SLOW, "explain": {"findings": ["lesion"], "methods": ["gradcam"]}}
+    """The config of a confounded net for a few images, in a folder of its own."""
+    return write_study(tmp_path_factory.mktemp("cases"), COUNT)
+
+
+def write_study(folder, n_images):
+    made = write_demo_study(folder, 0.95, n_images=n_images).model_dump()
+    made["data"]["subgroups"], made["regions"]["presets"], made["sample_sizes"]["gallery"] = [], ["border"], 4
+    return {**made, "skip": SLOW, "explain": {"findings": ["lesion"], "methods": ["gradcam"]}}
 
 
 def rows_of(study):
@@ -76,7 +82,8 @@ def changed_net(study, change, tmp_path):
     return {**study, "model": {"source": f"{tmp_path / 'net.py'}:changed"}, "skip": (*SLOW, "localization", "shortcut")}
 
 
-def test_of_two_findings_each_has_its_own_evidence_or_none(study, tmp_path):
+def test_of_two_findings_each_has_its_own_evidence_or_none(tmp_path):
+    study = write_study(tmp_path / "study", ENOUGH)
     data = {**study["data"], "ground_truth": {"lesion": "mask"}}
     explain = {"findings": ["clear", "lesion"], "methods": ["gradcam"]}
     made = audit.run_audit({**study, "data": data, "explain": explain}, tmp_path / "audit")
@@ -113,7 +120,7 @@ def test_a_device_that_is_not_there_and_a_window_that_is_none_are_refused_at_onc
 
 
 def test_ages_by_the_year_give_no_target_away(study):
-    aged = table_of(study, lambda n, row: {**row, "age": 20 + n if n % 5 else ""}, "aged.csv")
+    aged = table_of(study, lambda n, row: {**row, "age": 20 + 2 * n if n % 5 else ""}, "aged.csv")
     table = _renumber_rows(build_manifest(aged, strict=False)).table
     assert set(table["age"].to_pylist()) == {None, "18-39", "40-64", "65-89"}
     few = table_of(study, lambda n, row: {**row, "age": 20 + n % 3}, "few.csv")
@@ -127,7 +134,8 @@ def test_clinical_audits_find_their_masks_too(study, tmp_path):
     assert made.maps.table(["path"])["path"][0].as_py().endswith(".png")
 
 
-def test_of_some_of_the_rows_each_has_its_own_mask_and_one_that_is_not_there_is_a_row_without_a_value(study, tmp_path):
+def test_of_some_of_the_rows_each_has_its_own_mask_and_one_that_is_not_there_is_a_row_without_a_value(tmp_path):
+    study = write_study(tmp_path / "study", ENOUGH)
     ill = [n for n, row in enumerate(rows_of(study)) if row["mask"]]
 
     def some(n, row):
@@ -197,9 +205,10 @@ def test_a_dataset_of_hugging_face_is_audited_without_its_name(study, tmp_path):
     assert not [file for file in run.folder.rglob("*") if file.is_file() and b"CANARY" in file.read_bytes()]
 
 
-def test_what_of_the_finding_the_organ_leaves_out_is_no_shortcut(study, tmp_path):
+def test_what_of_the_finding_the_organ_leaves_out_is_no_shortcut(tmp_path):
     import cv2
 
+    study = write_study(tmp_path / "study", ENOUGH)
     folder = Path(study["data"]["manifest"]).parent
 
     def without_lesion(n, row):
@@ -225,11 +234,11 @@ def test_an_image_that_the_model_fails_on_fails_for_itself(study, tmp_path):
     )
     made = audit.run_audit(changed_net(study, change, tmp_path), tmp_path / "audit")
     errors = Predictions.read(made.folder).errors
-    assert 0 < len(errors) < 48
+    assert 0 < len(errors) < COUNT
     assert 0 in errors, "the methods are tried on the first image that the model answers"
     assert set(errors.values()) == {"the model fails: the model's output contains NaN or infinity"}
     assert made.n_failures == len(errors)
-    assert made.summary.predict.performance[0].auroc.n_values == 48 - len(errors)
+    assert made.summary.predict.performance[0].auroc.n_values == COUNT - len(errors)
 
 
 @pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
@@ -291,7 +300,7 @@ def test_a_label_of_no_class_is_refused_and_a_number_with_a_point_is_a_class(stu
     light = {**study, "skip": (*SLOW, "localization", "shortcut")}
     data = {**study["data"], "manifest": table_of(study, numbered, "numbers.csv")}
     made = audit.run_audit({**light, "data": data}, tmp_path / "audit")
-    assert made.summary.predict.performance[0].auroc.n_values == 47
+    assert made.summary.predict.performance[0].auroc.n_values == COUNT - 1
     data["manifest"] = table_of(study, lambda n, row: {**row, "label": "7" if n == 3 else row["label"]}, "seven.csv")
     with pytest.raises(InputError, match="is not a class of the model; expected clear, lesion"):
         audit.run_audit({**light, "data": data}, tmp_path / "other")

@@ -14,7 +14,7 @@ from camscope.audit.stages.map_quality import (
     run_cascade_and_last_step,
 )
 from camscope.metrics import run_randomization_test
-from camscope.metrics.explain_changed_inputs import reuse_passes
+from camscope.metrics.explain_changed_inputs import clean_maps_and_predictions_shared
 from tests.nets import CASES
 
 
@@ -28,7 +28,7 @@ def test_the_verdict_is_that_of_the_whole_test_with_fewer_passes():
     whole = run_randomization_test(explainer, x, targets, seeds=RANDOMIZATION_SEEDS, n_depths=N_RANDOMIZATION_DEPTHS)
     n_whole = sum(n_explained)
     n_explained.clear()
-    with reuse_passes():
+    with clean_maps_and_predictions_shared():
         cascade, last = run_cascade_and_last_step(explainer, x, targets)
     handle.remove()
     assert last.seeds == RANDOMIZATION_SEEDS

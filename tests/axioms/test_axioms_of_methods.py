@@ -93,8 +93,8 @@ def answer(tool, image):
 @pytest.mark.parametrize(
     ("method", "kind"),
     [
-        *((method, kind) for method in METHODS for kind in ("zero gradient", "no graph")),
-        *by_family_with(METHODS, "below the precision", *UNSEEN_BY),
+        *((method, "zero gradient") for method in METHODS),
+        *by_family_with(METHODS, "no graph", "below the precision", *UNSEEN_BY),
     ],
 )
 def test_a_constant_model_is_flagged(method, kind):

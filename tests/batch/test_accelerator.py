@@ -12,7 +12,7 @@ pytest.importorskip("pyarrow")
 
 from camscope.batch import BatchOptions, BatchRun, run_batch
 
-IMAGES, CHUNK = (12, 4) if DEVICE.type == "cpu" else (240, 8)
+IMAGES, CHUNK = (6, 2) if DEVICE.type == "cpu" else (240, 8)
 OPTIONS = BatchOptions(chunk_size=CHUNK)
 COLUMNS = ["row", "id", "status", "target", "method", "layer"]
 
@@ -28,7 +28,7 @@ def images(tmp_path_factory):
 
 def tools(device):
     model = load_model("phantom").to(device)
-    return [GradCAM(model), LayerCAM(model, "layer3"), IntegratedGradients(model, n_steps=8)]
+    return [GradCAM(model), LayerCAM(model, "layer3"), IntegratedGradients(model, n_steps=8 if IMAGES > 6 else 3)]
 
 
 def test_the_rows_of_a_run_that_was_stopped_are_those_of_the_cpu(images, tmp_path, monkeypatch):

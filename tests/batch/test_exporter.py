@@ -178,9 +178,9 @@ def test_no_cell_is_a_formula_and_numbers_stay_numbers(run, tmp_path):
     assert [row["'=site"] for row in found] == ["'=HYPERLINK(1)", "-5", "'@x", "plain", "'+1 2", ""]
     assert made.n_escaped_cells == 4  # three cells and a name of a column
     cells = CellEscaper()
-    assert [cells.escape(value) for value in (-5, -0.5, None, "-1e9", "-1e9x", "\t=1", "＝1", "a=1", ["=1"], [])] == [
-        *(-5, -0.5, None, "-1e9", "'-1e9x", "'\t'=1", "'＝1", "a=1", '["=1"]', "")
-    ]
+    assert [
+        cells.to_csv_cell(value) for value in (-5, -0.5, None, "-1e9", "-1e9x", "\t=1", "＝1", "a=1", ["=1"], [])
+    ] == [*(-5, -0.5, None, "-1e9", "'-1e9x", "'\t'=1", "'＝1", "a=1", '["=1"]', "")]
 
 
 def test_a_time_with_a_zone_is_a_cell(tmp_path):
@@ -290,7 +290,7 @@ def test_what_ends_half_way_leaves_nothing(run, tmp_path, monkeypatch):
     monkeypatch.setattr("camscope.batch.coco_export.CocoWriter.add_annotations", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run.export(tmp_path, "coco")
-    monkeypatch.setattr(CellEscaper, "escape", interrupted)
+    monkeypatch.setattr(CellEscaper, "to_csv_cell", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run.export(tmp_path, "csv")
     assert names(tmp_path) == []
@@ -332,7 +332,7 @@ def test_rows_without_a_file_are_counted_by_reason_and_the_exit_code_tells(expor
         (("--format", "png", "-o", "a.png"), 2, "a.png is one file for --format png; name a folder"),
         (("--format", "csv,coco", "-o", "a.csv"), 2, "name a folder"),
         (("--where", "nope = 1"), 2, "the columns are row, id"),
-        (("--where", "1 = 0"), 1, "no row of 12 matches: 1 = 0"),
+        (("--where", "1 = 0"), 1, "none of 12 rows matches the condition: 1 = 0"),
         (("--threshold", "2", "--format", "coco"), 2, "threshold"),
     ],
 )

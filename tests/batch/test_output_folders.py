@@ -551,10 +551,10 @@ def test_large_images_are_decoded_and_drawn_one_after_the_other(model, tmp_path,
 def test_waiting_images_count_until_they_are_freed(monkeypatch):
     monkeypatch.setattr(batch_memory, "MAX_WAITING_BYTES", 100)
     budget, image = MemoryBudget(1), np.zeros((5, 6, 3), np.uint8)
-    assert budget.try_keep_images(image, None)
-    assert not budget.try_keep_images(np.zeros((5, 6, 3), np.uint8))
+    assert budget.try_reserve_memory_for_images(image, None)
+    assert not budget.try_reserve_memory_for_images(np.zeros((5, 6, 3), np.uint8))
     del image
-    assert budget.try_keep_images(np.zeros((5, 6, 3), np.uint8))
+    assert budget.try_reserve_memory_for_images(np.zeros((5, 6, 3), np.uint8))
 
 
 # --- disks

@@ -110,6 +110,11 @@ class Preprocess:
         return "stretched"
 
 
+class CountsReads(Preprocess):
+    def happens(self, image):
+        self.times()
+
+
 class DiesOnceAtTheSixth(Preprocess):
     def happens(self, image):
         if self.times() == 5:
@@ -173,21 +178,21 @@ def test_its_rows_are_the_local_engines_byte_for_byte_and_each_goes_on_where_the
     file = tmp_path / "list.csv"
     file.write_text("\n".join(["path,target,site,taken,nothing", *lines, "images/gone.png,,1,2026-01-01,"]))
     tools, told = [GradCAM(model), LayerCAM(model, "layer3")], []
-    how = {"batch_size": 2, "overlays": OverlayOptions("png", height=32)}
-    one = run_batch(tools, file, tmp_path / "local", [None, "nodule"], options=BatchOptions(chunk_size=3), **how)
-    other = run_batch(
-        tools,
-        file,
-        tmp_path / "ray",
-        [None, "nodule"],
-        options=BatchOptions(chunk_size=3, engine="ray"),
-        **how,
-        on_progress=lambda so_far: told.append((so_far.n_images, so_far.n_processed, so_far.n_failures)),
+
+    def run(output, on_progress=None, **options):
+        how = {"batch_size": 2, "overlays": OverlayOptions("png", height=32), "on_progress": on_progress}
+        return run_batch(tools, file, tmp_path / output, [None, "nodule"], options=BatchOptions(3, **options), **how)
+
+    whole = run("local")
+    assert (whole.n_processed, whole.n_failures, whole.failure_counts["there is no such file"]) == (17, 3, 1)
+    assert run("ray", shard=(0, 6)).n_processed == 3, "the local engine begins"
+    other = run(
+        "ray", lambda so_far: told.append((so_far.n_images, so_far.n_processed, so_far.n_failures)), engine="ray"
     )
-    assert one == other
-    assert (one.n_processed, one.n_failures, one.failure_counts["there is no such file"]) == (17, 3, 1)
-    assert (told[0], told[-1]) == ((17, 0, 0), (17, 17, 3))
-    assert len(told) == 1 + 6, "it is told when a chunk is done"
+    assert (other.n_done_before, other.n_processed) == (3, 14)
+    assert (other.failure_counts, other.flag_counts) == (whole.failure_counts, whole.flag_counts)
+    assert (told[0], told[-1]) == ((17, 0, 0), (17, 14, 3))
+    assert len(told) == 1 + 5, "it is told when a chunk is done"
     assert rows(tmp_path / "ray").equals(rows(tmp_path / "local"))
     drawn = [
         {path.name: path.read_bytes() for path in (tmp_path / engine / "overlays").rglob("*.png")}
@@ -197,20 +202,10 @@ def test_its_rows_are_the_local_engines_byte_for_byte_and_each_goes_on_where_the
     assert drawn[0] == drawn[1]
     facts = [json.loads((tmp_path / engine / "run.json").read_text()) for engine in ("ray", "local")]
     assert facts[0] == facts[1]
-    for engine, missing in {"local": [0], "ray": [1, 5]}.items():
-        for chunk in missing:
-            RunStore(tmp_path / "ray").part_path(chunk).unlink()
-        again = run_batch(
-            tools,
-            file,
-            tmp_path / "ray",
-            [None, "nodule"],
-            options=BatchOptions(chunk_size=3, engine=engine, num_workers=WORKERS[engine]),
-            **how,
-        )
-        assert again.n_processed == sum(2 if chunk == 5 else 3 for chunk in missing)
-        assert again.n_done_before == 17 - again.n_processed
-        assert rows(tmp_path / "ray").equals(rows(tmp_path / "local"))
+    RunStore(tmp_path / "ray").part_path(1).unlink()
+    again = run("ray")
+    assert (again.n_done_before, again.n_processed) == (14, 3)
+    assert rows(tmp_path / "ray").equals(rows(tmp_path / "local"))
 
 
 OWN = """
@@ -330,15 +325,21 @@ def test_workers_that_wait_for_a_cpu_do_not_hold_up_the_others_and_failures_are_
 # --- what dies
 
 
-def test_workers_that_are_killed_while_they_read_and_while_they_write_leave_no_trace(folder, model, tmp_path):
+@pytest.mark.parametrize(
+    "instants",
+    [{"writing"}, pytest.param({"reading", "writing", "telling"}, marks=pytest.mark.thorough)],  # each starts a worker
+    ids=" ".join,
+)
+def test_workers_that_are_killed_while_they_read_and_while_they_write_leave_no_trace(instants, folder, model, tmp_path):
     manifest, plan = build_manifest(folder), local_engine.ChunkPlan(16, 3)
-    results = {}
+    results, reader = {}, DiesOnceAtTheSixth if "reading" in instants else CountsReads
     for name in ("ray", "local"):
-        tool = GradCAM(model, "layer4", preprocess=DiesOnceAtTheSixth(tmp_path))  # and by then it has
+        tool = GradCAM(model, "layer4", preprocess=reader(tmp_path))  # and by the second run it has died
         worker, store = local_engine.BatchWorker([tool], [None], manifest, 2), DiesOnceWhileItWrites(tmp_path / name)
         store.begin_or_resume(build_run_info(worker, 3))
         if name == "local":
             (store.folder / "seen").touch()
+        if name == "local" or "telling" not in instants:
             (store.folder / "untold").touch()
         compute = (
             partial(ray_engine.compute_chunks_on_ray, worker, store, plan, 2, None, 1)
@@ -346,7 +347,7 @@ def test_workers_that_are_killed_while_they_read_and_while_they_write_leave_no_t
             else partial(local_engine.compute_chunks, worker, store, plan, 2)
         )
         results[name] = local_engine.run_chunks(compute, store, plan)
-    assert len(list(tmp_path.glob("DiesOnce*"))) > 2 * 14, "none was killed: no image was read again"
+    assert len(list(tmp_path.glob(f"{reader.__name__}-*"))) > 2 * 14, "none was killed: no image was read again"
     assert (tmp_path / "ray" / "seen").exists(), "none was killed in writing"
     assert results["ray"] == results["local"]
     assert rows(tmp_path / "ray").equals(rows(tmp_path / "local"))

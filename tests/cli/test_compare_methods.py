@@ -84,7 +84,7 @@ def passes():
 
 def row(result, method, label=""):
     """The columns of a line of the table."""
-    title = METHODS.display_name(method)
+    title = METHODS.replace_names_by_titles(method)
     (line,) = [line for line in result.stdout.splitlines() if line.split()[:1] == [title] and label in line]
     return line.split()
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import warnings
@@ -44,14 +45,20 @@ class PeakCAM(BaseCAM):
 '''
 
 
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("images")
+    for n in range(8):
+        Image.fromarray(draw_radiograph(n, 1 + n % 3).image).save(folder / f"{n}.png")
+    return folder
+
+
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def here(tmp_path, monkeypatch, images):
     """A folder with a plugin and images. Afterwards no method of a plugin or a package is left."""
     monkeypatch.chdir(tmp_path)
     Path("peak.py").write_text(PEAK, encoding="utf-8")
-    Path("images").mkdir()
-    for n in range(8):
-        Image.fromarray(draw_radiograph(n, 1 + n % 3).image).save(f"images/{n}.png")
+    shutil.copytree(images, "images")
     known = set(METHODS)
     yield tmp_path
     for name in set(METHODS) - known:
@@ -269,9 +276,9 @@ def test_a_method_of_an_installed_package_is_known_in_python_and_listed(here, mo
 def test_a_method_of_an_installed_package_is_known_to_every_command(here, monkeypatch):
     install(here / "site", "peakpackage", PEAK, "peakpackage", monkeypatch)
     run("explain", "images/0.png", "--methods", "peakcam", "-o", "why.png")
-    run("batch", "images", "-o", "run", "--methods", "peakcam")
+    run("batch", "images/[0-1].png", "-o", "run", "--methods", "peakcam")
     run("compare", "images/0.png", "--methods", "gradcam,peakcam", "-o", "c.png")
-    run("choose", "images", "--methods", "gradcam,peakcam", "--layers", "layer4", "--save", "c.toml")
+    run("choose", "images/[0-3].png", "--methods", "gradcam,peakcam", "--layers", "layer4", "--save", "c.toml")
     run("evaluate", "run", "-o", "e", "--metrics", "stability", "--model", "phantom")
     assert "plugins" not in json.loads(Path("run/run.json").read_text())["run_config"]
 

@@ -83,14 +83,18 @@ def test_every_method_with_a_bar_has_it_where_it_is_seen_unless_it_is_told_other
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     model = load_model("phantom")
     for name, kind in METHODS.items():
-        (tool,) = option_parsing.ExplainerOptions({name: kind}, None, {name: {}}).build(model, None)
+        (tool,) = option_parsing.ExplainerOptions({name: kind}, None, {name: {}}).build_explainers(model, None)
         assert getattr(tool, "progress", None) in (True, None), name
-    (tool,) = option_parsing.ExplainerOptions({"rise": RISE}, None, {"rise": {"progress": False}}).build(model, None)
+    (tool,) = option_parsing.ExplainerOptions({"rise": RISE}, None, {"rise": {"progress": False}}).build_explainers(
+        model, None
+    )
     assert tool.progress is False
 
 
 def test_without_anybody_to_see_it_no_method_has_a_bar():
-    (tool,) = option_parsing.ExplainerOptions({"rise": RISE}, None, {"rise": {}}).build(load_model("phantom"), None)
+    (tool,) = option_parsing.ExplainerOptions({"rise": RISE}, None, {"rise": {}}).build_explainers(
+        load_model("phantom"), None
+    )
     assert tool.progress is False
 
 

@@ -77,7 +77,7 @@ from pytorch_grad_cam.utils.reshape_transforms import fasterrcnn_reshape_transfo
 found = detector(image)[0]
 targets = [FasterRCNNBoxScoreTarget(found["labels"].tolist(), found["boxes"].detach().numpy())]
 cam = AblationCAM(
-    detector, [detector.backbone], fasterrcnn_reshape_transform, ablation_layer=AblationLayerFasterRCNN(), batch_size=4
+    detector, [detector.backbone], fasterrcnn_reshape_transform, ablation_layer=AblationLayerFasterRCNN(), batch_size=64
 )
 result = cam(image, targets)
 """,

@@ -1,5 +1,6 @@
 """What the code of pages needs: files, and weights without a download."""
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,15 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def random_weights(tmp_path, monkeypatch):
     """Replace what `load_model` would download by random weights of the same architecture."""
+    transformers = import_module("torchvision.models.vision_transformer")
+    build = transformers._vision_transformer
+
+    def build_narrow(*sizes, **options):
+        return build(
+            *sizes, **options | {"hidden_dim": 48, "mlp_dim": 96}
+        )  # of 768 and 3072, with the same grid and depth
+
+    monkeypatch.setattr(transformers, "_vision_transformer", build_narrow)
     monkeypatch.setattr(camscope, "load_model", create_offline_loader(tmp_path, {}))
 
 

@@ -20,6 +20,7 @@ PAGES = [
     ),
 ]
 MAX_NOT_RUN = 10
+SLOW_CODE = ('engine="ray"',)  # a cluster; tests/batch/test_ray_engine.py starts one
 RECIPES = [page for page in PAGES if page.parent.name == "recipes"]
 
 pytestmark = pytest.mark.filterwarnings(
@@ -27,8 +28,8 @@ pytestmark = pytest.mark.filterwarnings(
 )  # maps of random weights may be flagged
 
 
-def run_page(page, text):
-    """Run the blocks of a page and return its names."""
+def run_page(page, text, without=()):
+    """Run the blocks of a page and return its names. Blocks with a text of `without` are only compiled."""
     for package in find_needs(text):
         pytest.importorskip(package)
     torch.manual_seed(0)
@@ -36,13 +37,16 @@ def run_page(page, text):
     registered = dict(METHODS)
     names = {"__name__": "__main__"}
     run, not_run = find_blocks(text)
+    left_out = [code for code in run if any(part in code for part in without)]
     try:
         for code in run:
+            if code in left_out:
+                continue
             exec(compile(code, str(page), "exec"), names)
     finally:
         for name in METHODS.keys() - registered.keys():  # of a method that a page defines
             del METHODS[name]
-    for code in not_run:
+    for code in (*not_run, *left_out):
         compile(code, str(page), "exec")
     return names
 
@@ -50,9 +54,9 @@ def run_page(page, text):
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if page not in RECIPES], ids=lambda page: page.relative_to(ROOT).as_posix()
 )
-def test_the_code_of_a_page_runs(page, files, random_weights):
+def test_the_code_of_a_page_runs(page, files, random_weights, pytestconfig):
     text = page.read_text("utf-8")
-    run_page(page, text)
+    run_page(page, text, () if pytestconfig.getoption("--thorough") else SLOW_CODE)
     if page.name == "README.md":
         with Image.open("why.png") as overlay, Image.open(ROOT / "assets" / "astronaut.jpg") as photo:
             assert overlay.width == photo.width

@@ -25,7 +25,7 @@ from camscope.errors import CategoryError, ImageError, InputError, TargetError
 from camscope.evaluation import load_ground_truth
 from camscope.evaluation.map_generation import load_and_check_ground_truth
 from camscope.images.mask_file_reader import read_label_image
-from camscope.mask_labels import LabelImage, format_choice_hint
+from camscope.mask_labels import LabelImage, format_category_hint
 from camscope.render import prepare_outlines
 from camscope.targets import Region
 
@@ -359,8 +359,8 @@ def test_many_categories_are_named_by_the_first_and_a_count(tmp_path):
 
 
 def test_the_hint_quotes_a_name_with_a_comma():
-    hint = format_choice_hint(["goldfish, Carassius auratus"])
+    hint = format_category_hint(["goldfish, Carassius auratus"])
     (option,) = re.findall(r"--category (.*) on the command line", hint)
     (value,) = shlex.split(option)
     assert split_list(value) == ["goldfish, Carassius auratus"]
-    assert "--category cell on" in format_choice_hint(["cell"])
+    assert "--category cell on" in format_category_hint(["cell"])

@@ -399,7 +399,7 @@ def test_the_command_prints_tables_draws_a_figure_and_goes_on(place, tmp_path, m
     assert CliRunner().invoke(app, [*words, "--where", "tulip"]).exit_code == 2
     other = CliRunner().invoke(app, ["evaluate", "nowhere", "--masks", str(place / "masks")])
     assert other.exit_code == 2
-    assert "nowhere: it is not the folder of a run, since it holds no run.json; pass" in other.stderr
+    assert "nowhere is not the folder of a run, since it holds no run.json; expected" in other.stderr
 
 
 def test_what_has_no_value_is_counted_with_its_reason(place, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Measuring a run with its model: what camscope.metrics says of the same maps, for every image, method and fill."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from camscope.explainers.control_methods import compute_center_gaussian
 from camscope.explainers.ensemble.augmentation_at_test_time import Augmented
 from camscope.images.preprocess import Preprocess
 from camscope.metrics import METRICS, PerturbationTest, scoring_scope
+from camscope.model_card import attach_card, get_card
 from camscope.phantom import CATEGORIES, draw_radiograph
 from tests.nets import conv
 from tests.untouched import untouched
@@ -49,7 +51,11 @@ class Volume(nn.Module):
 
 @pytest.fixture(scope="module")
 def net():
-    return load_model("phantom")
+    """The bundled model for images of half its side, which cost a quarter."""
+    model = load_model("phantom")
+    card = get_card(model)
+    attach_card(model, replace(card, preprocess=replace(card.preprocess, resize=(64, 64))))
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +63,7 @@ def place(tmp_path_factory, net):
     """Two methods asked two questions of four phantoms, one of them broken, in parts of two."""
     root = tmp_path_factory.mktemp("model")
     for n in range(4):
-        Image.fromarray(draw_radiograph(seed=n, finding="nodule").image).save(root / f"{n}.png")
+        Image.fromarray(draw_radiograph(seed=3 + n, finding="nodule").image).save(root / f"{n}.png")
     (root / "1.png").write_bytes(b"no image")
     run_batch(
         [GradCAM(net), LayerCAM(net, layer="layer3")],
@@ -123,7 +129,7 @@ def test_what_it_costs_is_what_the_page_says(net, place, tmp_path):
     passes = []
     counting = net.register_forward_pre_hook(lambda _, inputs: passes.append(len(inputs[0])))
     names = [*DEFAULT_MODEL_METRICS, "sparseness"]
-    evaluate(place / "run", tmp_path / "out", metrics=names, model=net, n_steps=3, region_size=32)
+    evaluate(place / "run", tmp_path / "out", metrics=names, model=net, n_steps=3, region_size=16)
     counting.remove()
     cases, maps = 3 * 2, 2 + len(FLOORS)
     assert sum(passes) == cases * (1 + 2 + maps * (2 * (2 * 3 - 2) + 2 * 2 + 1))
@@ -351,8 +357,9 @@ def test_a_summary_has_a_line_for_each_fill(net, place, tmp_path):
     assert gradcam.difference_to_control is not None
 
 
-def test_the_command_asks_the_model(place, tmp_path, monkeypatch):
+def test_the_command_asks_the_model(net, place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("camscope.models.load_model", lambda spec, **_: net)
     words = ["evaluate", str(place / "run"), "--model", "phantom", "--steps", "2", "-o", "out"]
     result = CliRunner().invoke(app, [*words, "--imputations", "mean,zero", "--figure", "f.svg"])
     assert result.exit_code == 0, result.output

@@ -106,7 +106,7 @@ def small(method):
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 def test_a_map_of_the_right_size_without_any_glue(built, make, method):
     model, x, grid = built(make)
     if method == "cam" and make in NOT_LINEAR_BEHIND:

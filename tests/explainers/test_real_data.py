@@ -67,7 +67,7 @@ def patches(tokens: Tensor) -> Tensor:
 )
 def test_the_map_is_the_float64_reference(zoo: Any, name: str, to_maps: Callable[[Tensor], Tensor]) -> None:
     model, layer = getattr(zoo, name)(), zoo.TARGET_LAYER[name]
-    x = torch.stack([STANDARD(opened(path)) for path in photos()[:4]])
+    x = torch.stack([STANDARD(opened(path)) for path in photos()[:2]])
     with torch.no_grad():
         classes = model(x).argmax(1)
     maps = GradCAM(model, layer).attribute(x)
@@ -106,7 +106,17 @@ def off_center() -> list[tuple[Path, int, list[list[float]]]]:
     ]
 
 
-@pytest.mark.parametrize(("name", "least"), [("resnet18", 0.5), ("mobilenet_v2", 0.5), ("deit_tiny", 0.3)])
+THOROUGH = pytest.mark.thorough
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),  # that the other models' maps are right says the float64 reference
+    [
+        ("resnet18", 0.5),
+        pytest.param("mobilenet_v2", 0.5, marks=THOROUGH),
+        pytest.param("deit_tiny", 0.3, marks=THOROUGH),
+    ],
+)
 def test_pointing_game_off_center(zoo: Any, off_center: Any, name: str, least: float) -> None:
     model = getattr(zoo, name)()
     explainer = GradCAM(model, zoo.TARGET_LAYER[name], preprocess=Preprocess(resize=(224, 224), mean=MEAN, std=STD))
@@ -132,13 +142,25 @@ def in_original(row: float, column: float, height: int, width: int) -> tuple[flo
 
 
 def portrait_and_landscape() -> list[Path]:
-    sizes = {path: opened(path).size for path in photos()[:16]}
+    """Three of each in turn."""
+    sizes = {path: image_size(path) for path in photos()[:16]}
     portrait = [path for path, (width, height) in sizes.items() if height > width]
     landscape = [path for path, (width, height) in sizes.items() if width > height]
-    return portrait[:3] + landscape[:3]
+    return [path for pair in zip(portrait[:3], landscape[:3], strict=True) for path in pair]
 
 
-@pytest.mark.parametrize("path", portrait_and_landscape(), ids=lambda path: path.stem)
+def image_size(path: Path) -> tuple[int, int]:
+    """Width and height, from the header."""
+    with Image.open(path) as image:
+        turned = image.getexif().get(0x0112, 1) >= 5
+        return (image.height, image.width) if turned else image.size
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=THOROUGH if n >= 2 else ()) for n, path in enumerate(portrait_and_landscape())],
+    ids=lambda path: path.stem,
+)
 def test_the_hottest_pixel_of_the_overlay_lies_where_the_reference_says(zoo: Any, path: Path) -> None:
     model = zoo.resnet18()
     image = opened(path)
@@ -195,19 +217,24 @@ def cancels(notes: Sequence[str]) -> bool:
     return any("denominators that cancel" in note for note in notes)
 
 
-def test_a_map_that_a_little_noise_turns_over_says_so_at_a_layer_norm_and_none_does_after_a_relu(zoo: Any) -> None:
-    names = ["gradcam", "gradcam++", "xgradcam", "refinecam"]
+@pytest.mark.parametrize(
+    ("photo", "more"),  # photograph 11 has a map that turns over
+    [(11, []), pytest.param(11, ["refinecam"], marks=THOROUGH), pytest.param(12, ["refinecam"], marks=THOROUGH)],
+)
+def test_a_map_that_a_little_noise_turns_over_says_so_at_a_layer_norm_and_none_does_after_a_relu(
+    zoo: Any, photo: int, more: list[str]
+) -> None:
+    names = ["gradcam", "gradcam++", "xgradcam", *more]
     vit = GradCAM(zoo.deit_tiny(), zoo.TARGET_LAYER["deit_tiny"])
     cnn = GradCAM(zoo.resnet18(), zoo.TARGET_LAYER["resnet18"])
     draw, turned = torch.Generator().manual_seed(0), set[str]()
-    for path in photos()[11:13]:
-        x = STANDARD(opened(path))
-        assert not any(cancels(one.notes) for one in cnn.explain_methods(x, names))
-        found = vit.explain_methods(x, names)
-        noisy = vit.explain_methods(x + 1e-3 * torch.randn(x.shape, generator=draw), names, found[0].target)
-        for one, other in zip(found, noisy, strict=True):
-            if np.corrcoef(one.attribution.ravel(), other.attribution.ravel())[0, 1] < 0.9:
-                turned.add(one.method)
-                assert cancels(one.notes)
-        assert not cancels(found[0].notes)
-    assert turned == {"gradcam++", "xgradcam", "refinecam"}
+    x = STANDARD(opened(photos()[photo]))
+    assert not any(cancels(one.notes) for one in cnn.explain_methods(x, names))
+    found = vit.explain_methods(x, names)
+    noisy = vit.explain_methods(x + 1e-3 * torch.randn(x.shape, generator=draw), names, found[0].target)
+    for one, other in zip(found, noisy, strict=True):
+        if np.corrcoef(one.attribution.ravel(), other.attribution.ravel())[0, 1] < 0.9:
+            turned.add(one.method)
+            assert cancels(one.notes)
+    assert not cancels(found[0].notes)
+    assert turned == (set(names[1:]) if photo == 11 else set())

@@ -579,8 +579,8 @@ def test_tokens_lie_where_their_patches_lie(prefix, grid):
 
 def test_the_layout_of_tokens_is_right_or_an_error_but_never_wrong():
     for patch in (4, 14, 16):
-        for h in range(1, 33, 2):
-            for w in (1, 2, 3, 5, 7, 8, 14, 16, 24, 31):
+        for h in range(1, 33, 3):
+            for w in (1, 2, 3, 7, 14, 24):
                 for prefix in range(6) if h * w > 1 else ():
                     shape = (2, prefix + h * w, 10007)  # channels that no grid has as cells
                     try:

@@ -68,6 +68,7 @@ class Interrupting(nn.Module):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt("stop"), SystemExit(3), ValueError("bad"), MemoryError()])
 @pytest.mark.parametrize("place", ["stem", "block", "head"])
+@pytest.mark.one_in(5)
 def test_whatever_the_model_raises_passes_unchanged_and_the_next_call_is_right(place, error):
     model, x = mixed_modes()
     expected = GradCAM(model, "block").attribute(x, 1)
@@ -276,7 +277,7 @@ def test_a_users_backward_hook_behind_the_layer_runs_and_may_change_the_gradient
 def test_model_and_explainer_can_be_copied_pickled_and_saved_after_a_call(method):
     case = residual_or_plainer(method)
     model, x = case.make()
-    for layer in (case.layer, None) if method in REPRESENTATIVES else (case.layer,):
+    for layer in (case.layer, None) if method in REPRESENTATIVES[:2] else (case.layer,):
         tool = explainer(method, model, layer)
         expected = tool.attribute(x, 1)
         buffer = io.BytesIO()
@@ -345,7 +346,6 @@ def test_the_layer_chosen_among_tokens_is_the_last_that_a_callable_reads():
 @pytest.fixture(scope="module")
 def only_what_is_new():
     """Objects that are here already are neither counted nor looked through: of those that others imported there are millions."""
-    gc.collect()
     gc.freeze()
 
 
@@ -353,7 +353,7 @@ def live_tensors():
     return sum(type(one) in (torch.Tensor, nn.Parameter) for one in gc.get_objects())
 
 
-@pytest.mark.parametrize(("method", "calls"), [(method, 60 if method == "gradcam" else 6) for method in METHODS])
+@pytest.mark.parametrize(("method", "calls"), [(method, 20 if method == "gradcam" else 6) for method in METHODS])
 @pytest.mark.by_family
 def test_many_calls_grow_nothing_even_without_the_garbage_collector(method, calls, only_what_is_new):
     case = first_answered(method, "pooled", "tokens")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from camscope.hooks.partial_forward import replace_output_by_variants
+from camscope.hooks.cache_prefix_and_vary_output import replace_output_by_variants
 from tests.nets import Plain, plain
 
 

@@ -29,7 +29,7 @@ from camscope.metrics import (
     max_sensitivity,
     stability,
 )
-from camscope.metrics.explain_changed_inputs import ExplainerProbe, reuse_passes
+from camscope.metrics.explain_changed_inputs import ExplainerProbe, clean_maps_and_predictions_shared
 from camscope.metrics.stability_under_transforms import compute_stable_prediction_share
 from tests.nets import CASES, Flat
 from tests.untouched import untouched
@@ -398,11 +398,11 @@ def test_what_metrics_share_is_computed_once_with_the_same_values(method):
     apart = {name: METRICS[name](tool, x, 1) for name in MINE}
     n_apart = sum(passes)
     passes.clear()
-    with reuse_passes():
+    with clean_maps_and_predictions_shared():
         together = {name: METRICS[name](tool, x, 1) for name in MINE}
     n_together = sum(passes)
     passes.clear()
-    with reuse_passes():  # of another image nothing is known
+    with clean_maps_and_predictions_shared():  # of another image nothing is known
         METRICS[MINE[0]](tool, x.flip(3), 1)
         assert METRICS[MINE[0]](tool, x, 1) == apart[MINE[0]]
     handle.remove()
@@ -415,7 +415,7 @@ def test_methods_share_the_prediction_and_a_map_gives_that_of_its_changed_input(
     x, passes = x[:1], []
     methods = [GradCAM(model, "block"), InputXGradient(model)]
     handle = model.register_forward_pre_hook(lambda module, args: passes.append(len(args[0])))
-    with reuse_passes():
+    with clean_maps_and_predictions_shared():
         together = [compare_under_transforms(method, x, 1, transforms=[Shift(1), Shift(2)]) for method in methods]
     handle.remove()
     assert sum(passes) == 1 + 2 * (1 + 2)  # the prediction, and for each method the maps

@@ -737,6 +737,7 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.one_in(2)
 def test_hugging_face_folders_of_other_than_plain_classifiers(name, tmp_path):
     transformers = pytest.importorskip("transformers")
     from tests.zoo.of_hugging_face import ROWS
@@ -859,12 +860,13 @@ def test_real_weights_recognize_real_photographs():
     model = load_model("resnet18", weights=DATA / "weights" / "resnet18_imagenet.safetensors")
     told = json.loads((DATA / "photos" / "annotations.json").read_text())
     way, names = get_card(model).preprocess, get_card(model).class_names
-    photos = [read_photo(DATA / "photos" / "images" / image["file_name"]).pixels for image in told["images"]]
+    some = told["images"][::4]
+    photos = [read_photo(DATA / "photos" / "images" / image["file_name"]).pixels for image in some]
     with torch.inference_mode():
         found = model(torch.stack([way(pixels)[0] for pixels in photos])).argmax(1)
-    right = found == torch.tensor([image["imagenet_label"] for image in told["images"]])
-    assert len(right) == 40
-    assert int(right.sum()) >= 28
+    right = found == torch.tensor([image["imagenet_label"] for image in some])
+    assert len(right) == 10
+    assert int(right.sum()) >= 7
     assert names[281] == "tabby"
 
 

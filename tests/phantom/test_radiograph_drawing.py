@@ -33,7 +33,7 @@ def net():
 
 @pytest.fixture(scope="module")
 def fresh():
-    return training.draw_dataset(400, 20_240)
+    return training.draw_dataset(200, 20_240)
 
 
 def test_same_seed_gives_the_same_bytes_and_leaves_global_randomness_alone():
@@ -92,7 +92,7 @@ def test_dataset_is_even_shuffled_and_made_of_single_draws():
 
 def test_marker_correlation_is_the_phi_coefficient():
     def phi(correlation):
-        some = training.draw_dataset(400, 11, marker_class="effusion", marker_correlation=correlation, size=64)
+        some = training.draw_dataset(200, 11, marker_class="effusion", marker_correlation=correlation, size=64)
         has_marker = some.marker_masks.any(axis=(1, 2))
         assert has_marker.mean() == pytest.approx(1 / 4, abs=0.05)
         return np.corrcoef(has_marker, some.labels == CATEGORIES.index("effusion"))[0, 1]
@@ -189,7 +189,7 @@ def test_grad_cam_of_the_bundled_net_points_at_the_evidence(net, fresh):
 
 def test_input_is_centered_and_scaled(fresh):
     x = to_model_input(fresh.images)
-    assert x.shape == (400, 1, PREPROCESSING.size, PREPROCESSING.size)
+    assert x.shape == (200, 1, PREPROCESSING.size, PREPROCESSING.size)
     assert x[0, 0, 3, 5].item() == pytest.approx((fresh.images[0, 3, 5] / 255 - PREPROCESSING.mean) / PREPROCESSING.std)
     assert abs(x.mean()) < 0.3
     assert 0.7 < x.std() < 1.4

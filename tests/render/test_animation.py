@@ -8,7 +8,7 @@ from PIL import Image
 
 from camscope.errors import InputError
 from camscope.render import Volume, animate_volume, colorize, encode_animation
-from camscope.render.volume_annotations import choose_font_size, compute_plane_row_and_column
+from camscope.render.volume_annotations import choose_font_size, compute_slice_row_and_column_in_frame
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -40,7 +40,7 @@ def test_every_slice_is_a_picture_and_a_round_takes_its_seconds(suffix):
 def test_the_hottest_voxel_shines_in_its_own_slice_only():
     one = volume()
     film = Image.open(io.BytesIO(animate_volume(one, size=20 * 21)))
-    top, left = compute_plane_row_and_column(choose_font_size(420), has_letters=False)
+    top, left = compute_slice_row_and_column_in_frame(choose_font_size(420), has_letters=False)
     row, column = top + 5 * 21 + 10, left + 6 * 21 + 10
     hottest = colorize(np.ones((1, 1)))[0, 0].astype(int)
     for frame in range(12):

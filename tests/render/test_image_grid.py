@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from camscope.errors import InputError, NonFiniteError
-from camscope.explanation import Explanation, figure, measure_color_bar
+from camscope.explanation import Explanation, compute_color_bar_width, figure
 from camscope.render import (
     add_caption,
     colorize,
@@ -234,7 +234,7 @@ def test_a_caption_is_centered_below_the_image_beside_a_color_bar():
 def test_the_figure_of_explanations_centers_captions_below_the_images():
     flat = Explanation(np.eye(4), "gradcam", 1, "i", 7.5, input_size=(64, 64), layer="l")
     drawn = figure([flat], height=320)
-    bar = measure_color_bar(flat, flat.overlay(colorbar=True, height=320), 320)
+    bar = compute_color_bar_width(flat, flat.overlay(colorbar=True, height=320), 320)
     assert bar > 20
     gap = (drawn.shape[1] - 320 - bar) // 2
     columns = np.flatnonzero((drawn[-26:].max(axis=2) < 128).any(axis=0))

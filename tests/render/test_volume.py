@@ -18,12 +18,12 @@ from camscope.render import (
 )
 from camscope.render.draw_slice import draw_slice
 from camscope.render.draw_text import draw_text
-from camscope.render.draw_volume import _choose_slice_columns
+from camscope.render.draw_volume import _choose_n_slice_columns
 from camscope.render.image_grid import WARNING_COLOR
 from camscope.render.volume_annotations import (
     ACCENT_COLOR,
     choose_font_size,
-    compute_plane_row_and_column,
+    compute_slice_row_and_column_in_frame,
     draw_text_on_dark,
 )
 from camscope.render.volume_data import choose_views, compute_spacing, format_xyz_location, get_axis_letters
@@ -131,7 +131,7 @@ def test_the_cross_hairs_meet_at_the_peak_and_leave_it_free():
     one = volume(axis_letters=AXIAL)
     picture = draw_planes(one, size=189)  # 21 pixels a voxel
     size = choose_font_size(189)
-    top, left = compute_plane_row_and_column(size, has_letters=True)
+    top, left = compute_slice_row_and_column_in_frame(size, has_letters=True)
     row, column = top + size // 2 + 2 * 21 + 10, left + 3 * 21 + 10
     assert (picture[row, column] == TOP).all()
     arm = np.rint(0.65 * np.array(ACCENT_COLOR)).astype(np.uint8)
@@ -230,10 +230,10 @@ def test_slices_are_spread_numbered_and_the_peak_is_in_a_frame():
 
 
 def test_a_grid_leaves_few_places_empty():
-    assert _choose_slice_columns(12, 1.0) == 4
-    assert _choose_slice_columns(8, 1.0) == 4
-    assert _choose_slice_columns(1, 1.0) == 1
-    assert _choose_slice_columns(12, 0.05) == 1, "very wide slices stand one below the other"
+    assert _choose_n_slice_columns(12, 1.0) == 4
+    assert _choose_n_slice_columns(8, 1.0) == 4
+    assert _choose_n_slice_columns(1, 1.0) == 1
+    assert _choose_n_slice_columns(12, 0.05) == 1, "very wide slices stand one below the other"
 
 
 def test_a_projection_shows_the_strongest_value_along_its_axis():
@@ -241,7 +241,7 @@ def test_a_projection_shows_the_strongest_value_along_its_axis():
     values[3, 1, 2], values[0, 4, 5] = 2.0, 1.0
     one = Volume(np.zeros((4, 5, 6), np.uint8), values, alpha=1.0)
     picture = draw_projection(one, 0, size=6 * 21)
-    top, left = compute_plane_row_and_column(11, has_letters=False)
+    top, left = compute_slice_row_and_column_in_frame(11, has_letters=False)
     top += 11 // 2
     assert (picture[top + 1 * 21 + 10, left + 2 * 21 + 10] == TOP).all()
     half = np.rint(0.75 * colorize(np.full((1, 1), 0.5))[0, 0])

@@ -16,7 +16,7 @@ from camscope.phantom import draw_findings
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 SIDE = 227  # of the stored photographs
-PAIRS = 8
+PAIRS = 3
 FINDINGS = (("nodule", "effusion"), ("nodule", "pneumothorax"), ("effusion", "pneumothorax"))
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -74,7 +74,7 @@ def test_two_photographs_side_by_side(boxed: Any, resnet: Any) -> None:
 def test_two_findings_in_one_radiograph() -> None:
     tool = GradCAM(load_model("phantom"), "layer4")
     own, other, alike = [], [], []
-    for seed in range(30):
+    for seed in range(15):
         pair = FINDINGS[seed % len(FINDINGS)]
         image, masks = draw_findings(seed, pair)
         maps = [one.heatmap() for one in tool.explain_classes(image, pair)]

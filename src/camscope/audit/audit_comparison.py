@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
@@ -18,6 +18,7 @@ from camscope.audit.core.summary_entries import summarize_estimate
 from camscope.audit.core.summary_schema import Verdict
 from camscope.audit.finished_audit import AuditRun
 from camscope.audit.performance.auc import auroc, bootstrap_areas, compute_roc_area, drop_undefined_areas, rank_scores
+from camscope.audit.shortcuts.region_names import name_region
 from camscope.batch.image_manifest import import_arrow
 from camscope.batch.sql_query import RowReader, table_to_dicts
 from camscope.errors import UndefinedError
@@ -141,16 +142,29 @@ def _correct_for_multiplicity(uncorrected: Sequence[UncorrectedDifference]) -> I
 
 
 def find_verdict_changes(first: Iterable[Verdict], second: Iterable[Verdict]) -> Iterator[VerdictChange]:
-    """Yield the claims with different conclusions. Claims that only the first audit has come last."""
-    get_key = attrgetter("question", "claim", "finding", "qualifier")
-    remaining = {get_key(verdict): verdict for verdict in first}
-    for verdict in second:
-        previous = remaining.pop(get_key(verdict), None)
+    """Yield the claims with different conclusions. Claims that only the first audit has come last.
+
+    Claims are matched by question, finding, region or method, and metric, because another version may word them differently.
+    """
+    remaining = _index_verdicts(first)
+    for key, verdict in _index_verdicts(second).items():
+        previous = remaining.pop(key, None)
         conclusion = ABSENT_VERDICT if previous is None else previous.conclusion
         if conclusion != verdict.conclusion:
             yield VerdictChange(verdict.claim, conclusion, verdict.conclusion, verdict.finding)
     for verdict in remaining.values():
         yield VerdictChange(verdict.claim, verdict.conclusion, ABSENT_VERDICT, verdict.finding)
+
+
+def _index_verdicts(verdicts: Iterable[Verdict]) -> dict[tuple[str, ...], Verdict]:
+    """Return key -> verdict. The last part of a key counts verdicts that are alike in the others."""
+    get_key, counts = attrgetter("question", "finding", "qualifier", "metric"), Counter[tuple[str, ...]]()
+    indexed: dict[tuple[str, ...], Verdict] = {}
+    for verdict in verdicts:
+        key = get_key(verdict)
+        indexed[*key, str(counts[key])] = verdict
+        counts[key] += 1
+    return indexed
 
 
 def _compare_finding(
@@ -246,7 +260,11 @@ def _compute_intervention_effects(run: AuditRun, finding: str) -> dict[str, Valu
     )
     rows = [row for row in run.interventions().to_pylist() if row["finding"] == finding and log_odds_std > 0]
     return _average_by_id(
-        (f"{row['kind']} {row['region']}", row["id"], (row["log_odds_with"] - row["log_odds_without"]) / log_odds_std)
+        (
+            f"{row['kind']} {name_region(row['region'])}",
+            row["id"],
+            (row["log_odds_with"] - row["log_odds_without"]) / log_odds_std,
+        )
         for row in rows
     )
 

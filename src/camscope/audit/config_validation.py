@@ -21,7 +21,7 @@ from camscope.batch.path_resolver import find_common_folder, is_url
 from camscope.errors import CamscopeError, CategoryError, InputError, PreprocessError, UndefinedError
 from camscope.evaluation.ground_truth import EVIDENCE_FORMATS, AnnotationColumn, GroundTruth, ImageSize, is_mask_path
 from camscope.images.files.find_and_open_image_files import split_path_and_index
-from camscope.images.scans.scan import Window
+from camscope.images.scans.scan import parse_window
 from camscope.plurals import inflect, plural
 
 MAX_PROBED_MASKS = 32  # masks and boxes of each source that are read before the audit begins
@@ -42,7 +42,7 @@ def validate_config(context: AuditContext) -> None:
     _check_region_names_and_masks(checked, faults)
     if (window := checked.config.data.window) is not None:
         with faults.collect("data.window"):
-            Window.parse(window)
+            parse_window(window)
     _check_model_and_labels(checked, faults)
     faults.raise_if_any()
     _check_masks_readable(context)

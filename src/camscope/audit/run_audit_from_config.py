@@ -169,7 +169,7 @@ def _write_failures(context: AuditContext) -> None:
     sheet = csv.writer(text)
     sheet.writerow(("id", "stage", "reason"))
     for name, (stage, reason) in rows.items():
-        sheet.writerow(map(cells.escape, (name, stage, reason)))
+        sheet.writerow(map(cells.to_csv_cell, (name, stage, reason)))
     write_bytes(context.folder / FAILURES_FILE, text.getvalue().encode("utf-8-sig"))
 
 

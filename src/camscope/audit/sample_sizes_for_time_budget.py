@@ -8,7 +8,7 @@ from camscope.audit.core.config import SampleSizes
 from camscope.audit.core.stage_result_schema import PlannedSize
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT
 from camscope.audit.stage_duration_estimates import StageEstimator
-from camscope.metrics.group_sequential import plan_looks
+from camscope.metrics.group_sequential import plan_interim_looks
 from camscope.metrics.intervals_and_p_values import compute_t_quantile
 
 SIZES_IN_ORDER = ("interventions", "faithfulness", "robustness", "sanity")  # as they are made smaller
@@ -83,6 +83,6 @@ def _compute_interval_half_width(context: AuditContext, n_patients: int) -> floa
     """Return the half-width of the interval at the last look. Its unit is the standard deviation of the patients' values."""
     if n_patients < MIN_PATIENTS_FOR_VERDICT:
         return None
-    last = plan_looks(n_patients)[-1] if context.config.sequential else None
+    last = plan_interim_looks(n_patients)[-1] if context.config.sequential else None
     alpha = 0.05 if last is None else last.alpha
     return round(compute_t_quantile(n_patients - 1, alpha / 2) / sqrt(n_patients), 3)

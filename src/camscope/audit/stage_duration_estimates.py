@@ -29,8 +29,8 @@ from camscope.evaluation.evaluate_run import DEFAULT_N_STEPS
 from camscope.evaluation.model_free_metrics import CONTROL_NAMES, get_default_region_size
 from camscope.explainers import METHODS, Explainer
 from camscope.metrics import METRICS
-from camscope.metrics.explain_changed_inputs import ExplainerProbe, reuse_passes
-from camscope.metrics.group_sequential import LOOK_SIZES, plan_looks
+from camscope.metrics.explain_changed_inputs import ExplainerProbe, clean_maps_and_predictions_shared
+from camscope.metrics.group_sequential import LOOK_SIZES, plan_interim_looks
 from camscope.metrics.model_scorer import scoring_scope
 from camscope.metrics.perturbation_test import PerturbationTest
 from camscope.metrics.randomization_tests import MapComparison
@@ -144,7 +144,7 @@ class StageEstimator:
         )
 
     def _list_look_sizes(self, n_images: int) -> Sequence[int]:
-        return plan_looks(n_images)[0].sizes if self.context.config.sequential and n_images else (n_images,)
+        return plan_interim_looks(n_images)[0].sizes if self.context.config.sequential and n_images else (n_images,)
 
     def count_positives(self, n_samples: int) -> list[int]:
         """Return for each finding the number of sampled images that have it."""
@@ -233,7 +233,7 @@ class StageEstimator:
         edges, target = METHODS["edges"](self.context.model), self.context.findings[0].class_index
 
         def evaluate() -> None:
-            with reuse_passes():
+            with clean_maps_and_predictions_shared():
                 for metric in map(METRICS.__getitem__, names):
                     try:
                         metric(edges, self.x[:1], target)

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from camscope.atomic_writes_and_folder_locks import check_not_existing, write_bytes
-from camscope.batch.contact_sheet import build_contact_sheet
 from camscope.batch.exporter import Exporter, ExportResult
+from camscope.batch.html_contact_sheet import build_contact_sheet
 from camscope.batch.run_reader import RunReader
 from camscope.batch.sql_query import Query
 
@@ -106,6 +106,6 @@ class BatchRun(RunReader):
 
         """
         format_list = [formats] if isinstance(formats, str) else list(formats)
-        return Exporter(self, Path(folder), format_list, threshold, overwrite).write(
+        return Exporter(self, Path(folder), format_list, threshold, overwrite).export_rows(
             Query(where, sort, max_rows), os.cpu_count() or 1, lambda _: None
         )

@@ -26,13 +26,13 @@ from camscope.batch.result_rows import OutputNames, hash_parameters
 from camscope.batch.run_store import RunStore
 from camscope.errors import InputError, TargetError
 from camscope.explainers import Explainer
+from camscope.explainers.core.keywords_of_other_toolkits import reject_foreign_keywords
 from camscope.explainers.core.model_input import accepts_scans
 from camscope.explainers.core.redacted_settings_text import format_without_address, redact_parameters
 from camscope.explainers.core.run_methods_in_shared_passes import get_library_versions
 from camscope.explainers.core.setting_checks import check_positive_integer
-from camscope.explainers.core.split_call_keywords import reject_foreign_keywords
 from camscope.hooks.find_layers import unwrap
-from camscope.images.scans.scan import Window
+from camscope.images.scans.scan import parse_window
 from camscope.model_card import compute_model_digest, get_card
 from camscope.models import redact_file_names
 from camscope.targets import TargetLike
@@ -197,7 +197,7 @@ def run_batch(
         raise InputError(
             "explainers or targets are empty; pass at least one of each, such as [GradCAM(model)] and [None]"
         )
-    _check_target_names(target_list)
+    _check_target_names_differ(target_list)
     check_positive_integer(None, batch_size=batch_size)
     require_valid_num_threads(num_threads)
     manifest = apply_privacy_options(build_manifest(source, root), privacy, explainer_list[0].preprocess)
@@ -228,10 +228,10 @@ def run_batch(
 
 
 def _format_window(value: Any) -> str | None:
-    """Format a display window as text that `Window.parse` reads. Equal windows have equal texts."""
+    """Format a display window as text that `parse_window` reads. Equal windows have equal texts."""
     if value is None:
         return None
-    window = Window.parse(value)
+    window = parse_window(value)
     return f"{window.center:g},{window.width:g},{window.kind}"
 
 
@@ -278,7 +278,7 @@ def choose_num_threads(manifest: Manifest) -> int:
     return 1 if n_bytes < SMALL_FILE_BYTES else n_cores
 
 
-def _check_target_names(targets: Sequence[TargetLike]) -> None:
+def _check_target_names_differ(targets: Sequence[TargetLike]) -> None:
     """Raise an InputError if two target functions have the same name."""
     target_by_name: dict[str, object] = {}
     for target in filter(callable, targets):
@@ -329,7 +329,7 @@ def build_run_info(worker: BatchWorker, chunk_size: int, overlays: OverlayOption
 
 
 def _build_plugin_info(worker: BatchWorker) -> dict[str, Any]:
-    """Return the name and digest of each plugin that defines a method of the run. A plugin is never loaded from them."""
+    """Return the name and digest of each plugin that defines a method of the run. No plugin is loaded from this information."""
     plugins = find_plugins(map(type, worker.explainers))
     names = ["plugin" if worker.manifest.is_pseudonymized else plugin.name for plugin in plugins]  # no file names
     digests = {f"{name} {plugin.digest}": plugin.method_names for name, plugin in zip(names, plugins, strict=True)}

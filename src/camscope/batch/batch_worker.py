@@ -93,7 +93,7 @@ class BatchWorker:
             reject_scans_named_as_photos=self.manifest.images is None,
         )
 
-    def targets_for(self, image: LoadedImage) -> Sequence[TargetLike]:
+    def get_targets_of_image_or_run(self, image: LoadedImage) -> Sequence[TargetLike]:
         """Return the targets of an image: the target in the manifest, or otherwise the targets of the run."""
         target = image.row.get("target")
         return self.targets if target is None else [parse_target(target)]
@@ -103,7 +103,7 @@ class BatchWorker:
         has_target = image.row.get("target") is not None
         return None if image.item is None else (tuple(image.item.x.shape), has_target)
 
-    def batch_size_for(self, image: LoadedImage) -> int:
+    def choose_batch_size(self, image: LoadedImage) -> int:
         """Return the batch size for images of this size."""
         if image.item is None:
             return MIN_DEFAULT_BATCH_SIZE
@@ -150,7 +150,7 @@ class BatchWorker:
     ) -> list[dict[str, Any]]:
         """Explain all images of a batch together, and return their rows ordered by image."""
         items = [image.item for image in images if image.item is not None]
-        targets_by_image = [self.targets_for(image) for image in images]
+        targets_by_image = [self.get_targets_of_image_or_run(image) for image in images]
         bound_targets = [
             self.explainers[0].prepare_targets(list(column), items, NO_EXTRA_INPUTS)
             for column in zip(*targets_by_image, strict=True)
@@ -185,8 +185,8 @@ class BatchWorker:
         seconds: float,
         overlay_queue: OverlayQueue | None,
     ) -> dict[str, Any]:
-        target = self._target_text(image, target_index)
-        row = result_rows.build_map_row(self._image_columns(image), explanation, target, seconds)
+        target = self._format_target(image, target_index)
+        row = result_rows.build_map_row(self._build_image_columns(image), explanation, target, seconds)
         row["notes"] = [*row["notes"], *image.notes]
         if overlay_queue is None:
             return row
@@ -207,21 +207,26 @@ class BatchWorker:
 
     def _build_failure_rows(self, image: LoadedImage, error: str, is_transient: bool) -> list[dict[str, Any]]:
         kind = result_rows.TRANSIENT if is_transient else result_rows.PERMANENT
-        columns = {**self._image_columns(image), "status": result_rows.FAILED, "error": error, "failure_kind": kind}
+        columns = {
+            **self._build_image_columns(image),
+            "status": result_rows.FAILED,
+            "error": error,
+            "failure_kind": kind,
+        }
         return [
-            {**columns, "target": self._target_text(image, index), "method": explainer.composed_name}
-            for index in range(len(self.targets_for(image)))
+            {**columns, "target": self._format_target(image, index), "method": explainer.composed_name}
+            for index in range(len(self.get_targets_of_image_or_run(image)))
             for explainer in self.explainers
         ]
 
-    def _image_columns(self, image: LoadedImage) -> dict[str, Any]:
+    def _build_image_columns(self, image: LoadedImage) -> dict[str, Any]:
         """Return the columns that are the same in all rows of an image."""
         names = ("row", "id", "path", *self.manifest.extra_columns)
         return {**{name: image.row[name] for name in names}, "sha256": image.sha256}
 
-    def _target_text(self, image: LoadedImage, target_index: int) -> str | None:
+    def _format_target(self, image: LoadedImage, target_index: int) -> str | None:
         """Return the requested target as text. Return None if the target is the predicted class."""
-        target = self.targets_for(image)[target_index]
+        target = self.get_targets_of_image_or_run(image)[target_index]
         return None if target is None else format_without_address(target)
 
 

@@ -221,7 +221,7 @@ def _build_manifest_from_dataset(dataset: Any, name: str | None = None) -> Manif
     if hasattr(dataset, "features") and hasattr(dataset, "with_format"):
         table, images = _split_into_table_and_images(dataset)
     elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
-        table, images = _build_label_table(dataset), DatasetImages(dataset, None)
+        table, images = _build_path_and_label_table(dataset), DatasetImages(dataset, None)
     else:
         raise InputError(f"a {kind} has no __len__ or no __getitem__; pass a dataset with both methods, or files")
     identity = name or getattr(dataset, "_fingerprint", None) or dataset
@@ -229,7 +229,7 @@ def _build_manifest_from_dataset(dataset: Any, name: str | None = None) -> Manif
 
 
 def _split_into_table_and_images(dataset: Any) -> tuple["pa.Table", DatasetImages]:
-    """Split a dataset into a table of its other columns, and its images as undecoded files."""
+    """Split a dataset into its images, as undecoded files, and a table of all other columns."""
     feature_types = {name: type(feature).__name__ for name, feature in dataset.features.items()}
     image_columns = [name for name, feature_type in feature_types.items() if feature_type == "Image"]
     if not image_columns:
@@ -244,14 +244,14 @@ def _split_into_table_and_images(dataset: Any) -> tuple["pa.Table", DatasetImage
             columns[name] = _map_labels_to_names(columns[name].to_numpy(), dataset.features[name].names)
     if "label" in columns and LABEL_COLUMN not in columns:
         columns = {LABEL_COLUMN if name == "label" else name: column for name, column in columns.items()}
-    table = import_arrow().table({"path": _number_paths(len(dataset)), **columns})
+    table = import_arrow().table({"path": _build_numbered_paths(len(dataset)), **columns})
     return table, DatasetImages(undecoded, image_columns[0])
 
 
-def _build_label_table(dataset: Any) -> "pa.Table":
+def _build_path_and_label_table(dataset: Any) -> "pa.Table":
     """Return a table of numbered paths of a torchvision dataset, with a column `class` if it has labels."""
     targets, class_names = getattr(dataset, "targets", None), getattr(dataset, "classes", None)
-    columns = {"path": _number_paths(len(dataset))}
+    columns = {"path": _build_numbered_paths(len(dataset))}
     labels = np.asarray(targets) if isinstance(targets, list | np.ndarray | Tensor) else np.empty(0)
     if len(labels) == len(dataset) and labels.ndim == 1 and labels.dtype.kind in "iuU":
         if class_names and labels.dtype.kind in "iu":
@@ -261,7 +261,7 @@ def _build_label_table(dataset: Any) -> "pa.Table":
     return import_arrow().table(columns)
 
 
-def _number_paths(n_images: int) -> "pa.Array":
+def _build_numbered_paths(n_images: int) -> "pa.Array":
     digits = import_arrow().array(np.arange(n_images)).cast(import_arrow().string())
     return import_arrow("compute").binary_join_element_wise("#", digits, "")
 

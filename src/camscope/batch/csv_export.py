@@ -61,9 +61,9 @@ def write_escaped_csv(file: BinaryIO, names: Sequence[str], rows: Iterable[Itera
     """Write a CSV table. Text that a spreadsheet would read as a formula gets an apostrophe at its start."""
     text = io.TextIOWrapper(file, "utf-8-sig", newline="")  # the byte order mark tells Excel that it is UTF-8
     writer, escaper, n_rows = csv.writer(text), CellEscaper(), 0
-    writer.writerow(map(escaper.escape, names))
+    writer.writerow(map(escaper.to_csv_cell, names))
     for row in rows:
-        writer.writerow(map(escaper.escape, row))
+        writer.writerow(map(escaper.to_csv_cell, row))
         n_rows += 1
     text.detach()
     return CsvCounts(n_rows, escaper.n_escaped)
@@ -75,7 +75,7 @@ class CellEscaper:
     def __init__(self) -> None:
         self.n_escaped = 0
 
-    def escape(self, value: Any) -> Any:
+    def to_csv_cell(self, value: Any) -> Any:
         """Convert a value to a CSV cell. Lists become JSON, and formulas get a leading apostrophe."""
         if isinstance(value, Mapping | list | tuple):
             text = json.dumps(value, default=str, ensure_ascii=False) if value else ""

@@ -22,7 +22,7 @@ from camscope.batch.coco_export import ResultRow, RowExport, build_coco_annotati
 from camscope.batch.csv_export import write_csv
 from camscope.batch.image_loading import map_in_order
 from camscope.batch.result_rows import OutputNames
-from camscope.batch.run_reader import RunReader, read_original, strip_file_name
+from camscope.batch.run_reader import RunReader, read_original_image, strip_file_name
 from camscope.batch.sql_query import Query, iter_rows_by_image
 from camscope.errors import InputError, OutputError
 from camscope.explanation import Explanation
@@ -83,7 +83,7 @@ class Exporter:
         """Return the path of the CSV or COCO file."""
         return self.table_file or build_output_path(self.folder, TABLE_FILES[table_format])
 
-    def write(self, query: Query, num_threads: int, on_progress: Callable[[int], None]) -> ExportResult:
+    def export_rows(self, query: Query, num_threads: int, on_progress: Callable[[int], None]) -> ExportResult:
         """Export the rows that a query selects. Rows that fail are counted in the result."""
         for table_format in set(self.formats) & set(TABLE_FILES):
             check_not_existing(self.table_path(table_format), self.overwrite)
@@ -99,8 +99,10 @@ class Exporter:
         positions = np.sort(query.find_positions(rows))
         result.n_rows = len(positions)
         with ExitStack() as stack:
-            coco_writer = stack.enter_context(self._open_coco(query)) if "coco" in self.formats else None
-            for row_exports in map_in_order(self._export_image, iter_rows_by_image(rows, positions), num_threads):
+            coco_writer = stack.enter_context(self._open_coco_writer(query)) if "coco" in self.formats else None
+            for row_exports in map_in_order(
+                self._export_rows_of_image, iter_rows_by_image(rows, positions), num_threads
+            ):
                 for row_export in row_exports:
                     result.n_files += row_export.n_files
                     result.n_rows_without_map += row_export.row["attribution"] is None
@@ -114,11 +116,11 @@ class Exporter:
         result.n_files += coco_writer is not None
         return result
 
-    def _export_image(self, rows: Sequence[ResultRow]) -> list[RowExport]:
+    def _export_rows_of_image(self, rows: Sequence[ResultRow]) -> list[RowExport]:
         """Write the files of all rows of one image. The image is read at most once."""
         image = missing_image_reason = None
         if set(self.formats) & set(IMAGE_FORMATS) and any(row["attribution"] is not None for row in rows):
-            image, missing_image_reason = read_original(self.run, rows[0])
+            image, missing_image_reason = read_original_image(self.run, rows[0])
         names = OutputNames.from_run(self.run.run_info["run_config"])
         written_stems, row_exports = set[str](), []
         for row in rows:
@@ -159,7 +161,7 @@ class Exporter:
             data = render.encode_image(explanation.annotated_image(self.image_height), path.suffix)
             write_bytes(path, data, overwrite=self.overwrite, sync=False)
 
-    def _open_coco(self, query: Query) -> Any:
+    def _open_coco_writer(self, query: Query) -> Any:
         run_info = self.run.run_info
         info = {
             "version": f"camscope {run_info['versions']['camscope']}",

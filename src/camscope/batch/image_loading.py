@@ -40,7 +40,12 @@ from camscope.explanation import PixelArray
 from camscope.hooks.find_layers import unwrap
 from camscope.images.files.find_and_open_image_files import split_path_and_index
 from camscope.images.files.redacted_errors_and_file_pseudonyms import format_error_without_causes
-from camscope.images.photo_reader import find_file_warnings, read_photo, read_pixel_count, read_reduced_photo
+from camscope.images.photo_reader import (
+    find_suffix_and_frame_warnings,
+    read_photo,
+    read_pixel_count,
+    read_reduced_photo,
+)
 from camscope.images.preprocess import Preprocess
 from camscope.images.scans.monai_preprocess import MonaiPreprocess
 from camscope.images.scans.scan_preprocess import ScanPreprocess
@@ -63,9 +68,9 @@ def _find_malloc_trim() -> Any:
         return getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
-def trim_free_memory(n_bytes: int) -> None:
-    """Return free memory to the operating system, if the last work used more than `TRIM_THRESHOLD_BYTES`."""
-    if n_bytes > TRIM_THRESHOLD_BYTES and (trim := _find_malloc_trim()) is not None:
+def trim_free_memory(n_used_bytes: int) -> None:
+    """Return free memory to the operating system, if an image used more than `TRIM_THRESHOLD_BYTES`."""
+    if n_used_bytes > TRIM_THRESHOLD_BYTES and (trim := _find_malloc_trim()) is not None:
         trim(0)
 
 
@@ -92,7 +97,7 @@ class MemoryBudget:
                 self._free += n_bytes
                 self._changed.notify_all()
 
-    def try_keep_images(self, *images: PixelArray | None) -> bool:
+    def try_reserve_memory_for_images(self, *images: PixelArray | None) -> bool:
         """Reserve memory to keep decoded images until their overlays are drawn. Return False if there is too little."""
         arrays = [image for image in images if image is not None]
         n_bytes = sum(array.nbytes for array in arrays)
@@ -101,10 +106,10 @@ class MemoryBudget:
                 return False
             for array in arrays:
                 self._waiting_free -= array.nbytes
-                weakref.finalize(array, self._release_images, array.nbytes).atexit = False
+                weakref.finalize(array, self._release_memory_of_image, array.nbytes).atexit = False
         return True
 
-    def _release_images(self, n_bytes: int) -> None:
+    def _release_memory_of_image(self, n_bytes: int) -> None:
         with self._changed:
             self._waiting_free += n_bytes
 
@@ -184,11 +189,11 @@ def _decode_image(
             keeps_images = (
                 memory is None
                 or manifest.images is not None
-                or memory.try_keep_images(item.image, item.model_input_image)
+                or memory.try_reserve_memory_for_images(item.image, item.model_input_image)
             )
         notes: tuple[str, ...] = ()
         with suppress(ImageError):  # only a later frame is damaged, and it is not used
-            notes = find_file_warnings(source, row["path"]) if isinstance(source, bytes) else ()
+            notes = find_suffix_and_frame_warnings(source, row["path"]) if isinstance(source, bytes) else ()
         return LoadedImage(
             row,
             digest,

@@ -103,7 +103,7 @@ class Manifest:
         return [name for name in self.table.column_names if name not in RESERVED_COLUMNS]
 
     def find_paths_outside_root(self, column: str = "path") -> list[str]:
-        """Return the paths of a column that lead out of the root, where no path may."""
+        """Return the paths of a column that lead out of the root. Return none if paths may leave the root."""
         if not self.path_resolver.confined or (self.images is not None and column == "path"):
             return []
         values = self.table[column].to_pylist()
@@ -126,7 +126,7 @@ class Manifest:
 
     def read_source(self, row: Mapping[str, Any]) -> Any:
         """Return the image of a row: an image of the dataset, the bytes of a file, or the path of a scan."""
-        return self.path_resolver.read(row["path"]) if self.images is None else self.images[row["row"]]
+        return self.path_resolver.read_source(row["path"]) if self.images is None else self.images[row["row"]]
 
     def row_by_number(self, number: int) -> dict[str, Any]:
         """Return the row whose column `row` has the given number."""
@@ -255,7 +255,7 @@ def require_columns(names: Iterable[str | None], existing: Sequence[str], purpos
     """Raise an InputError if a named column does not exist. `purpose` ends the message, such as `for the patient`."""
     for name in names:
         if name is not None and name not in existing:
-            raise InputError(f"no column {name!r} {purpose}; the columns are {', '.join(existing) or 'none'}")
+            raise InputError(f"there is no column {name!r} {purpose}; the columns are {', '.join(existing) or 'none'}")
 
 
 def _cast_column(column: Any, arrow_type: Any, name: str, source_name: str) -> Any:
@@ -298,7 +298,7 @@ def _is_scan_path(manifest: Manifest, path: str) -> bool:
 
 
 def pseudonymize_manifest(manifest: Manifest, keep_columns: Sequence[str] = ()) -> Manifest:
-    """Pseudonymize a manifest: replace paths by keyed hashes, also where they serve as ids.
+    """Pseudonymize a manifest: replace paths, and ids that equal their path, by keyed hashes.
 
     All other columns but `row`, `target` and `keep_columns` are dropped.
     """

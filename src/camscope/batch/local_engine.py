@@ -46,7 +46,7 @@ class ChunkPlan:
 
 @dataclass(frozen=True)
 class ChunkTask:
-    """A chunk to compute. `row_numbers` are the rows to compute again. By default, they are all rows of the chunk."""
+    """A chunk to compute. `row_numbers` are the rows to compute again. By default, all rows of the chunk are computed."""
 
     chunk: int
     row_numbers: tuple[int, ...] | None = None
@@ -208,7 +208,7 @@ def group_into_batches(images: Iterator[LoadedImage], worker: BatchWorker) -> It
     for _, group in groupby(images, worker.forward_pass_key):
         remaining = iter(group)
         for first in remaining:
-            yield worker.collate([first, *islice(remaining, worker.batch_size_for(first) - 1)])
+            yield worker.collate([first, *islice(remaining, worker.choose_batch_size(first) - 1)])
 
 
 def prefetch_batches(batches: Iterator[ImageBatch]) -> Iterator[ImageBatch]:

@@ -58,7 +58,7 @@ class OverlayWriter:
         with ThreadPoolExecutor(num_threads, thread_name_prefix="camscope-drawing") as pool:
             yield OverlayQueue(self, pool, 8 * num_threads, memory)
 
-    def write(
+    def write_overlay(
         self, path: Path, explanation: Explanation, loaded: LoadedImage, read_images: ImageReader, memory: MemoryBudget
     ) -> None:
         """Draw the overlay of an explanation and write it to a file."""
@@ -102,7 +102,7 @@ class OverlayQueue:
         names = (OVERLAYS_FOLDER, f"{row['row'] // IMAGES_PER_FOLDER:06d}", file_name)
         name, path = "/".join(names), build_output_path(self._writer.folder, *names)
         self._free_slots.acquire()
-        future = self._pool.submit(self._writer.write, path, explanation, loaded, read_images, self._memory)
+        future = self._pool.submit(self._writer.write_overlay, path, explanation, loaded, read_images, self._memory)
         future.add_done_callback(lambda _: self._free_slots.release())
         self._pending[name] = future
         return name

@@ -75,7 +75,7 @@ class PathResolver:
             return False
         return True
 
-    def read(self, path: str) -> bytes | Path:
+    def read_source(self, path: str) -> bytes | Path:
         """Return the bytes of an image file, or the path of a scan. A scan may consist of several files."""
         if not self.fetch and self.is_remote_path(path):
             raise ImageError(
@@ -83,9 +83,9 @@ class PathResolver:
             )
         return read_image_source(self.resolve(path))
 
-    def resolve_or_fetch(self, path: str) -> str | bytes:
+    def resolve_or_download(self, path: str) -> str | bytes:
         """Return the path of a file, or the downloaded bytes of a URL."""
-        source = self.read(path) if is_url(path) else self.resolve(path)
+        source = self.read_source(path) if is_url(path) else self.resolve(path)
         return str(source) if isinstance(source, Path) else source
 
     def is_remote_path(self, path: str) -> bool:
@@ -118,7 +118,7 @@ class PathResolver:
 
 
 def find_common_folder(paths: Iterable[str]) -> str | None:
-    """Return the deepest folder that holds all absolute paths behind symlinks. None for a relative path or a URL."""
+    """Return the deepest folder that holds all paths, with symlinks resolved. Return None if a path is relative or a URL."""
     folders = set[str]()
     for path in paths:
         if is_url(path) or not os.path.isabs(path):  # noqa: PTH117 - a Path costs as much time as a small file
@@ -179,10 +179,10 @@ def read_location_bytes(location: str) -> bytes:
         with open_regular_file(location, MAX_FILE_BYTES) as local_file:
             return local_file.read()
     with require("fsspec", extra="batch").open(location, "rb") as file:
-        return _read_limited(file)
+        return _read_limited_bytes(file)
 
 
-def _read_limited(file: Any) -> bytes:
+def _read_limited_bytes(file: Any) -> bytes:
     """Read a stream to its end. Raise an OSError if it has more than `MAX_FILE_BYTES` bytes.
 
     It is read in pieces, because not every server tells the size in advance.

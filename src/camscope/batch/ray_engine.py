@@ -62,8 +62,8 @@ def compute_chunks_on_ray(
     n_missing = len({task.chunk for task in tasks} - store.finished_chunks())
     if n_missing:
         raise RunError(
-            f"{n_missing} of {plural(len(tasks), 'part file')} missing in {store.parts_folder}; choose a folder that all nodes "
-            "share"
+            f"{n_missing} of {plural(len(tasks), 'part file')} are missing in {store.parts_folder}; choose a folder that all "
+            "nodes share"
         )
 
 
@@ -149,7 +149,7 @@ class Actor:
         try:
             if self._payload is None:  # an error of the constructor would not be reported
                 self._payload = self._load_payload(payload_refs)
-            return cloudpickle_dumps(_compute_unless_finished(*self._payload, task, table))
+            return cloudpickle_dumps(_compute_chunk_unless_finished(*self._payload, task, table))
         except Exception as error:  # Ray would wrap a raised error in its own traceback
             return pickle_error(error)
 
@@ -178,7 +178,7 @@ class Actor:
         return ActorPayload(worker, store, num_threads)
 
 
-def _compute_unless_finished(
+def _compute_chunk_unless_finished(
     worker: BatchWorker, store: RunStore, num_threads: int, task: ChunkTask, table: "pa.Table"
 ) -> tuple[int, Mapping[Failure, int]]:
     """Compute a chunk unless its part file exists. Return the number of images, and the counts of their failures."""
@@ -235,7 +235,7 @@ def ray_connection(address: str | None = None) -> Iterator[Any]:
         where = address or os.environ.get("RAY_ADDRESS", "this machine")
         message = str(error).strip().partition("\n")[0]
         raise RunError(
-            f"no Ray cluster at {where} ({message}); leave the address out to start Ray on this machine"
+            f"there is no Ray cluster at {where} ({message}); leave the address out to start Ray on this machine"
         ) from error
     try:
         yield ray

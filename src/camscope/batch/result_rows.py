@@ -127,13 +127,13 @@ class OutputNames:
             digest = hashlib.sha256(str(row["path"]).encode()).hexdigest()
         name = row["id"] if row["id"] != row["path"] else PurePath(row["path"]).stem
         parts = [f"{row['row']:08d}", digest[:8], slug(name)]
-        parts += [_unique_slug(row["method"])] if self.with_method else []
-        parts += [_unique_slug(row["parameters_digest"] or "none")] if self.with_settings else []
-        parts += [_unique_slug(row["target"] or "top")] if self.with_target else []
+        parts += [_make_unique_slug(row["method"])] if self.with_method else []
+        parts += [_make_unique_slug(row["parameters_digest"] or "none")] if self.with_settings else []
+        parts += [_make_unique_slug(row["target"] or "top")] if self.with_target else []
         return "-".join(parts)
 
 
-def _unique_slug(text: str) -> str:
+def _make_unique_slug(text: str) -> str:
     """Convert text to a lowercase part of a file name. If this changes the text, append a digest, so that it stays unique."""
     short = slug(text).lower()
     return short if short == text else f"{short}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"

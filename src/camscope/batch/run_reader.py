@@ -52,9 +52,8 @@ class RunReader:
         self.fetch = fetch
         run_info = RunStore(folder).run_info
         if run_info is None:
-            reason = "not the folder of a run, since it holds no run.json; pass the folder"
-            reason = "a file; expected the folder" if self.folder.is_file() else reason
-            raise InputError(f"{folder}: it is {reason} of a run, as camscope batch writes it")
+            problem = "is a file" if self.folder.is_file() else "is not the folder of a run, since it holds no run.json"
+            raise InputError(f"{folder} {problem}; expected the folder of a run, as camscope batch writes it")
         if invalid := _find_invalid_entries(run_info):
             raise InputError(f"{self.folder / RUN_FILE}: it is damaged: {', '.join(invalid)} is missing or invalid")
         self.run_info: dict[str, Any] = run_info
@@ -151,7 +150,7 @@ class RunReader:
 
         """
         source = self.read_source(row)
-        require_unchanged(row, source)
+        require_unchanged_image(row, source)
         return read_display_image(source, self.run_info["run_config"].get("window"))
 
     def require_images(self) -> None:
@@ -208,7 +207,7 @@ class RunReader:
         try:
             with self._open_lock:
                 images = self._images
-            return self.path_resolver.read(path) if images is None else images[row["row"]]
+            return self.path_resolver.read_source(path) if images is None else images[row["row"]]
         except ImageError:
             raise
         except FileNotFoundError as error:
@@ -401,7 +400,7 @@ def read_display_image(source: Any, window: str | None = None) -> PixelArray:
     return convert_scan_to_display_pixels(scan, window)
 
 
-def require_unchanged(row: Mapping[str, Any], source: Any) -> None:
+def require_unchanged_image(row: Mapping[str, Any], source: Any) -> None:
     """Raise an ImageError if the image of a row has changed since it was explained."""
     if hash_source(source) != row["sha256"]:
         raise ImageError(f"{row['path']}: it has changed since it was explained")
@@ -417,7 +416,7 @@ class OriginalImage(NamedTuple):
     failure_reason: str | None
 
 
-def read_original(run: RunReader, row: Mapping[str, Any]) -> OriginalImage:
+def read_original_image(run: RunReader, row: Mapping[str, Any]) -> OriginalImage:
     """Read the original image of a row. If that fails, return the reason in its place."""
     try:
         return OriginalImage(run.read_image(row), None)

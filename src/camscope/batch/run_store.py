@@ -15,9 +15,9 @@ from camscope.atomic_writes_and_folder_locks import (
     FOLDER_BUSY_MESSAGE,
     FolderLock,
     build_output_path,
+    build_write_error,
     check_inside_folder,
     make_folder,
-    make_write_error,
     open_atomic,
     parse_output_path,
     read_bytes,
@@ -127,7 +127,7 @@ class RunStore:
             self.release()
             if isinstance(error, OutputError):
                 raise
-            raise make_write_error(self.folder, error) from error
+            raise build_write_error(self.folder, error) from error
         return is_new
 
     @contextmanager
@@ -155,7 +155,7 @@ class RunStore:
         elif (old := describe_run_content(existing)) != (new := describe_run_content(json.loads(data))):
             raise OutputError(f"{self.folder} holds {old}, which cannot be replaced by {new}; choose another folder")
         else:
-            self._remove_outputs()
+            self._remove_parts_and_overlays()
         write_bytes(self.folder / RUN_FILE, data)
 
     def _require_no_parts(self) -> None:
@@ -192,12 +192,12 @@ class RunStore:
     def remove(self) -> None:
         """Remove the files of the run. Remove the folder too if nothing else is in it."""
         if self.run_info is not None:
-            self._remove_outputs()
+            self._remove_parts_and_overlays()
             (self.folder / RUN_FILE).unlink()
         with suppress(OSError):  # not empty, or missing
             self.folder.rmdir()
 
-    def _remove_outputs(self) -> None:
+    def _remove_parts_and_overlays(self) -> None:
         """Remove part files and overlays. Other files in their folders stay."""
         root = self.folder / OVERLAYS_FOLDER
         overlays = list(_iter_matching_files(root, OVERLAY_FOLDER_PATTERN))
@@ -239,7 +239,7 @@ class RunStore:
         return Counter(failures.values())
 
     def count_flags(self, chunks: Iterable[int]) -> Counter[str]:
-        """Count the maps of finished chunks by their status, without those that are ok and those that failed."""
+        """Count the flagged maps of finished chunks by status. Failed maps, and maps with the status ok, do not count."""
         parts = [str(self.part_path(chunk)) for chunk in chunks]
         if not parts:
             return Counter()
@@ -297,7 +297,7 @@ class RunStore:
             )
 
     def select_parts_of_run(self, chunks: Collection[int]) -> list[int]:
-        """Return the chunks whose part files belong to this run. A part file that names no run belongs to it too."""
+        """Return the chunks whose part files belong to this run. A part file without the name of a run counts too."""
         return [chunk for chunk in chunks if self._read_metadata(chunk, IDENTITY_KEY) in (None, self.identity)]
 
     def part_digest(self, chunk: int) -> str:

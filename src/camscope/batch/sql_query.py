@@ -15,7 +15,12 @@ from camscope.batch.result_rows import OPTIONAL_COLUMNS, REQUIRED_COLUMNS, get_r
 from camscope.errors import InputError
 from camscope.optional_packages import require
 from camscope.plurals import plural
-from camscope.read_untrusted_files import MAX_EXCESS_VALUES, MAX_VALUES_PER_BYTE, check_parquet, read_errors_converted
+from camscope.read_untrusted_files import (
+    MAX_EXCESS_VALUES,
+    MAX_VALUES_PER_BYTE,
+    check_parquet_files,
+    read_errors_converted,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -169,7 +174,7 @@ class RowReader:
                 group, names = self._row_groups[number], None if columns is None else list(columns)
                 with translate_part_errors(group.path):
                     if group.path not in self._checked_files:
-                        check_parquet([group.path])
+                        check_parquet_files([group.path])
                         self._checked_files.add(group.path)
                     table = require_key_columns(group.to_table(schema=self._schema, columns=names))
                     rows = table.take(group_positions - self._group_starts[number])
@@ -219,7 +224,7 @@ def require_key_columns(table: "pa.Table") -> "pa.Table":
 def read_rows(dataset: "ds.Dataset", columns: Sequence[str] | None = None, filter_expression: Any = None) -> "pa.Table":
     """Read the rows of a dataset that match a PyArrow filter expression. By default, read all rows and all columns."""
     with translate_part_errors():
-        check_parquet(dataset.files)
+        check_parquet_files(dataset.files)
         return require_key_columns(
             dataset.to_table(columns=None if columns is None else list(columns), filter=filter_expression)
         )

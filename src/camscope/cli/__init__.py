@@ -7,6 +7,7 @@ import typer
 from camscope.cli import (
     audit,
     batch,
+    benchmark_methods_on_synthetic_radiographs,
     choose_method_and_layer,
     compare_methods,
     demo,
@@ -17,8 +18,7 @@ from camscope.cli import (
     inspect_images,
     list_layers,
     list_methods,
-    rank_methods_by_ground_truth,
-    show_contact_sheet,
+    show_rows_as_html_page,
     version_and_device_info,
 )
 from camscope.cli.commands_and_error_reports import Command, CommandGroup
@@ -41,13 +41,13 @@ COMMAND_GROUPS = {
     "Whole data sets": {
         "inspect-images": inspect_images,
         "batch": batch,
-        "show": show_contact_sheet,
+        "show": show_rows_as_html_page,
         "export": export_run_rows,
     },
     "Evidence": {
         "evaluate": evaluate_maps,
         "choose": choose_method_and_layer,
-        "benchmark": rank_methods_by_ground_truth,
+        "benchmark": benchmark_methods_on_synthetic_radiographs,
     },
     "Look up": {"methods": list_methods, "layers": list_layers},
 }

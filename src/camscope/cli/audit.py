@@ -104,7 +104,7 @@ def init(
         )
         console_output.print_field("next", f"read it, then: camscope audit run {output}")
     lines = [{"line": number, "text": line} for number, line in generated.lines_to_fill_in.items()]
-    json_output.print_result("audit-init", {"config": output, "fill_in": lines, "notes": generated.notes})
+    json_output.print_json_result("audit-init", {"config": output, "fill_in": lines, "notes": generated.notes})
 
 
 @app.command(cls=commands_and_error_reports.Command, epilog="Example: camscope audit run audit.toml -o audit")
@@ -141,7 +141,7 @@ def run(
             on_estimate=print_time_estimate,
         )
     print_audit_result(audit)
-    json_output.print_result("audit-run", _describe_audit(audit))
+    json_output.print_json_result("audit-run", _describe_audit(audit))
     if audit.n_failures:
         failures = console_output.to_printable_line(audit.folder / "failures.csv")
         console_output.print_note(
@@ -181,8 +181,8 @@ def compare(
         names = console_output.to_printable_line(row.name), console_output.to_printable_line(row.finding)
         p = "" if row.difference.p_value is None else f"{row.difference.p_value:.2g}"
         values = (
-            _format_value_without_interval(row.first),
-            _format_value_without_interval(row.second),
+            _format_value_or_dash(row.first),
+            _format_value_or_dash(row.second),
             format_interval(row.difference),
             p,
         )
@@ -190,7 +190,7 @@ def compare(
     console.print(table)
     for agreement in comparison.cross_model_agreements:
         correlation = format_interval(agreement.correlation)
-        method = METHODS.display_name(agreement.method)
+        method = METHODS.replace_names_by_titles(agreement.method)
         description = f"{method}, {agreement.finding}: rank correlation of both models' maps {correlation}"
         console_output.print_field("maps", description)
     for change in comparison.verdict_changes:
@@ -233,7 +233,7 @@ def verify(
         )
         raise typer.Exit(commands_and_error_reports.EXIT_FAILED) from None
     facts = {"is_intact": result.is_intact, "checks": result.checks, "not_recomputed": result.not_recomputed}
-    json_output.print_result("audit-verify", facts)
+    json_output.print_json_result("audit-verify", facts)
     console = console_output.stdout_console()
     for check in result.checks:
         mark = ("✓ ", "green") if check.is_intact else ("✗ ", "bold red")
@@ -274,7 +274,7 @@ def export(
     from camscope.audit.report.render_html_page import render_summary_page
 
     if output is None and model_card is None:
-        raise InputError("no file to write: expected -o summary.md, -o summary.html or --model-card README.md")
+        raise InputError("no file to write is named: pass -o summary.md, -o summary.html or --model-card README.md")
     writers = {".md": write_markdown_summary, ".html": render_summary_page}
     if output is not None and output.suffix.lower() not in writers:
         raise InputError(f"{output}: expected a name that ends in .md or .html")
@@ -286,7 +286,7 @@ def export(
         content = read_bytes(model_card, MAX_CARD_BYTES).decode() if model_card.is_file() else ""
         write_bytes(model_card, update_model_card(summary, content).encode(), overwrite=True)
         console_output.print_field("model card", model_card, "cyan")
-    json_output.print_result("audit-export", {"summary": output, "model_card": model_card})
+    json_output.print_json_result("audit-export", {"summary": output, "model_card": model_card})
 
 
 @contextmanager
@@ -365,9 +365,12 @@ def print_audit_result(audit: "AuditRun") -> None:
 
 def build_verdict_table(audit: "AuditRun") -> "Table":
     """Build a table with one row for each verdict of an audit."""
+    from camscope.audit.report.overview import write_plain_text
+    from camscope.audit.report.verdict_labels_and_groups import describe_sample, format_sentence
     from camscope.audit.verdicts.verdict_rules import find_topic
 
-    table = console_output.new_table("claim", "verdict", "effect [95 %]>", "n>", "reason")
+    table = console_output.new_table("claim", "verdict", "effect [95 %]>", "sample", "reason")
+    has_patients = audit.summary.check.has_patient_column
     for verdict in audit.verdicts:
         contradicts_maps = verdict.direction == "contradicts" and find_topic(verdict.question) == "maps"
         style = MAPS_CONTRADICT_STYLE if contradicts_maps else DIRECTION_STYLES[verdict.direction]
@@ -375,18 +378,20 @@ def build_verdict_table(audit: "AuditRun") -> "Table":
             console_output.styled_text((console_output.to_printable_line(verdict.claim), style)),
             console_output.styled_text((f"{VERDICT_SYMBOLS[verdict.conclusion]} {verdict.conclusion}", style)),
             format_interval(verdict.effect),
-            str(verdict.effect.n_values or ""),
-            console_output.to_printable_line(verdict.reason),
+            write_plain_text(describe_sample(verdict.effect, has_patients=has_patients))
+            if verdict.effect.n_values
+            else "",
+            console_output.to_printable_line(format_sentence(verdict.reason)),
         )
     return table
 
 
-def _format_value_without_interval(estimate: "EstimateSummary") -> str:
+def _format_value_or_dash(estimate: "EstimateSummary") -> str:
     return "–" if estimate.value is None else f"{estimate.value:.3f}"
 
 
 def format_interval(estimate: "EstimateSummary") -> str:
     """Format an estimate, with its 95 % confidence interval if there is one."""
     if estimate.value is None or estimate.low is None or estimate.high is None:
-        return _format_value_without_interval(estimate)
+        return _format_value_or_dash(estimate)
     return f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"

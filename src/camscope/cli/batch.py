@@ -101,7 +101,7 @@ def run(
     manifest = build_manifest(source, root, anywhere=allow_outside_root)
     parsed_names = option_parsing.parse_class_names(class_names)
     net = load_model_and_methods.load_model_on_device(model, weights, device, context, parsed_names)
-    explainers = chosen.build(net, preprocess, show_method_bars=False)
+    explainers = chosen.build_explainers(net, preprocess, show_method_bars=False)
     with open_or_compute_run.add_resume_hint_on_interrupt(output), progress_bars.show_batch_progress() as on_progress:
         outcome = run_batch(
             explainers,
@@ -130,7 +130,7 @@ def run(
             retry_failed=retry_failed,
             on_progress=on_progress,
         )
-    _print_outcome(outcome, output)
+    _print_outcome_and_exit_if_failed(outcome, output)
 
 
 def _parse_shard(text: str) -> tuple[int, int]:
@@ -141,7 +141,7 @@ def _parse_shard(text: str) -> tuple[int, int]:
     return int(index), int(count)
 
 
-def _print_outcome(outcome: "BatchOutcome", output: str) -> None:
+def _print_outcome_and_exit_if_failed(outcome: "BatchOutcome", output: str) -> None:
     """Print the number of explained images and the reasons of failures. Exit with code 1 if any image failed."""
     from rich.table import Table
 
@@ -156,17 +156,17 @@ def _print_outcome(outcome: "BatchOutcome", output: str) -> None:
     console_output.print_field("flags", plural(outcome.n_flagged, "map") + " flagged" + (f": {flags}" if flags else ""))
     if flags:
         console_output.print_note(
-            f"to list the flagged maps: {console_output.build_rows_command(output, FLAGGED_CONDITION)}"
+            f"to list the flagged maps: {console_output.build_show_command(output, FLAGGED_CONDITION)}"
         )
     facts = {"failures": json_output.describe_failures(outcome), "flags": outcome.flag_counts}
-    json_output.print_result("batch", {"folder": output, **counts, **facts})
+    json_output.print_json_result("batch", {"folder": output, **counts, **facts})
     if outcome.n_failures:
         table = Table("images", "reason", "failure", title="failures")
         for (reason, kind), count in outcome.failure_counts_by_kind.most_common(20):
             table.add_row(str(count), console_output.to_printable_line(reason), kind)
         console_output.stderr_console().print(table)
         console_output.print_note(
-            f"to list them: {console_output.build_rows_command(output, console_output.FAILED_CONDITION)}"
+            f"to list them: {console_output.build_show_command(output, console_output.FAILED_CONDITION)}"
         )
         if outcome.transient_failure_counts:
             console_output.print_note(

@@ -123,7 +123,7 @@ def run(
         "n_images": choice.n_images,
     }
     described = [_describe_candidate(candidate, choice) for candidate in choice.candidates]
-    json_output.print_result("choose", {"candidates": described, **facts, "notes": notes, "saved": saved})
+    json_output.print_json_result("choose", {"candidates": described, **facts, "notes": notes, "saved": saved})
 
 
 def _describe_candidate(candidate: "CandidateState", choice: "MethodSelection") -> dict[str, object]:

@@ -60,7 +60,7 @@ class Command(TyperCommand):
         return super().parse_args(ctx, [*(_correct_singular_or_plural(arg, names) for arg in args[:end]), *args[end:]])
 
     def invoke(self, ctx: Any) -> Any:
-        """Load the plugins of the command, then run it.
+        """Load the plugins of the command, run the command, and add a hint to an error about `--target`.
 
         If `--target` is an unknown class with a comma in its name, the error suggests `--targets`.
         """

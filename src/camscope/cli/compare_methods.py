@@ -140,7 +140,7 @@ def _compare_on_image(
     net = load_model_and_methods.load_model_on_device(
         request.model or "phantom", request.weights, request.device, context, parsed_names
     )
-    explainers = chosen.build(net, request.preprocess)
+    explainers = chosen.build_explainers(net, request.preprocess)
     with console_output.collect_warnings(quote_messages=pseudonym is None) as warnings:
         comparison = _compare_with_progress(explainers, path, targets, names == "all")
     write_bytes(file, encode_image(comparison.figure(**figure_options), file.suffix), overwrite=overwrite)
@@ -155,7 +155,7 @@ def _compare_on_image(
         console.print(f"note    {console_output.to_printable_line(text)}", style="dim", soft_wrap=True)
     console_output.print_field("figure", file, "cyan")
     facts = {"image": pseudonym or path, "maps": comparison.to_records(), "equivalences": comparison.equivalence_notes}
-    json_output.print_result("compare", {**facts, "notes": list(dict.fromkeys(notes)), "figure": file})
+    json_output.print_json_result("compare", {**facts, "notes": list(dict.fromkeys(notes)), "figure": file})
 
 
 def _compare_with_progress(
@@ -185,7 +185,7 @@ def _build_map_table(comparison: "Comparison") -> "Table":
     table = console_output.new_table(*columns)
     for row, entry in zip(comparison.to_records(), comparison.entries, strict=True):
         table.add_row(
-            console_output.to_printable_line(METHODS.display_name(row["method"])),
+            console_output.to_printable_line(METHODS.replace_names_by_titles(row["method"])),
             console_output.to_printable_line(row["layer"] or "–"),
             console_output.format_class(row["target"], row["label"]),
             f"{row['score']:.4g}",
@@ -236,8 +236,8 @@ def _compare_on_dataset(
         with console_output.spinner("drawing"):
             comparison.save(figure_path)
     _print_dataset_comparison(comparison, figure_path)
-    json_output.print_result("compare-dataset", _describe_dataset_comparison(comparison, figure_path, outcome))
-    open_or_compute_run.print_failures(outcome)
+    json_output.print_json_result("compare-dataset", _describe_dataset_comparison(comparison, figure_path, outcome))
+    open_or_compute_run.exit_if_images_failed(outcome)
 
 
 def _resolve_output_folder(source: str, output: str | None) -> Path:
@@ -315,15 +315,15 @@ def _build_metric_table(comparison: "ComparisonResult", summaries: "Sequence[Met
     if any(line.advantage_over_control for line in summaries):
         columns["over>"] = lambda line: _format_difference(line.advantage_over_control, "+")
 
-    def format_seconds(line: "MethodSummary") -> str:
-        seconds = None if line.is_control else comparison.seconds_per_image.get(line.key)
+    def format_seconds(summary: "MethodSummary") -> str:
+        seconds = None if summary.is_control else comparison.seconds_per_image.get(summary.key)
         return "" if seconds is None else f"{seconds:.2g}"
 
     return build_summary_table(summaries, comparison.get_name, columns, {"s>": format_seconds})
 
 
 def _format_gap_to_best(summary: "MethodSummary", best: "MethodSummary | None") -> str:
-    """Format the difference between a method and the best one. The best method gets `first`, its equals `same maps`."""
+    """Format the difference between a method and the best method, or `first`, or `same maps` for methods with equal maps."""
     if summary is best:
         return "first"
     if best and summary.estimate and not (summary.difference_to_best or summary.is_control):

@@ -96,7 +96,7 @@ def print_field(label: str, value: object, style: str = "") -> None:
     stdout_console().print(line, soft_wrap=True)
 
 
-def build_rows_command(run_folder: str, condition: str) -> str:
+def build_show_command(run_folder: str, condition: str) -> str:
     """Return the `camscope show` command that lists the rows of a run that meet a condition."""
     return f'camscope show {run_folder} --where "{condition}"'
 

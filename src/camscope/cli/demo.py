@@ -86,7 +86,7 @@ def run(
     console_output.print_field("figure", figure, "cyan")
     console_output.print_field("try", f"camscope explain {images[0]}")
     described = [_describe_case(name, path, *case) for name, path, case in zip(names, images, cases, strict=True)]
-    json_output.print_result("demo", {"images": described, "figure": figure})
+    json_output.print_json_result("demo", {"images": described, "figure": figure})
 
 
 def _describe_case(
@@ -150,7 +150,11 @@ def _build_demo_figure(cases: "DemoCases") -> "RGBImage":
         for explanation in explanations:
             images += [_outline_lesion(explanation.overlay(), truth)]
             is_hit, energy = compute_hit_and_energy(explanation.heatmap(scale=None), truth.mask)
-            scores = f" · {'hit' if is_hit else 'miss'} · energy {_format_share(energy)}" if truth.mask.any() else ""
+            scores = (
+                f" · {'hit' if is_hit else 'miss'} · energy {_format_with_two_decimals(energy)}"
+                if truth.mask.any()
+                else ""
+            )
             captions += [f"{explanation.method_title}{scores}"]
     return draw_image_grid(images, captions, columns=1 + len(cases[0][1]), height=IMAGE_HEIGHT)
 
@@ -179,7 +183,7 @@ def compute_hit_and_energy(attribution: "FloatArray", mask: "NDArray[np.bool_]")
     return pointing_game(attribution, mask) >= 0.5, energy
 
 
-def _format_share(value: float | None) -> str:
+def _format_with_two_decimals(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
 
@@ -201,13 +205,13 @@ def _build_demo_table(names: Sequence[str], cases: "DemoCases") -> "Table":
                 is_hit, energy = compute_hit_and_energy(explanation.heatmap(scale=None), mask)
                 scores[explanation.method_title].append((is_hit, energy or 0.0))
                 hit = console_output.styled_text(("yes", "green") if is_hit else ("no", "red"))
-                cells = [hit, _format_share(energy), _format_share(mask.mean())]
+                cells = [hit, _format_with_two_decimals(energy), _format_with_two_decimals(mask.mean())]
             row = *(title if i == 0 else ("", "")), explanation.method_title, f"{explanation.score:.2f}", *cells
             table.add_row(*row, end_section=i == len(explanations) - 1)
     areas = [phantom.mask.mean() for phantom, _ in cases if phantom.mask.any()]
     for i, (method, pairs) in enumerate(scores.items()):
         hits, energies = zip(*pairs, strict=True)
-        means = [_format_share(sum(values) / len(pairs)) for values in (energies, areas)]
+        means = [_format_with_two_decimals(sum(values) / len(pairs)) for values in (energies, areas)]
         table.add_row(
             "all findings" if i == 0 else "", "", method, "", f"{sum(hits)}/{len(pairs)}", *means, style="bold"
         )
@@ -244,7 +248,7 @@ def _print_differing_verdicts(clean: "AuditRun", confounded: "AuditRun") -> None
     areas = [run.summary.predict.performance[0].auroc.value or 0.0 for run in (clean, confounded)]
     changes = list(find_verdict_changes(clean.verdicts, confounded.verdicts))
     audits = zip(("clean", "confounded"), areas, (clean.report_path, confounded.report_path), strict=True)
-    json_output.print_result(
+    json_output.print_json_result(
         "demo-audit",
         {
             "audits": [{"name": name, "auroc": area, "report": report} for name, area, report in audits],

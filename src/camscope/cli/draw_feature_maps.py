@@ -55,7 +55,7 @@ def run(
     console.print(heading, soft_wrap=True)
     console.print(f"  {drawn}: {console_output.to_printable_line(file)}", soft_wrap=True)
     facts = {"image": pseudonym or path, "layer": layer, "shape": maps.shape, "n_drawn": min(max_channels, len(maps))}
-    json_output.print_result("features", {**facts, "file": file})
+    json_output.print_json_result("features", {**facts, "file": file})
 
 
 def _extract_channels(model: "nn.Module", image: Path, layer: str, preprocess: str | None) -> "Tensor":
@@ -67,7 +67,7 @@ def _extract_channels(model: "nn.Module", image: Path, layer: str, preprocess: s
     from camscope.layers.layout import CHANNELS_FIRST_MODULES
     from camscope.layers.layout_noise_probe import OutputLocation, build_contradicted_layout_error, probe_layout
     from camscope.layers.layout_verdict import LayoutVerdict
-    from camscope.layers.spatial_layers import find_doubt_reason, infer_layer_layout, record_layout_hints
+    from camscope.layers.spatial_layers import find_layout_doubt_reason, infer_layer_layout, record_layout_hints
     from camscope.model_card import get_card
 
     inner, card = inspect_model(model).model, get_card(model)
@@ -82,7 +82,7 @@ def _extract_channels(model: "nn.Module", image: Path, layer: str, preprocess: s
     if not isinstance(module, CHANNELS_FIRST_MODULES):
         (finding,) = probe_layout(inner, [OutputLocation(name)], layout, x, inner)
         undecided = finding.verdict is LayoutVerdict.UNDECIDED
-        reason = find_doubt_reason(inner, layout, output.shape, layout_hints) if undecided else finding.reason
+        reason = find_layout_doubt_reason(inner, layout, output.shape, layout_hints) if undecided else finding.reason
         if finding.verdict is LayoutVerdict.CONTRADICTED or reason:
             raise build_contradicted_layout_error(f"layer {name!r}", layout, reason)
     return layout.to_maps(output)[0]

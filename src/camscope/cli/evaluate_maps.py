@@ -113,13 +113,13 @@ def run(
                 on_progress=bar.set_progress,
             )
     printed_metrics = [*(PRINTED_METRICS if masks else ()), *(PRINTED_MODEL_METRICS if net else ())]
-    print_evaluation(
+    print_evaluation_and_draw_figure(
         evaluation, (None if metrics else printed_metrics) or None, file, where, group, outcome, overwrite=overwrite
     )
-    open_or_compute_run.print_failures(outcome)
+    open_or_compute_run.exit_if_images_failed(outcome)
 
 
-def print_evaluation(
+def print_evaluation_and_draw_figure(
     evaluation: "EvaluationResult",
     metrics: "Sequence[str] | None" = None,
     figure: Path | None = None,
@@ -154,7 +154,7 @@ def print_evaluation(
             columns["p>"] = lambda line: format_p_value(line.advantage_over_control)
         console.print(build_summary_table(lines, attrgetter("title"), columns))
         reasons = format_undefined_reasons(table, lines[0])
-        for text in [*reasons, *format_missing_interval(lines)]:
+        for text in [*reasons, *explain_missing_interval(lines)]:
             console.print(console_output.to_printable_line(text), style="dim", soft_wrap=True)
     if figure is not None:
         image = draw_summary_figure(summaries, figure.suffix.lower(), evaluation.title)
@@ -167,7 +167,7 @@ def print_evaluation(
     facts = {"metrics": json_output.describe_summaries(summaries), "evidence": evaluation.facts.get("evidence")}
     files = {"folder": evaluation.folder, "figure": figure}
     failures = json_output.describe_failures(outcome)
-    json_output.print_result("evaluate", {**facts, "n_rows": table.num_rows, "failures": failures, **files})
+    json_output.print_json_result("evaluate", {**facts, "n_rows": table.num_rows, "failures": failures, **files})
 
 
 def _format_advantage(summary: "MethodSummary") -> str:
@@ -213,7 +213,7 @@ def print_metric_heading(name: str, summary: "MethodSummary") -> None:
     metric = METRICS[summary.metric]
     direction = {True: ", higher is better", False: ", lower is better", None: ""}[metric.higher_is_better]
     heading = console_output.styled_text(
-        (METRICS.display_name(name), "bold"), (f"{direction}: {metric.formula}", "dim")
+        (METRICS.replace_names_by_titles(name), "bold"), (f"{direction}: {metric.formula}", "dim")
     )
     console_output.stdout_console().print(heading, soft_wrap=True)
 
@@ -236,13 +236,13 @@ def format_undefined_reasons(value_table: Any, summary: "MethodSummary") -> list
     counts = Counter(row[2:] for row in table_rows if row[:2] == key and row[2] is not None)
     methods: dict[tuple[int, str], list[str]] = {}
     for (reason, method), count in counts.items():
-        methods.setdefault((count, reason), []).append(METHODS.display_name(method))
+        methods.setdefault((count, reason), []).append(METHODS.replace_names_by_titles(method))
     most_frequent = sorted(methods, key=lambda count_and_reason: -count_and_reason[0])[:MAX_UNDEFINED_REASONS]
     return [f"undefined {count} of {join_names(methods[count, reason])}: {reason}" for count, reason in most_frequent]
 
 
-def format_missing_interval(summaries: "Sequence[MethodSummary]") -> list[str]:
-    """Explain why a metric has no confidence interval. If it has one, the list is empty."""
+def explain_missing_interval(summaries: "Sequence[MethodSummary]") -> list[str]:
+    """Explain why a metric has no confidence interval. The list is empty if the metric has an interval."""
     from camscope.evaluation.comparison_statements import explain_missing_intervals
 
     reason = explain_missing_intervals(summaries)

@@ -135,7 +135,7 @@ def run(
     )
     destination = Destination.from_options(output, formats, overwrite)
     paths = list_images(images, folders_are_series=series)
-    _check_single_output_file(destination, len(paths), len(chosen.methods) * len(parsed_targets))
+    _check_one_output_file_suffices(destination, len(paths), len(chosen.methods) * len(parsed_targets))
     scan_settings.require_export_packages()
     all_private = profile == "research" or series or any(map(scan_settings.is_read_as_scan, paths))
     scan_settings = replace(scan_settings, all_private=all_private)
@@ -150,7 +150,7 @@ def run(
     if len(failures) < len(paths):
         parsed_names = option_parsing.parse_class_names(class_names)
         net = load_model_and_methods.load_model_on_device(model, weights, device, context, parsed_names)
-        explainers = chosen.build(net, preprocess)
+        explainers = chosen.build_explainers(net, preprocess)
         scan_settings = scan_settings.with_privacy_for(explainers)
         writer = ImageExplanationWriter(
             explainers,
@@ -164,17 +164,17 @@ def run(
             scan_settings=scan_settings,
             mask_options=masks or (),
         )
-        results = _explain_images(writer, paths, failures, debug=debug)
+        results = _explain_images_and_collect_failures(writer, paths, failures, debug=debug)
     from camscope.explainers.core.run_methods_in_shared_passes import get_library_versions
 
     failed = [{"image": scan_settings.display_name(path), "message": str(error)} for path, error in failures.items()]
-    json_output.print_result(
+    json_output.print_json_result(
         "explain", {"images": results, "failures": failed, "versions": dict(get_library_versions())}
     )
-    _print_summary(failures, len(paths))
+    _print_failures_and_exit_if_any(failures, len(paths))
 
 
-def _check_single_output_file(destination: Destination, n_images: int, n_maps: int) -> None:
+def _check_one_output_file_suffices(destination: Destination, n_images: int, n_maps: int) -> None:
     file, file_format = destination.file, destination.formats[0]
     if file is not None and n_images > 1:
         raise shared_options.build_option_error(
@@ -200,7 +200,7 @@ def _describe_failure(
     return reason if reason.startswith(name) else f"{name}: {reason}"
 
 
-def _explain_images(
+def _explain_images_and_collect_failures(
     writer: "ImageExplanationWriter",
     paths: Sequence[Path],
     failures: dict[Path, str | OutputExistsError],
@@ -235,7 +235,7 @@ def _explain_images(
     return results
 
 
-def _print_summary(failures: dict[Path, str | OutputExistsError], n_images: int) -> None:
+def _print_failures_and_exit_if_any(failures: dict[Path, str | OutputExistsError], n_images: int) -> None:
     """Print errors and counts on stderr. Exit with code 1 if any image was not explained."""
     existing_files = [failure for failure in failures.values() if isinstance(failure, OutputExistsError)]
     for failure in failures.values():

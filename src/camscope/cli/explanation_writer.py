@@ -135,7 +135,7 @@ class ImageExplanationWriter:
 
     def _build_figure(self, explanations: "Sequence[Explanation]", masks: dict[str, Any] | None) -> "RGBImage":
         """Draw the image and its maps. Several methods and several classes give one row per class."""
-        from camscope.explanation import measure_color_bar, shared_scales
+        from camscope.explanation import compute_color_bar_width, shared_scales
         from camscope.render import DIVERGING, draw_image_grid
 
         is_volume, image, height = explanations[0].attribution.ndim == 3, explanations[0].image, MIN_FIGURE_HEIGHT
@@ -152,7 +152,7 @@ class ImageExplanationWriter:
         cells = []
         for each, scale in zip(explanations, scales, strict=True):
             overlay = each.overlay(scale=scale, mask=masks, height=height, **self.overlay_options)
-            bar_width = measure_color_bar(each, overlay, height) if has_bar else 0
+            bar_width = compute_color_bar_width(each, overlay, height) if has_bar else 0
             cells.append((overlay, each.caption, each.warning_text, bar_width))
         if self.compare_classes:  # one row per method: the image, both maps, and the difference
             columns = len(first) + 3
@@ -162,7 +162,7 @@ class ImageExplanationWriter:
                     (-scale[1], scale[1]) if isinstance(scale, tuple) else "symmetric"
                 )  # the scale of both maps
                 overlay = each.overlay(scale=limits, mask=masks, height=height, **options)
-                bar_width = measure_color_bar(each, overlay, height) if has_bar else 0
+                bar_width = compute_color_bar_width(each, overlay, height) if has_bar else 0
                 differences.append((overlay, each.caption, None, bar_width))
             pairs = zip(cells[::2], cells[1::2], differences, strict=True)
             cells = [cell for row in pairs for cell in [*first, *row]]

@@ -71,8 +71,8 @@ def run(
     with progress_bars.progress_bar(
         "exporting", min(max_rows or matching, matching), console_output.stderr_console()
     ) as bar:
-        result = exporter.write(query, os.cpu_count() or 1, bar.advance)
-    _print_export_result(result, folder, output)
+        result = exporter.export_rows(query, os.cpu_count() or 1, bar.advance)
+    _print_export_result_and_exit_if_failed(result, folder, output)
 
 
 def _resolve_single_output_file(output: str, formats: list[str]) -> Path | None:
@@ -92,7 +92,7 @@ def _resolve_single_output_file(output: str, formats: list[str]) -> Path | None:
     return None
 
 
-def _print_export_result(result: "ExportResult", folder: str, output: str) -> None:
+def _print_export_result_and_exit_if_failed(result: "ExportResult", folder: str, output: str) -> None:
     """Print the number of written files and the reasons of failures. Exit with code 1 if a row failed."""
     console_output.print_field(
         "export", f"{plural(result.n_files, 'file')} of {plural(result.n_rows, 'row')}: {output}"
@@ -102,9 +102,9 @@ def _print_export_result(result: "ExportResult", folder: str, output: str) -> No
         {"reason": reason, "n_rows": count, "example": result.failure_examples[reason]}
         for reason, count in result.failure_counts.items()
     ]
-    json_output.print_result("export", {"output": output, **counts, "failures": failures})
+    json_output.print_json_result("export", {"output": output, **counts, "failures": failures})
     if result.n_rows_without_map:
-        command = console_output.build_rows_command(folder, console_output.FAILED_CONDITION)
+        command = console_output.build_show_command(folder, console_output.FAILED_CONDITION)
         console_output.print_note(f"{result.n_rows_without_map} of them have no map; see: {command}")
     if result.n_escaped_cells:
         cells = plural(result.n_escaped_cells, "cell of the table was", "cells of the table were")

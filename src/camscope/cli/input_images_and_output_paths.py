@@ -31,12 +31,12 @@ def list_images(sources: Sequence[str], *, folders_are_series: bool = False) -> 
             continue
         matches = sorted(map(Path, find_and_open_image_files.list_image_paths(source, recursive=False)))
         if not matches:
-            raise shared_options.build_option_error("IMAGE", _describe_no_image(source))
+            raise shared_options.build_option_error("IMAGE", _explain_missing_image(source))
         paths.update(dict.fromkeys(matches))
     return list(paths)
 
 
-def _describe_no_image(source: str) -> str:
+def _explain_missing_image(source: str) -> str:
     """Describe why a source has no image.
 
     A folder of scans is named by its pseudonym, because the folder name may identify a patient.

@@ -36,19 +36,19 @@ def is_json_output() -> bool:
     return _is_active
 
 
-def print_result(command: str, result: Mapping[str, Any]) -> None:
+def print_json_result(command: str, result: Mapping[str, Any]) -> None:
     """Print the result of a command as one JSON object, if the command prints JSON. Otherwise print nothing."""
     if _is_active:
-        _print({"schema": f"camscope/{command}/{SCHEMA_VERSION}", **result})
+        _print_json({"schema": f"camscope/{command}/{SCHEMA_VERSION}", **result})
 
 
 def print_json_error(kind: str, message: str, remedy: str | None, exit_code: int) -> None:
     """Print the error that ends a command as one JSON object."""
     error = {"kind": kind, "message": message, "remedy": remedy, "exit_code": exit_code}
-    _print({"schema": f"camscope/error/{SCHEMA_VERSION}", "error": error})
+    _print_json({"schema": f"camscope/error/{SCHEMA_VERSION}", "error": error})
 
 
-def _print(document: Mapping[str, Any]) -> None:
+def _print_json(document: Mapping[str, Any]) -> None:
     typer.echo(json.dumps(to_json_value(document), indent=2, allow_nan=False))  # ASCII, which every terminal can print
 
 
@@ -87,7 +87,7 @@ def describe_explanation(explanation: "Explanation") -> dict[str, Any]:
 
 
 def _describe_peak(explanation: "Explanation") -> dict[str, Any] | None:
-    """Return the largest value of a map and where it is, or None if all values are equal."""
+    """Return the largest value of a map and its position, or None if all values are equal."""
     highest = explanation.attribution.max()
     if not highest > explanation.attribution.min():
         return None

@@ -45,7 +45,7 @@ def run(
         for row in layer_table
     ]
     facts = {"model": layer_table.model, "input_shape": layer_table.input_shape, "default_layer": default}
-    json_output.print_result("layers", {**facts, "layers": rows, "notes": warnings})
+    json_output.print_json_result("layers", {**facts, "layers": rows, "notes": warnings})
     listed_names = {
         row.name for row in layer_table if list_all or row.name.count(".") < MAX_LISTED_DEPTH or row.name == default
     }

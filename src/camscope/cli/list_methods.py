@@ -47,7 +47,7 @@ def run(
     else:
         _print_method_table()
         methods = load_model_and_methods.order_methods_by_cost(METHODS.values())
-    json_output.print_result("methods", {"methods": list(map(describe_method, methods))})
+    json_output.print_json_result("methods", {"methods": list(map(describe_method, methods))})
 
 
 def describe_method(explainer_cls: "type[Explainer]") -> dict[str, Any]:

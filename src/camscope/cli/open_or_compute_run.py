@@ -161,7 +161,7 @@ class EvaluationRequest:
         net = load_model_and_methods.load_model_on_device(
             self.model or "phantom", self.weights, self.device, context, parsed_names
         )
-        explainers = chosen.build(net, self.preprocess, show_method_bars=False)
+        explainers = chosen.build_explainers(net, self.preprocess, show_method_bars=False)
         if self.method_names == "all":
             explainers = _select_supporting_explainers(explainers, manifest)
         with console_output.collect_warnings(), progress_bars.show_batch_progress("maps") as on_progress:
@@ -173,7 +173,7 @@ class EvaluationRequest:
     def _check_group_column(self, columns: "Sequence[str]") -> None:
         if self.group is not None and self.group not in columns:
             raise shared_options.build_option_error(
-                "--group", f"no column {self.group!r}; choose from {', '.join(columns)}"
+                "--group", f"there is no column {self.group!r}; choose from {', '.join(columns)}"
             )
 
 
@@ -225,7 +225,9 @@ def count_matching_rows_or_exit(run: "BatchRun", query: "Query") -> int:
     """Count the rows of a run that match a query. If no row matches, print an error and exit with code 1."""
     if not (n_rows := query.count_matching(run.dataset)):
         commands_and_error_reports.report_error(
-            "InputError", f"no row of {len(run):,} matches: {query.where}", commands_and_error_reports.EXIT_FAILED
+            "InputError",
+            f"none of {plural(len(run), 'row', spec=',')} matches the condition: {query.where}",
+            commands_and_error_reports.EXIT_FAILED,
         )
         raise typer.Exit(commands_and_error_reports.EXIT_FAILED)
     return n_rows
@@ -261,7 +263,7 @@ def add_resume_hint_on_interrupt(folder: "str | Path") -> Iterator[None]:
         raise
 
 
-def print_failures(outcome: "BatchOutcome | None") -> None:
+def exit_if_images_failed(outcome: "BatchOutcome | None") -> None:
     """If images have no map, print the reasons on stderr, and exit with code 1."""
     if outcome is not None and outcome.n_failures:
         for reason, count in outcome.failure_counts.most_common(20):

@@ -120,12 +120,14 @@ class ExplainerOptions:
         layers = _parse_layers(layer_names, methods)
         return cls(methods, layers, parse_settings(setting_pairs or (), methods), model_digest)
 
-    def build(self, model: "nn.Module", preprocess: str | None, *, show_method_bars: bool = True) -> "list[Explainer]":
+    def build_explainers(
+        self, model: "nn.Module", preprocess: str | None, *, show_method_bars: bool = True
+    ) -> "list[Explainer]":
         """Create an explainer for each method and layer.
 
         A method that takes no layer, or several layers at once, gets a single explainer.
         """
-        from camscope.explainers.comparison.comparison_rows_and_columns import create_at_layers
+        from camscope.explainers.comparison.comparison_rows_and_columns import create_explainers_at_layers
         from camscope.hooks.find_layers import unwrap
         from camscope.model_card import compute_model_digest
 
@@ -135,7 +137,7 @@ class ExplainerOptions:
         for name, explainer_cls in self.methods.items():
             bar_setting = progress_bars.build_method_bar_settings(explainer_cls, show=show_method_bars)
             settings = {"preprocess": preprocess, **bar_setting, **self.settings_by_method[name]}
-            explainers += create_at_layers(explainer_cls, model, self.layers, settings)
+            explainers += create_explainers_at_layers(explainer_cls, model, self.layers, settings)
         return explainers
 
     def check_methods_accept_layers(self) -> None:

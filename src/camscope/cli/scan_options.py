@@ -44,10 +44,10 @@ class ScanOptions:
     def require_export_packages(self) -> None:
         """Raise MissingExtraError if a package for a requested export format is not installed."""
         if self.export_formats:
-            from camscope.medical.export_nifti_or_dicom import require_packages
+            from camscope.medical.export_nifti_or_dicom import check_export_packages_installed
 
             for kind in self.export_formats:
-                require_packages(kind)
+                check_export_packages_installed(kind)
 
     def is_read_as_scan(self, path: Path) -> bool:
         """Return whether a file or folder is read as a medical scan."""
@@ -146,7 +146,7 @@ def read_named_masks(mask_options: Sequence[str], shape: tuple[int, ...]) -> "di
     """
     from camscope.images.files.redacted_errors_and_file_pseudonyms import format_error_without_causes
     from camscope.images.mask_file_reader import read_label_image
-    from camscope.mask_labels import LabelChoice, format_name_list
+    from camscope.mask_labels import LabelChoice, format_count_and_names
 
     masks = {}
     for option in mask_options:
@@ -163,7 +163,7 @@ def read_named_masks(mask_options: Sequence[str], shape: tuple[int, ...]) -> "di
             raise ImageError(f"the {mask_title}: {reason}") from None
         if not categories and len(names := labels.label_names()) > 1:
             raise CategoryError(
-                f"the {mask_title} holds {format_name_list(names)}; expected one label; "
+                f"the {mask_title} holds {format_count_and_names(names)}; expected one label; "
                 f"choose one with --mask NAME=FILE:{names[0]}, or FILE:all"
             )
         mask = LabelChoice(categories).select_mask(labels)

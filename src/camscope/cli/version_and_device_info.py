@@ -18,7 +18,7 @@ def run(
 ) -> None:
     """Show package versions, installed extras and devices for a bug report."""
     facts = collect_environment()
-    json_output.print_result("info", facts)
+    json_output.print_json_result("info", facts)
     table = console_output.new_table("", "")
     for title in ("versions", "devices"):
         table.add_row(console_output.styled_text((title, "bold")), "")

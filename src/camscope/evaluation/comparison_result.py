@@ -16,7 +16,7 @@ from camscope import render
 from camscope.atomic_writes_and_folder_locks import write_bytes
 from camscope.batch import BatchRun
 from camscope.batch.image_manifest import import_arrow
-from camscope.batch.run_reader import read_original, render_thumbnail
+from camscope.batch.run_reader import read_original_image, render_thumbnail
 from camscope.batch.sql_query import table_to_dicts
 from camscope.errors import OutputError, UndefinedError
 from camscope.evaluation.comparison_statements import iter_statements
@@ -270,7 +270,7 @@ def draw_comparison_figure(comparison: ComparisonResult, n_examples: int | None,
 def select_examples(
     comparison: ComparisonResult, methods: Sequence[str], max_images: int, seed: int
 ) -> list[ExampleImage]:
-    """Choose at most `max_images` images at random. Each must have a map of every method."""
+    """Choose at most `max_images` images at random. Each image has a map of every method."""
     keys = {key: name for (key, is_control), name in comparison.names.items() if not is_control and name in methods}
     row_numbers = np.unique(comparison.run.table(columns=["row"])["row"].to_numpy())
     examples: list[ExampleImage] = []
@@ -292,7 +292,7 @@ def select_examples(
 
 def _build_example(comparison: ComparisonResult, rows: Mapping[str, Mapping[str, Any]]) -> ExampleImage:
     first = next(iter(rows.values()))
-    photo, _ = read_original(comparison.run, first)
+    photo, _ = read_original_image(comparison.run, first)
     size = (first["image_size"][0], first["image_size"][1])
     overlays = {
         name: render_thumbnail(comparison.run.explanation(row), photo, IMAGE_HEIGHT_PX) for name, row in rows.items()

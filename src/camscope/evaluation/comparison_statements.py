@@ -21,7 +21,7 @@ def iter_statements(
         yield f"{join_names([names[key, False] for key in group])}: the same maps here, as they are displayed"
     if reason := explain_missing_intervals([summary for group in summaries.values() for summary in group]):
         yield reason
-    summaries = {METRICS.display_name(metric): group for metric, group in summaries.items()}
+    summaries = {METRICS.replace_names_by_titles(metric): group for metric, group in summaries.items()}
     rankings = {metric: _MetricRanking(group, names) for metric, group in summaries.items()}
     rankings = {metric: ranking for metric, ranking in rankings.items() if len(ranking.methods) > 1}
     n_groups_needed = {needed for ranking in rankings.values() if (needed := ranking.n_groups_needed)}
@@ -94,7 +94,9 @@ def _iter_control_statements(summaries: Mapping[str, Sequence[MethodSummary]], n
     for metric, group in summaries.items():
         methods = [line for line in group if not line.is_control and line.difference_to_control is not None]
         controls = [
-            METHODS.display_name(line.method) for line in group if line.is_control and line.estimate is not None
+            METHODS.replace_names_by_titles(line.method)
+            for line in group
+            if line.is_control and line.estimate is not None
         ]
         if not methods or not controls or not is_compared_with_controls(group[0].metric):
             continue

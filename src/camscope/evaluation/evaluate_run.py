@@ -24,8 +24,8 @@ from camscope.evaluation.model_based_metrics import ModelMetricEvaluator
 from camscope.evaluation.model_free_metrics import MapMetricEvaluator, Row, build_value_schema
 from camscope.evaluation.run_replay import RunReplay
 from camscope.explainers import Explainer
+from camscope.explainers.core.keywords_of_other_toolkits import reject_foreign_keywords
 from camscope.explainers.core.setting_checks import check_positive_integer
-from camscope.explainers.core.split_call_keywords import reject_foreign_keywords
 from camscope.metrics import METRICS, Metric
 from camscope.metrics.imputation import DEFAULT_IMPUTATIONS, IMPUTATION_NAMES
 from camscope.plurals import plural
@@ -130,7 +130,7 @@ def evaluate(
     require_valid_num_threads(num_threads)
     store = RunStore(output)
     n_threads = num_threads or os.cpu_count() or 1
-    description = _describe_evaluation(map_evaluator, selected, model_evaluator, masks)
+    description = _build_evaluation_run_info(map_evaluator, selected, model_evaluator, masks)
     if selection is not None:
         description["run_config"]["selection"] = asdict(selection)
     with store.open_run(description, overwrite=overwrite):
@@ -138,7 +138,7 @@ def evaluate(
             batch_run,
             store,
             build_value_schema(batch_run.dataset.schema),
-            lambda images: _iter_image_counts_and_value_rows(map_evaluator, model_evaluator, images, n_threads),
+            lambda images: _iter_finished_counts_and_rows(map_evaluator, model_evaluator, images, n_threads),
             selection=selection,
             max_images=None if model_evaluator is None else model_evaluator.batch_size,
             on_progress=on_progress,
@@ -216,7 +216,7 @@ class EvaluationResult:
         return read_rows(rows) if where is None else RowReader(rows).take(Query(where).find_positions(rows))
 
 
-def _iter_image_counts_and_value_rows(
+def _iter_finished_counts_and_rows(
     map_evaluator: MapMetricEvaluator,
     model_evaluator: ModelMetricEvaluator | None,
     images: RowsByImage,
@@ -227,7 +227,7 @@ def _iter_image_counts_and_value_rows(
         for values in map_in_order(map_evaluator.evaluate_image, images, num_threads):
             yield int(model_evaluator is None), values
     if model_evaluator is not None:
-        yield from model_evaluator.iter_values(images, num_threads)
+        yield from model_evaluator.iter_finished_counts_and_rows(images, num_threads)
 
 
 def resolve_ground_truth(
@@ -247,7 +247,7 @@ def resolve_ground_truth(
     ground_truth = load_ground_truth(source, columns, path_resolver, categories, allow_outside_root=allow_outside_root)
     if isinstance(ground_truth, AnnotationColumn):
         table = run.table([ground_truth.name]) if origin is None else origin.table
-        ground_truth.check_inside_root(table[ground_truth.name].to_pylist())
+        ground_truth.check_mask_paths_inside_root(table[ground_truth.name].to_pylist())
     return ground_truth
 
 
@@ -259,7 +259,7 @@ def _require_known_imputations(imputations: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(imputations))
 
 
-def _describe_evaluation(
+def _build_evaluation_run_info(
     map_evaluator: MapMetricEvaluator,
     metrics: Sequence[Metric],
     model_evaluator: ModelMetricEvaluator | None,

@@ -37,7 +37,7 @@ class FilenameIndex(Generic[IndexedValue]):
             parts = self._split_path(path)
             self._values_by_name.setdefault(parts[-1], {})[parts] = value
 
-    def find(self, path: str) -> IndexedValue | None:
+    def find_value_of_file(self, path: str) -> IndexedValue | None:
         """Return the value of the file with the same name that shares most parent folders with `path`."""
         parts = self._split_path(path)
         candidates = self._values_by_name.get(parts[-1], {})
@@ -129,7 +129,7 @@ class MaskFolder(GroundTruth):
 
     def load_mask(self, row: Row, size: ImageSize) -> Mask:
         """Return the mask (H,W) bool of a row's image."""
-        file = self._files_by_name.find(str(row["path"]))
+        file = self._files_by_name.find_value_of_file(str(row["path"]))
         if file is None:
             raise UndefinedError("no mask has the name of the image")
         return read_mask(file, size, self.label_choice)
@@ -156,7 +156,7 @@ class AnnotationColumn(GroundTruth):
         """The digest of the chosen labels, or "" for all labels."""
         return hash_parameters({"categories": self.categories}) if self.categories else ""
 
-    def check_inside_root(self, values: Iterable[object]) -> None:
+    def check_mask_paths_inside_root(self, values: Iterable[object]) -> None:
         """Raise InputError if the path of a mask leads out of the root folder."""
         outside = 0
         for value in {value for value in values if is_mask_path(value)}:
@@ -240,7 +240,7 @@ class CocoAnnotations(GroundTruth):
 
     def load_mask(self, row: Row, size: ImageSize) -> Mask:
         """Return the union (H,W) of all annotations of a row's image."""
-        annotated_image = self._annotations_by_name.find(str(row["path"]))
+        annotated_image = self._annotations_by_name.find_value_of_file(str(row["path"]))
         if annotated_image is None:
             raise UndefinedError("no annotation has the name of the image")
         annotated_size, annotations = annotated_image
@@ -342,7 +342,7 @@ def is_mask_path(value: object) -> TypeGuard[str]:
 def open_mask_source(locations: PathResolver, path: str) -> str | bytes:
     """Return the path of a mask file, or the bytes of a mask at a URL. Raises InputError on failure."""
     try:
-        return locations.resolve_or_fetch(path)
+        return locations.resolve_or_download(path)
     except CamscopeError:
         raise
     except Exception as error:  # a store's own package may raise anything

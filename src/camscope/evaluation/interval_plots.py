@@ -53,7 +53,10 @@ def draw_summary_figure(
         panels = figure.subplots(n_rows, n_columns, squeeze=False).ravel()
         for panel, (metric, lines) in zip(panels, defined.items(), strict=False):
             is_unique = len({line.method for line in lines}) == len(lines)  # then no layer is shown
-            rows = [(METHODS.display_name(line.method) if is_unique else line.title, line.is_control) for line in lines]
+            rows = [
+                (METHODS.replace_names_by_titles(line.method) if is_unique else line.title, line.is_control)
+                for line in lines
+            ]
             _draw_panel(panel, metric, lines, rows, lines)
         for panel in panels[len(defined) :]:
             panel.set_axis_off()
@@ -122,7 +125,7 @@ def draw_forest_plot(
 def draw_title_and_subtitle(axes: Any, title: str, subtitle: str) -> None:
     """Draw a bold title with a small subtitle below it."""
     axes.set_title(
-        METRICS.display_name(title),
+        METRICS.replace_names_by_titles(title),
         fontsize=10,
         loc="left",
         fontweight="bold",

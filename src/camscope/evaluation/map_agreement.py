@@ -45,7 +45,7 @@ AGREEMENT_COLUMNS = {
 
 @dataclass(frozen=True)
 class MapAgreement:
-    """The mean correlation between the maps of each two methods in a run, and the groups of methods with the same maps."""
+    """The mean correlation between the maps of each pair of methods in a run, and the groups of methods with the same maps."""
 
     keys: Sequence[MethodKey]  # in the run's order
     estimates: Mapping[tuple[int, int], Estimate]  # of the i-th and the j-th method over images, for i < j
@@ -66,7 +66,7 @@ def compute_agreement(
     overwrite: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> MapAgreement:
-    """Correlate the maps of each two methods in a run. An interrupted computation resumes from `output`."""
+    """Compute the mean correlation of the maps for each pair of methods in a run. An interrupted run resumes from `output`."""
     require_valid_num_threads(num_threads)
     store, pa = RunStore(output), import_arrow()
     schema = pa.schema([pa.field(name, getattr(pa, kind)()) for name, kind in AGREEMENT_COLUMNS.items()])
@@ -75,13 +75,13 @@ def compute_agreement(
         "versions": run.run_info["versions"],
     }
 
-    def iter_values(images: RowsByImage) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    def iter_finished_counts_and_rows(images: RowsByImage) -> Iterator[tuple[int, list[dict[str, Any]]]]:
         n_threads = num_threads or os.cpu_count() or 1
         pairs_by_image = map_in_order(lambda image: list(iter_pair_agreements(run, image)), images, n_threads)
         return ((1, pairs) for pairs in pairs_by_image)
 
     with store.open_run(facts, overwrite=overwrite):
-        write_missing_value_files(run, store, schema, iter_values, on_progress=on_progress)
+        write_missing_value_files(run, store, schema, iter_finished_counts_and_rows, on_progress=on_progress)
     rows = run.table(columns=list(METHOD_KEY_COLUMNS), filter=import_arrow("dataset").field("status") != FAILED)
     keys = dict.fromkeys(zip(*(rows[name].to_pylist() for name in METHOD_KEY_COLUMNS), strict=True))
     return summarize_agreement(read_rows(open_value_files(output)), list(keys), group_by_row)
@@ -135,7 +135,7 @@ class _ImageMaps:
         self._is_empty = [not values.any() for values in self._display_values]
 
     def have_same_display(self, first_index: int, second_index: int) -> bool | None:
-        """Return whether two displayed maps are the same. Return None if both are empty, since these do not count."""
+        """Return whether two displayed maps are the same. Return None if both maps are empty: empty maps do not count."""
         if self._is_empty[first_index] or self._is_empty[second_index]:
             return None if self._is_empty[first_index] == self._is_empty[second_index] else False
         first, second = self._display_values[first_index], self._display_values[second_index]

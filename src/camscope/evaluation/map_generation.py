@@ -116,7 +116,7 @@ def load_and_check_ground_truth(
             source, columns, manifest.path_resolver, categories, allow_outside_root=allow_outside_root
         )
     if isinstance(ground_truth, AnnotationColumn):
-        ground_truth.check_inside_root(manifest.table[ground_truth.name].to_pylist())
+        ground_truth.check_mask_paths_inside_root(manifest.table[ground_truth.name].to_pylist())
     reasons = Counter[str]()
     for start in range(0, len(manifest), ROWS_PER_READ):
         for row in manifest.rows(start, start + ROWS_PER_READ):

@@ -123,7 +123,7 @@ def _build_display_names(
     method_keys = [key for key, is_control in all_keys if not is_control]
     names = {key: _build_display_name(key, run, method_keys) for key in method_keys}
     taken = set(names.values())
-    controls = {key: METHODS.display_name(key[0]) for key, is_control in all_keys if is_control}
+    controls = {key: METHODS.replace_names_by_titles(key[0]) for key, is_control in all_keys if is_control}
     names_of_controls = {key: f"{name} (control)" if name in taken else name for key, name in controls.items()}
     return {(key, is_control): (names_of_controls if is_control else names)[key] for key, is_control in all_keys}
 
@@ -132,7 +132,7 @@ def _build_display_name(key: MethodKey, run: BatchRun, keys: Sequence[MethodKey]
     method, layer, _ = key
     same_method = [other for other in keys if other[0] == method]
     layers = Counter(other[1] for other in same_method)
-    parts = [METHODS.display_name(method), layer if len(layers) > 1 else ""]
+    parts = [METHODS.replace_names_by_titles(method), layer if len(layers) > 1 else ""]
     if layers[layer] > 1:
         all_settings = run.run_info["run_config"]["methods"]
         settings, *others = [

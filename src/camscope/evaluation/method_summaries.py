@@ -13,7 +13,7 @@ from camscope.batch.image_manifest import import_arrow
 from camscope.errors import InputError, UndefinedError
 from camscope.evaluation.map_agreement import MethodKey
 from camscope.metrics import METRICS
-from camscope.metrics.group_sequential import InterimLook, adjust_difference
+from camscope.metrics.group_sequential import InterimLook, adjust_difference_for_looks
 from camscope.metrics.mean_estimates import N_RESAMPLES, Estimate, adjust_bonferroni, estimate_difference, estimate_mean
 from camscope.registry import METHODS
 
@@ -50,7 +50,7 @@ class MethodSummary:
     @property
     def title(self) -> str:
         """Method and layer for display, such as `Grad-CAM · layer4`."""
-        return METHODS.display_name(" · ".join(filter(None, (self.method, self.layer))))
+        return METHODS.replace_names_by_titles(" · ".join(filter(None, (self.method, self.layer))))
 
     @property
     def n_values(self) -> int:
@@ -79,7 +79,7 @@ class MethodSummary:
 
 
 def is_compared_with_controls(metric: str) -> bool:
-    """Return whether a metric of methods is compared with controls. Metrics of single maps and of explainers are not."""
+    """Return whether a metric compares methods with controls. Metrics that need only a map, or an explainer, do not."""
     return METRICS[metric].input_kind not in ("map", "explainer")
 
 
@@ -150,7 +150,7 @@ def _correct_multiple_comparisons(
         if difference is None:
             return None
         if look is not None:
-            return adjust_difference(difference, look, n_comparisons)
+            return adjust_difference_for_looks(difference, look, n_comparisons)
         return adjust_bonferroni([difference], n_comparisons)[0]
 
     return {
@@ -270,7 +270,9 @@ def _estimate_metric_mean(
     patients = [groups[row] for row, _ in values_by_target]
     try:
         if look is not None and bounds is None and level > MAX_BOOTSTRAP_LEVEL:
-            difference = adjust_difference(estimate_difference(values, np.zeros(len(values)), patients), look, 1)
+            difference = adjust_difference_for_looks(
+                estimate_difference(values, np.zeros(len(values)), patients), look, 1
+            )
             return replace(difference, p_value=None)
         return estimate_mean(
             values, patients, bounds=bounds, n_resamples=n_resamples, seed=seed, confidence_level=level

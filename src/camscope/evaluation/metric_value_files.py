@@ -58,7 +58,7 @@ def write_missing_value_files(
     run: BatchRun,
     store: RunStore,
     schema: "pa.Schema",
-    iter_values: ValueIterator,
+    iter_finished_counts_and_rows: ValueIterator,
     *,
     selection: MapSelection | None = None,
     max_images: int | None = None,
@@ -66,7 +66,8 @@ def write_missing_value_files(
 ) -> None:
     """Compute and write the missing files of metric values. Finished files stay unchanged.
 
-    `iter_values` yields pairs: how many images are finished, and their rows of values. `selection`: only these maps.
+    `iter_finished_counts_and_rows` yields how many images are finished, and the rows of their values.
+    `selection`: only these maps.
     """
     run_store, finished, n_done = RunStore(run.folder), store.finished_chunks(), 0
     chunks = sorted(run_store.finished_chunks())
@@ -82,7 +83,9 @@ def write_missing_value_files(
         for number, positions, n_images in parts:
             steps: Iterable[tuple[int, list[dict[str, Any]]]] = [(n_images, [])]
             if number not in valid and chunk_table is not None:
-                steps = iter_values(list(group_rows_by_image(chunk_table.slice(positions.start, len(positions)))))
+                steps = iter_finished_counts_and_rows(
+                    list(group_rows_by_image(chunk_table.slice(positions.start, len(positions))))
+                )
             value_rows: list[dict[str, Any]] = []
             for n_images_done, values in steps:
                 value_rows += values

@@ -26,7 +26,7 @@ from camscope.explainers.core.evaluation_context import Mode, get_device_and_dty
 from camscope.geometry import Placement
 from camscope.hooks.find_layers import unwrap
 from camscope.metrics import Metric
-from camscope.metrics.explain_changed_inputs import ExplainerProbe, reuse_passes
+from camscope.metrics.explain_changed_inputs import ExplainerProbe, clean_maps_and_predictions_shared
 from camscope.metrics.model_scorer import ModelScorer, scoring_scope
 from camscope.metrics.perturbation_test import PerturbationTest
 from camscope.targets import TargetLike
@@ -132,14 +132,16 @@ class ModelMetricEvaluator:
     region_size: int | None
     batch_size: int
 
-    def iter_values(self, images: Iterable[Sequence[Row]], num_threads: int) -> Iterator[tuple[int, list[Row]]]:
+    def iter_finished_counts_and_rows(
+        self, images: Iterable[Sequence[Row]], num_threads: int
+    ) -> Iterator[tuple[int, list[Row]]]:
         """Yield the number of finished images and their table rows, batch by batch."""
         cases_by_image = map_in_order(lambda rows: build_evaluation_cases(self.replay, rows), images, num_threads)
         for _, group in groupby((case for cases in cases_by_image for case in cases), key=lambda case: case.batch_key):
             while batch := list(islice(group, self.batch_size)):
-                yield sum(case.is_last_of_image for case in batch), self._evaluate_cases(batch)
+                yield sum(case.is_last_of_image for case in batch), self._evaluate_batch_or_its_halves(batch)
 
-    def _evaluate_cases(self, cases: Sequence[EvaluationCase]) -> list[Row]:
+    def _evaluate_batch_or_its_halves(self, cases: Sequence[EvaluationCase]) -> list[Row]:
         """Evaluate a batch of cases. If the memory does not suffice, evaluate its halves."""
         if cases[0].x is None:
             return [
@@ -155,7 +157,7 @@ class ModelMetricEvaluator:
                 raise
         torch.cuda.empty_cache()  # outside the except block, where the failed forward pass has released its memory
         half = len(cases) // 2
-        return self._evaluate_cases(cases[:half]) + self._evaluate_cases(cases[half:])
+        return self._evaluate_batch_or_its_halves(cases[:half]) + self._evaluate_batch_or_its_halves(cases[half:])
 
     def _evaluate_batch(self, cases: Sequence[EvaluationCase]) -> Iterator[Row]:
         model, class_names = self.replay.model, self.replay.input_explainer.class_names
@@ -172,7 +174,7 @@ class ModelMetricEvaluator:
                 for batch in iter_control_maps(self.replay, cases, x):
                     yield from self._evaluate_maps(map_metrics, scorer, tie_seeds, batch, is_control=True)
         for case, sample in zip(cases, x, strict=True):
-            with reuse_passes():
+            with clean_maps_and_predictions_shared():
                 rows = list(self._evaluate_explainers(case, sample[None]))
             yield from rows
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from camscope.batch import BatchRun
 from camscope.batch.image_manifest import RESERVED_COLUMNS, import_arrow
-from camscope.batch.run_reader import require_unchanged
+from camscope.batch.run_reader import require_unchanged_image
 from camscope.errors import CategoryError, ImageError, InputError, UndefinedError
 from camscope.evaluation.ground_truth import UNFIT_MASK_REASON, GroundTruth, Mask
 from camscope.explainers.control_methods import compute_center_gaussian, compute_edge_map
@@ -173,7 +173,7 @@ class MapMetricEvaluator:
             return []
         try:
             explanation, source = self.run.explanation(row), self.run.read_source(row)
-            require_unchanged(row, source)
+            require_unchanged_image(row, source)
             _, cropped_mask, window = crop_map_and_mask_to_model_input(explanation, mask)
             x = read_image_tensor(source)
         except (ImageError, UndefinedError):

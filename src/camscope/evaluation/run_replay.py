@@ -12,7 +12,7 @@ from camscope.batch import BatchRun
 from camscope.batch.batch_worker import parse_target
 from camscope.batch.image_loading import prepare_input
 from camscope.batch.result_rows import hash_parameters
-from camscope.batch.run_reader import require_unchanged
+from camscope.batch.run_reader import require_unchanged_image
 from camscope.errors import ImageError, InputError, PreprocessError, Remedy, UndefinedError
 from camscope.explainers import METHODS, Explainer, GradCAM
 from camscope.explainers.core.evaluation_context import Mode
@@ -64,7 +64,7 @@ class RunReplay:
             source = self.run.read_source(row)
         except ImageError as error:
             raise UndefinedError(str(error)) from error
-        require_unchanged(row, source)
+        require_unchanged_image(row, source)
         settings = self.run.run_info["run_config"]
         options = {"reduced_decoding": settings["reduced_decoding"], "window": settings.get("window")}
         item = prepare_input(source, self.input_explainer, **options)

@@ -38,7 +38,7 @@ from camscope.explainers.cam.opti_cam import OptiCAM
 from camscope.explainers.cam.vit_cx import ViTCX
 from camscope.explainers.comparison.compare import Comparison, compare
 from camscope.explainers.control_methods import CenterGaussian, EdgeDetector, RandomCAM
-from camscope.explainers.core.explainer import METHODS, Explainer, register
+from camscope.explainers.core.base_explainer import METHODS, Explainer, register
 from camscope.explainers.ensemble.augmentation_at_test_time import Augmented
 from camscope.explainers.ensemble.class_contrast import Contrast
 from camscope.explainers.ensemble.principal_component_denoising import Denoised

@@ -72,7 +72,7 @@ def infer_output_layouts(
     for shape, sample_axis in sample_axis_by_shape.items():
         layout = _infer_output_layout(shape, x, layout_hints)
         if layout is not None:
-            verdict = _verify_output_layout(score, x, shape, sample_axis, layout)
+            verdict = _test_output_layout_with_noise(score, x, shape, sample_axis, layout)
             any_unverified |= verdict is LayoutVerdict.UNDECIDED
             if verdict is not LayoutVerdict.CONTRADICTED:
                 layouts[shape] = layout
@@ -90,7 +90,7 @@ def is_any_map_unverified(score: Score, x: Tensor, capture: "BiasCapture") -> bo
     )
     verified = LayoutVerdict.VERIFIED
     return bool(moved) or any(
-        _verify_output_layout(score, x, shape, 0, Layout(CHANNELS_FIRST, shape[2:])) is not verified
+        _test_output_layout_with_noise(score, x, shape, 0, Layout(CHANNELS_FIRST, shape[2:])) is not verified
         for shape in untracked
     )
 
@@ -104,7 +104,7 @@ class FirstOutputCapture(BaseFunctionMode):
         self._functions = functions
         self._shape, self._sample_axis = tuple(shape), sample_axis
 
-    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_intercepted_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call a function and return its result. Store the first output that has the requested shape."""
         result = func(*args, **kwargs)
         if self.output is None and func in self._functions:
@@ -126,7 +126,7 @@ def _infer_output_layout(shape: tuple[int, ...], x: Tensor, layout_hints: Layout
     return layout if math.prod(layout.grid) > 1 else None
 
 
-def _verify_output_layout(
+def _test_output_layout_with_noise(
     score: Score, x: Tensor, shape: tuple[int, ...], sample_axis: int, layout: Layout
 ) -> LayoutVerdict:
     """Test with noise whether the first output of this shape has the layout `layout`. See `probe_layout`."""
@@ -178,14 +178,14 @@ class BiasCapture(BaseFunctionMode):
         self.sample_axis_by_shape: dict[tuple[int, ...], int] = {}
         self._on_bias_gradient = on_bias_gradient
 
-    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_intercepted_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call a function and return its result. If it adds a bias, register a gradient hook at its output."""
         result = func(*args, **kwargs)
         if func not in self._bias_functions:
             return result
         path, output = next(iter_leaves(result))
         bias = (
-            self._capture_clipping(func, args, kwargs, output)
+            self._capture_clipping_as_bias(func, args, kwargs, output)
             if func in CLIPPING_LIMITS
             else self._capture_added_bias(func, args, kwargs, output)
         )
@@ -230,7 +230,7 @@ class BiasCapture(BaseFunctionMode):
             self.sample_axis_by_shape.setdefault(tuple(output.movedim(samples, 0).shape), samples)
         return Bias(layer, lambda: spread, last, samples)
 
-    def _capture_clipping(
+    def _capture_clipping_as_bias(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], output: Tensor
     ) -> Bias:
         low, high = CLIPPING_LIMITS[func]

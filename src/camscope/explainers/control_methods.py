@@ -10,8 +10,8 @@ from torch import Tensor
 
 from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.cam.weighted_channels_explainer import BaseWeightedChannels
+from camscope.explainers.core.base_explainer import Explainer, register
 from camscope.explainers.core.evaluation_context import check_finite
-from camscope.explainers.core.explainer import Explainer, register
 from camscope.explainers.core.maps_with_flags import AttributionMaps
 from camscope.explainers.core.random_mixin import RandomMixin
 from camscope.explainers.core.resize_and_blur import smooth_axis

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from camscope.explainers.bias_capture import Bias, BiasCapture, infer_output_layouts, is_any_map_unverified
+from camscope.explainers.core.base_explainer import Explainer, register
 from camscope.explainers.core.evaluation_context import (
-    check_differentiable,
     check_finite,
+    check_no_inference_mode_weights,
     evaluation_context,
     has_interacting_samples,
     inspect_model,
 )
-from camscope.explainers.core.explainer import Explainer, register
 from camscope.explainers.core.maps_with_flags import AttributionMaps, find_samples_below_precision
 from camscope.explainers.core.resize_and_blur import resize_maps
 from camscope.explainers.core.run_methods_in_shared_passes import select_sample_target
@@ -130,6 +130,7 @@ def decompose_scores(x: Tensor, scores: Sequence[Score], explainer: "BaseFullGra
 def _decompose_in_one_pass(
     x: Tensor, scores: Sequence[Score], explainer: "BaseFullGrad", gradients_on: GradientScope
 ) -> list[ScoreDecomposition] | None:
+    """Decompose the scores, with one forward pass in all. Return None if a score has no gradient at the input."""
     decompositions: list[ScoreDecomposition] = []  # the last one is of the score whose backward pass runs
     leaf, model = x.detach().requires_grad_(), scores[0].model
     tracker = SpatialMapTracker(unwrap(model), leaf)
@@ -301,7 +302,7 @@ def completeness(model: nn.Module, x: Tensor, target: TargetLike = None) -> Comp
 
     """
     explainer, model_info = FullGrad(model), inspect_model(model)
-    check_differentiable(model_info)
+    check_no_inference_mode_weights(model_info)
     if has_interacting_samples(model_info, explainer, x):
         each = [completeness(model, x[i : i + 1], select_sample_target(target, i, len(x))) for i in range(len(x))]
         return Completeness(*(torch.cat(parts) for parts in zip(*(vars(part).values() for part in each), strict=True)))

@@ -20,7 +20,7 @@ from camscope.hooks.find_layers import unwrap
 from camscope.hooks.intercept_torch_functions import (
     BaseFunctionMode,
     bypass_torch_function,
-    function_name,
+    get_function_name,
     has_instance_forward,
     override_forward,
 )
@@ -47,7 +47,7 @@ class AttentionRecorder(Hooks):
         super().__init__()
         self.attentions: list[Attention] = []
 
-    def _install(self) -> None:
+    def _install_hooks(self) -> None:
         self._enter_gradient_scope()
         # entered, because a checkpoint that runs again must find it, too
         self._capture: AttentionCapture = self.enter_context(AttentionCapture(self.attentions))
@@ -107,26 +107,28 @@ class AttentionCapture(BaseFunctionMode):
         finally:
             self._is_recording, self._last_product, self._last_probabilities = False, None, None
 
-    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_intercepted_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call a function and return its result. If the function is part of an attention, record what it computes."""
-        name = function_name(func)
+        name = get_function_name(func)
         if func in FUNCTIONS_TO_ENTER:
-            return self._call_body(func, args, kwargs)
+            return self._run_and_intercept_inner_calls(func, args, kwargs)
         if name == "scaled_dot_product_attention":
-            return self._replace_fused_attention(func, *args, **kwargs)
+            return self._compute_and_record_fused_attention(func, *args, **kwargs)
         if func in PARAMETRIC_FUNCTIONS:  # with parameters that want gradients, it would keep its input without need
             args = tuple(arg.detach() if isinstance(arg, nn.Parameter) else arg for arg in args)
         result = func(*args, **kwargs)
         if name == "softmax":
-            return self._replace_softmax(result, kwargs.get("dim", args[1] if len(args) > 1 else None))
+            return self._record_softmax(result, kwargs.get("dim", args[1] if len(args) > 1 else None))
         last = self._last_probabilities
         if name in VALUE_PRESERVING_METHODS and last is not None and args and args[0] is last[0]:
             self._last_probabilities = result, last[1]
         place = MATMUL_LEFT_ARGUMENT.get(name, len(args))
-        return self._replace_product(args[place], args[place + 1], result) if len(args) >= place + 2 else result
+        return self._record_matrix_product(args[place], args[place + 1], result) if len(args) >= place + 2 else result
 
-    def _call_body(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run a PyTorch function, and also intercept the functions that it calls."""
+    def _run_and_intercept_inner_calls(
+        self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run a PyTorch function, and also intercept the functions that run inside it."""
         before = self._n_heads
         if func is F.multi_head_attention_forward:
             self._n_heads = kwargs["num_heads"] if "num_heads" in kwargs else args[4]
@@ -136,7 +138,7 @@ class AttentionCapture(BaseFunctionMode):
         finally:
             self._n_heads = before
 
-    def _replace_fused_attention(
+    def _compute_and_record_fused_attention(
         self,
         func: Callable[..., Tensor],
         query: Tensor,
@@ -147,6 +149,7 @@ class AttentionCapture(BaseFunctionMode):
         is_causal: bool = False,
         **kwargs: Any,
     ) -> Tensor:
+        """Compute a fused attention in single steps and record it. Return the output in the dtype of the model."""
         if query.is_nested or not _is_square((query.shape[-2], key.shape[-2])):
             return func(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
         kind, dtype = query.device.type, query.dtype
@@ -156,13 +159,16 @@ class AttentionCapture(BaseFunctionMode):
             q, k, v = (_widen_to_float32(tensor.to(dtype)) for tensor in (query, key, value))
             if kwargs.get("enable_gqa"):
                 k, v = (tensor.repeat_interleave(q.shape[-3] // tensor.shape[-3], -3) for tensor in (k, v))
-            attention = self._record_attention(_compute_probabilities(q, k, attn_mask, is_causal, kwargs.get("scale")))
+            attention = self._record_attention(
+                _compute_attention_probabilities(q, k, attn_mask, is_causal, kwargs.get("scale"))
+            )
             output = F.dropout(attention.probabilities, dropout_p).view(*q.shape[:-1], q.shape[-2]) @ v
             attention.query, attention.key, attention.value = map(self._add_head_axis, (q, k, v))
             attention.output = self._add_head_axis(output)
             return _copy_for_model(attention.output, output.shape, dtype)
 
-    def _replace_softmax(self, result: Tensor, dim: int | None) -> Tensor:
+    def _record_softmax(self, result: Tensor, dim: int | None) -> Tensor:
+        """Record the result of a softmax if it is attention. Return the probabilities that the model continues with."""
         rank = 3 if self._n_heads else 4
         if result.ndim < rank or dim not in (-1, result.ndim - 1) or not _is_square(result.shape[-2:]):
             return result
@@ -174,9 +180,9 @@ class AttentionCapture(BaseFunctionMode):
         self._last_probabilities, self._last_product = (probabilities, attention), None
         return probabilities
 
-    def _replace_product(self, left: Tensor, right: Tensor, result: Tensor) -> Tensor:
-        """Record a matrix product that belongs to an attention. Before the softmax it has queries and keys, afterwards
-        values.
+    def _record_matrix_product(self, left: Tensor, right: Tensor, result: Tensor) -> Tensor:
+        """Record a matrix product of an attention: queries and keys before the softmax, values after it. Return the
+        result for the model.
         """
         if self._last_probabilities is not None and left is self._last_probabilities[0]:
             attention, self._last_probabilities = self._last_probabilities[1], None
@@ -207,7 +213,9 @@ class AttentionCapture(BaseFunctionMode):
         return values.unflatten(0, (-1, self._n_heads)) if self._n_heads else values[:, None]
 
 
-def _compute_probabilities(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
+def _compute_attention_probabilities(
+    q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
+) -> Tensor:
     """Compute attention probabilities (…,T,T) from queries and keys. If all positions of a row are masked, the row is
     zero.
     """
@@ -257,7 +265,7 @@ class AttentionBlockFinder(Hooks):
         self._open_modules: list[tuple[nn.Module, int]] = []
         self._blocks: dict[int, AttentionBlock] = {}
 
-    def _install(self) -> None:
+    def _install_hooks(self) -> None:
         for name, module in self._model.named_modules():
             if not isinstance(module, torch.jit.ScriptModule):
                 self.add_handle(module.register_forward_pre_hook(thread_local_hook(self._enter_module)))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from camscope.hooks.intercept_torch_functions import ACTIVATIONS, SCALAR_ARITHMETIC, BaseFunctionMode, function_name
+from camscope.hooks.intercept_torch_functions import ACTIVATIONS, SCALAR_ARITHMETIC, BaseFunctionMode, get_function_name
 
 RESCALED_FUNCTIONS = ACTIVATIONS | SCALAR_ARITHMETIC
 
@@ -32,24 +32,24 @@ class RescaleRule(BaseFunctionMode):
         self.pause()
 
     def pause(self) -> None:
-        """Stop recording and comparing: the following functions run unchanged."""
+        """Stop recording and comparing, so that functions run unchanged from now on."""
         self._call_count, self._is_recording, self._is_comparing = 0, False, False
 
     def start_reference_pass(self) -> None:
-        """Record the inputs of the following elementwise functions as references."""
+        """From now on, record the inputs of elementwise functions as references."""
         self.pause()
         self._is_recording = True
 
     def start_input_pass(self) -> None:
-        """Use the Rescale rule in the following elementwise functions, with the recorded references."""
+        """From now on, apply the Rescale rule to elementwise functions, with the references recorded before."""
         self.pause()
         self._is_comparing = True
 
-    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_intercepted_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call the function and return its result. Give an elementwise function the backward pass of the Rescale
         rule.
         """
-        name, keywords = function_name(func), dict(kwargs)
+        name, keywords = get_function_name(func), dict(kwargs)
         first = args[0] if args else keywords.pop("input", None)
         several = name != "prelu" and any(isinstance(arg, Tensor) for arg in (*args[1:], *keywords.values()))
         is_random = name == "rrelu" and (keywords.get("training") or True in args[3:])  # anew each time

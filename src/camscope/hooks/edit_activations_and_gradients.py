@@ -61,7 +61,9 @@ def edit_layers(
         hooks.enter_context(reentrant_checkpoints_disabled())
         for layer, function in edits.items():
             for name, module in find_layers(model, layer).items():
-                hooks.add_handle(register(module, _hook_in_thread_or_autograd(partial(editor, hooks, name, function))))
+                hooks.add_handle(
+                    register(module, _limit_hook_to_thread_or_autograd(partial(editor, hooks, name, function)))
+                )
         yield
 
 
@@ -92,12 +94,12 @@ def clip_gradients(model: nn.Module, max_abs: float) -> Iterator[None]:
     with Hooks() as hooks:
         for parameter in unwrap(model).parameters():
             if parameter.requires_grad:
-                clamp = _hook_in_thread_or_autograd(lambda gradient: gradient.clamp(-max_abs, max_abs))
+                clamp = _limit_hook_to_thread_or_autograd(lambda gradient: gradient.clamp(-max_abs, max_abs))
                 hooks.add_handle(register_gradient_hook(parameter, clamp))
         yield
 
 
-def _hook_in_thread_or_autograd(hook: Callable[P, T]) -> Callable[P, T | None]:
+def _limit_hook_to_thread_or_autograd(hook: Callable[P, T]) -> Callable[P, T | None]:
     """Return a hook that runs only in this thread, and in threads that autograd started."""
     owner = threading.get_ident()
 

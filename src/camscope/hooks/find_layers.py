@@ -49,7 +49,7 @@ def unwrap(model: nn.Module) -> nn.Module:
             return model
 
 
-def check_initialized(model: nn.Module) -> None:
+def check_lazy_layers_initialized(model: nn.Module) -> None:
     """Raise ModelError if a lazy layer has no weights yet."""
     for path, module in model.named_modules():
         for value in (*module._parameters.values(), *module._buffers.values()):
@@ -111,8 +111,7 @@ def strip_wrapper_names(name: str) -> str:
 
 
 def find_layers(model: nn.Module, layers: str | nn.Module | Iterable[str | nn.Module]) -> dict[str, nn.Module]:
-    """Return layers by name, in the order of the model. Select them by names, glob patterns (`"layer*.conv1"`) or
-    modules.
+    """Return the layers that names, glob patterns (`"layer*.conv1"`) or modules select, by name and in the order of the model.
 
     Args:
         model: The model.

@@ -39,7 +39,7 @@ class CostTracker:
     max_row_bytes: int = 1
     min_saved_multiplications: float = 0.0
 
-    def record_row_bytes(self, values: Tensor) -> None:
+    def update_max_row_bytes(self, values: Tensor) -> None:
         """Update `max_row_bytes` by the bytes per row of a tensor."""
         self.max_row_bytes = max(self.max_row_bytes, values.nbytes // max(1, len(values)))
 
@@ -76,7 +76,7 @@ class WindowTensor(Tensor):
         )
         tensor.clean, tensor.window, tensor.window_start = clean, window, window_start
         tensor.cost_tracker = CostTracker() if cost_tracker is None else cost_tracker
-        tensor.cost_tracker.record_row_bytes(window)
+        tensor.cost_tracker.update_max_row_bytes(window)
         return tensor
 
     @classmethod
@@ -107,7 +107,7 @@ class WindowTensor(Tensor):
                 raise NotWorthwhileError
             start = torch.zeros_like(self.window_start)
             self.window, self.window_start = self.extract_windows(start, self.shape[2:]), start
-            self.cost_tracker.record_row_bytes(self.window)
+            self.cost_tracker.update_max_row_bytes(self.window)
         return self.window
 
     def extract_windows(self, start: Tensor, size: Sequence[int], fill_value: float = 0.0) -> Tensor:
@@ -265,10 +265,10 @@ def _run_pooling(
     """Run a max or average pooling on the changed windows only. Return None if this pooling needs the full tensors."""
     axes = x.ndim - 2
     largest = func.overloadpacket in (aten.max_pool2d_with_indices, aten.max_pool3d_with_indices)
-    dilation = _per_axis(options[0], axes) if largest and options else [1] * axes
+    dilation = _expand_per_axis(options[0], axes) if largest and options else [1] * axes
     rounded_up = bool(options[1:] and options[1]) if largest else bool(options and options[0])
-    kernel, padding = _per_axis(kernel, axes), _per_axis(padding, axes)
-    stride = _per_axis(stride, axes) if stride else kernel
+    kernel, padding = _expand_per_axis(kernel, axes), _expand_per_axis(padding, axes)
+    stride = _expand_per_axis(stride, axes) if stride else kernel
     counts_padding = largest or not any(padding) or len(options) < 2 or options[1]
     has_divisor = bool(not largest and options[2:] and options[2])
     if not isinstance(x, WindowTensor) or rounded_up or not counts_padding or has_divisor:
@@ -285,7 +285,7 @@ def _run_pooling(
     return result, torch.empty(result.shape, dtype=torch.long, device="meta")
 
 
-def _per_axis(value: Sequence[int] | int, n_axes: int) -> list[int]:
+def _expand_per_axis(value: Sequence[int] | int, n_axes: int) -> list[int]:
     several = [value] if isinstance(value, int) else list(value)
     return several * n_axes if len(several) == 1 else several
 

@@ -83,10 +83,10 @@ def compute_output_extent(
     return tuple(scaled)
 
 
-def _crop_or_pad_axis(axis: AxisExtent, low: float, high: float, cell: float) -> AxisExtent:
+def _crop_or_pad_axis(axis: AxisExtent, low: float, high: float, cell_size: float) -> AxisExtent:
     """Return the extent of a map after a crop or a pad that moves its ends to `low` and `high`."""
-    low_cut, low_pad = _move_end_inward(axis.low_cut, axis.low_pad, low - axis.low, cell)
-    high_cut, high_pad = _move_end_inward(axis.high_cut, axis.high_pad, axis.high - high, cell)
+    low_cut, low_pad = _move_end_inward(axis.low_cut, axis.low_pad, low - axis.low, cell_size)
+    high_cut, high_pad = _move_end_inward(axis.high_cut, axis.high_pad, axis.high - high, cell_size)
     return _round_extent(AxisExtent(low, high, low_cut, high_cut, low_pad, high_pad))
 
 
@@ -105,19 +105,19 @@ def _move_end_inward(cut: float, pad: float, distance: float, cell_size: float) 
     cropped = distance - pad
     if cropped <= 0:
         return AxisEnd(cut, -cropped)
-    return AxisEnd(cut + cropped if cropped > _round_up(cell_size) else cut, 0.0)
+    return AxisEnd(cut + cropped if cropped > _add_rounding_margin(cell_size) else cut, 0.0)
 
 
-def _apply_window_margin(axis: AxisExtent, margin: float, cell: float) -> AxisExtent:
+def _apply_window_margin(axis: AxisExtent, margin: float, cell_size: float) -> AxisExtent:
     """Return the extent after a convolution or pooling, which moves each end outward by `margin` and uses up the padding."""
     unused = [max(0.0, pad + min(margin, 0.0)) for pad in (axis.low_pad, axis.high_pad)]
-    low_left, high_left = (share if share > _round_up(cell) else 0.0 for share in unused)
+    low_left, high_left = (share if share > _add_rounding_margin(cell_size) else 0.0 for share in unused)
     low, high = axis.low - margin, axis.high + margin
     return _round_extent(AxisExtent(low, high, axis.low_cut - low_left, axis.high_cut - high_left))
 
 
-def _round_up(cell: float) -> float:
-    return cell * (1 + 1e-6)
+def _add_rounding_margin(cell_size: float) -> float:
+    return cell_size * (1 + 1e-6)
 
 
 def _round_extent(axis: AxisExtent) -> AxisExtent:
@@ -137,8 +137,8 @@ def covers_input_evenly(extent: Extent | None, grid: Sequence[int]) -> bool:
     return extent is not None
 
 
-def join_extents(extents: Sequence[Extent | None], grid: Sequence[int]) -> Extent | None:
-    """Return the mean extent of several maps on one grid. Return None if they cover different parts of the input.
+def average_agreeing_extents(extents: Sequence[Extent | None], grid: Sequence[int]) -> Extent | None:
+    """Return the mean extent of several maps on one grid. Return None if the maps cover different parts of the input.
 
     A crop that fits one map to a smaller one, which convolutions without padding made, does not count as a crop.
     """

@@ -59,7 +59,7 @@ def run_with_gradients(run_in_scope: Callable[[GradientScope], T | None]) -> T:
 class GradientsEnabledMode(BaseFunctionMode):
     """A function mode that ignores every attempt to turn gradients off in this thread."""
 
-    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_intercepted_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call the function and return its result, but ignore a call that turns gradients on or off."""
         return None if func is torch._C._set_grad_enabled else func(*args, **kwargs)
 

@@ -2,7 +2,7 @@
 
 - `BaseFunctionMode` sends each call of a PyTorch function to one method of a subclass.
 - `override_forward` replaces the forward of modules for one thread.
-- Sets such as `ACTIVATIONS` group the names of PyTorch's functions, as `function_name` returns them.
+- Sets such as `ACTIVATIONS` group the names of PyTorch's functions, as `get_function_name` returns them.
 """
 
 import math
@@ -20,12 +20,12 @@ from camscope.hooks.exclude_hooks_from_copies import ExcludedFromCopies, hooks_e
 
 
 class BaseFunctionMode(TorchFunctionMode):
-    """Base class of modes that send every PyTorch call of this thread to `run_function`. Calls inside it are not
+    """Base class of modes that send every PyTorch call of this thread to `run_intercepted_function`. Calls inside it are not
     sent.
     """
 
     @abstractmethod
-    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_intercepted_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call an intercepted function and return the result that the model gets. `kwargs` may be changed."""
 
     def __torch_function__(
@@ -35,11 +35,11 @@ class BaseFunctionMode(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call `run_function`."""
-        return self.run_function(func, args, dict(kwargs or {}))
+        """Call `run_intercepted_function`."""
+        return self.run_intercepted_function(func, args, dict(kwargs or {}))
 
 
-def function_name(func: Callable[..., Any]) -> str:
+def get_function_name(func: Callable[..., Any]) -> str:
     """Return the name of a PyTorch function without its class and underscores: `relu` for `torch.relu` and
     `Tensor.relu_`.
     """
@@ -149,6 +149,6 @@ def activation_lower_bound(name: str, args: Sequence[Any], kwargs: Mapping[str, 
     return -math.inf if bound is None else float(bound.min() if isinstance(bound, Tensor) else bound)
 
 
-def has_negative_weights(kwargs: Mapping[str, Any]) -> bool:
-    """Whether an averaging function with these keywords may have negative weights, as bicubic interpolation has."""
+def may_average_with_negative_weights(kwargs: Mapping[str, Any]) -> bool:
+    """Whether an averaging function may have negative weights with these keywords, as bicubic interpolation has."""
     return kwargs.get("mode") == "bicubic"

@@ -35,23 +35,23 @@ class GradientAccumulator:
         self._sum = copy if self._sum is None or this_pass != self._backward_pass_id else self._sum + copy
         self._backward_pass_id = this_pass
 
-    def add_node_gradient(self, index: int, input_gradients: tuple[Tensor | None, ...], _: object) -> None:
-        """Add the gradient that a node of the autograd graph sends to its input number `index`."""
-        self.add_gradient(input_gradients[index])
+    def add_node_gradient(self, node_input_index: int, input_gradients: tuple[Tensor | None, ...], _: object) -> None:
+        """Add the gradient that a node of the autograd graph sends to its input `node_input_index`."""
+        self.add_gradient(input_gradients[node_input_index])
 
     @property
-    def is_lost(self) -> bool:
+    def is_gradient_lost(self) -> bool:
         """Whether the gradient is unknown, because the tensor is a view that was changed in place."""
         return self._was_lost or (self._alias is not None and self._alias._version != self._version)
 
     @property
     def gradient(self) -> Tensor | None:
         """The total gradient, or None if no gradient arrived."""
-        return None if self.is_lost else self._sum
+        return None if self.is_gradient_lost else self._sum
 
     def release_view(self) -> None:
         """Release the memory of the tensor, after a last check whether its gradient is lost."""
-        self._was_lost, self._alias = self.is_lost, None
+        self._was_lost, self._alias = self.is_gradient_lost, None
 
 
 @dataclass(eq=False)
@@ -172,7 +172,7 @@ class LayerRecord:
             self._raise_not_recorded("gradients")
         if next(iter_leaves(gradient), None) is not None:
             return gradient
-        if any(accumulator.is_lost for accumulator in self.last_call.iter_accumulators()):
+        if any(accumulator.is_gradient_lost for accumulator in self.last_call.iter_accumulators()):
             changed = "is a view that the model changes in place"
             raise LayerError(f"the {location} of layer {self.name!r} {changed}: no gradient")
         raise LayerError(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from camscope.errors import InputError, LayerError
 from camscope.hooks.evaluation_mode import evaluation_mode
-from camscope.hooks.find_layers import check_initialized, unwrap
+from camscope.hooks.find_layers import check_lazy_layers_initialized, unwrap
 from camscope.hooks.thread_local_hooks import Hooks, thread_local_hook
 from camscope.plurals import plural
 from camscope.pytree import iter_leaves
@@ -124,7 +124,7 @@ class LayerTable:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(title=Text(self._title()), title_justify="left")
+        table = Table(title=Text(self._format_title()), title_justify="left")
         for column in LAYER_TABLE_COLUMNS:
             table.add_column(column, justify="right" if column in LAYER_TABLE_COLUMNS[2:] else "left", no_wrap=True)
         for row in self.rows:
@@ -145,9 +145,9 @@ class LayerTable:
         head = "".join(f"<th>{column}</th>" for column in LAYER_TABLE_COLUMNS)
         lines = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row.format_cells()) for row in self.rows)
         body = "".join(f"<tr>{line}</tr>" for line in lines)
-        return f"<table><caption>{html.escape(self._title())}</caption><tr>{head}</tr>{body}</table>"
+        return f"<table><caption>{html.escape(self._format_title())}</caption><tr>{head}</tr>{body}</table>"
 
-    def _title(self) -> str:
+    def _format_title(self) -> str:
         return f"{self.model}  input {'×'.join(map(str, self.input_shape))}  {plural(self.n_parameters, 'parameter', spec=',')}"
 
 
@@ -172,7 +172,7 @@ def inspect_layers(model: nn.Module, example_input: Tensor | tuple[Any, ...]) ->
 
     """
     model = unwrap(model)
-    check_initialized(model)
+    check_lazy_layers_initialized(model)
     inputs = example_input if isinstance(example_input, tuple) else (example_input,)
     first = next((leaf for _, leaf in iter_leaves(inputs) if leaf.is_floating_point()), None)
     if first is None:

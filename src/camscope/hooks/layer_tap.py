@@ -69,7 +69,7 @@ class Tap(Hooks):
         self._output_index, self._call_index, self._gradients = output_index, call_index, gradients
         self.calls: dict[str, list[TappedCall]] = {name: [] for name in self._modules}
 
-    def _install(self) -> None:
+    def _install_hooks(self) -> None:
         self._enter_gradient_scope()
         for name, module in self._modules.items():
             if isinstance(module, torch.jit.ScriptModule):

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 
 from camscope.errors import warn_caller
 from camscope.hooks.evaluation_mode import evaluation_mode
-from camscope.hooks.find_layers import check_initialized, find_layers, unwrap
+from camscope.hooks.find_layers import check_lazy_layers_initialized, find_layers, unwrap
 from camscope.hooks.layer_record import GradientAccumulator, LayerCall, LayerRecord, Recording, TensorGradients
 from camscope.hooks.thread_local_hooks import (
     Hooks,
@@ -78,7 +78,7 @@ def record_layers(
             recorder.enter_context(reentrant_checkpoints_disabled())
         for name, module in find_layers(model, layers).items():
             recording[name] = LayerRecord(name, recorder.recorded_kinds)
-            recorder.watch_layer(module, recording[name])
+            recorder.hook_layer(module, recording[name])
         yield recording
     recorder.warn_of_lost_gradients()
 
@@ -104,7 +104,7 @@ def extract_features(
     torch.Size([1, 8, 3, 3])
 
     """
-    check_initialized(unwrap(model))
+    check_lazy_layers_initialized(unwrap(model))
     with evaluation_mode(unwrap(model)), torch.no_grad(), record_layers(model, layers, device=None) as recording:
         model(*(x if isinstance(x, tuple) else (x,)))
     return {name: find_main_tensor(name, layer.output)[1] for name, layer in recording.items()}
@@ -120,9 +120,13 @@ class _Recorder(Hooks):
         self._device, self._accumulators = device, list[tuple[str, GradientAccumulator]]()
         self.callback(self._release_views)
 
-    def watch_layer(self, module: nn.Module, layer: LayerRecord) -> None:
+    def hook_layer(self, module: nn.Module, layer: LayerRecord) -> None:
+        """Add the hooks that record the calls of a module in `layer`."""
         running: list[OpenCall] = []  # a stack: a module may run inside itself
-        before, after = partial(self._begin_call, running), partial(self._end_call, running, layer)
+        before, after = (
+            partial(self._start_recording_call, running),
+            partial(self._finish_recording_call, running, layer),
+        )
         self.add_handle(module.register_forward_pre_hook(thread_local_hook(before), with_kwargs=True))
         self.add_handle(module.register_forward_hook(thread_local_hook(after), with_kwargs=True))
 
@@ -131,13 +135,13 @@ class _Recorder(Hooks):
             accumulator.release_view()
 
     def warn_of_lost_gradients(self) -> None:
-        """Warn of layers whose gradients could not be recorded, because a view was changed in place."""
-        if lost := sorted({name for name, accumulator in self._accumulators if accumulator.is_lost}):
+        """Warn of layers whose gradients could not be recorded, because a view of the tensor was changed in place."""
+        if lost := sorted({name for name, accumulator in self._accumulators if accumulator.is_gradient_lost}):
             names = ", ".join(map(repr, lost))
             reason = "its input or output is a view that the model changes in place"
             warn_caller(f"no gradient recorded at {names}: {reason}")
 
-    def _begin_call(
+    def _start_recording_call(
         self, open_calls: list[OpenCall], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         if is_in_backward_pass():
@@ -151,7 +155,7 @@ class _Recorder(Hooks):
             edges = {path: _find_gradient_edge(leaf) for path, leaf in _iter_differentiable_tensors(inputs)}
         open_calls.append((call, edges, _get_sequence_nr()))
 
-    def _end_call(
+    def _finish_recording_call(
         self, open_calls: list[OpenCall], layer: LayerRecord, module: nn.Module, *inputs_and_output: Any
     ) -> None:
         if is_in_backward_pass():
@@ -177,8 +181,9 @@ class _Recorder(Hooks):
             for input_path, accumulator in at_inputs.items():
                 if edges[input_path] == edge:  # the layer hands its input on
                     self.add_handle(register_gradient_hook(leaf, accumulator.add_gradient))
-        for path, node, index in _iter_gradient_senders(nodes, edges, start_sequence_number):
-            self.add_handle(node.register_hook(partial(at_inputs[path].add_node_gradient, index)))
+        for sender in _iter_gradient_senders(nodes, edges, start_sequence_number):
+            add_gradient = partial(at_inputs[sender.input_path].add_node_gradient, sender.node_input_index)
+            self.add_handle(sender.node.register_hook(add_gradient))
 
     def _accumulate_gradients(self, value: Any) -> TensorGradients:
         leaves = _iter_differentiable_tensors(value)
@@ -200,10 +205,18 @@ def _find_gradient_edge(tensor: Tensor) -> GraphEdge:
     return edge.node, edge.output_nr
 
 
+class GradientSender(NamedTuple):
+    """A graph node that sends a gradient to an input of a layer, and at which index of the node's inputs."""
+
+    input_path: LeafPath
+    node: Node
+    node_input_index: int
+
+
 def _iter_gradient_senders(
     output_nodes: list[Node], edges: dict[LeafPath, GraphEdge], start_sequence_number: int
-) -> Iterator[tuple[LeafPath, Node, int]]:
-    """Yield which graph nodes of one layer call send a gradient to an input, as (path of the input, node, index)."""
+) -> Iterator[GradientSender]:
+    """Yield the graph nodes of one layer call that send a gradient to an input of the layer."""
     paths_by_edge: dict[GraphEdge, list[LeafPath]] = {}
     for path, edge in edges.items():
         paths_by_edge.setdefault(edge, []).append(path)
@@ -216,5 +229,5 @@ def _iter_gradient_senders(
         for index, (next_node, number) in enumerate(node.next_functions):
             if next_node is not None:
                 paths = paths_by_edge.get((next_node, number), [])
-                yield from ((path, node, index) for path in paths)
+                yield from (GradientSender(path, node, index) for path in paths)
                 output_nodes += [] if paths else [next_node]

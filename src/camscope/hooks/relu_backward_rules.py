@@ -32,14 +32,14 @@ def iter_graph_nodes(outputs: Iterable[Tensor]) -> Iterator[Node]:
             waiting.extend(before for before, _ in node.next_functions)
 
 
-def operation_name(node: Node) -> str:
+def get_operation_name(node: Node) -> str:
     """Return the operation of a graph node as a name: "Relu" for ReluBackward0."""
     return re.sub(r"Backward\d*$", "", node.name().rpartition("::")[2])
 
 
 def describe_opaque_node(node: Node) -> str | None:
     """Return a text about a graph node that may hide a ReLU, such as a scripted module. Return None for other nodes."""
-    kind = operation_name(node)
+    kind = get_operation_name(node)
     step: object = node
     if isinstance(step, BackwardCFunction):  # of Python
         return f"the function {kind} with a custom backward"
@@ -79,7 +79,7 @@ def apply_relu_rule(values: Iterable[Tensor], rule: ReluRule) -> ReluReport:
     """
     report = ReluReport()
     for node in iter_graph_nodes(values):
-        kind = operation_name(node)
+        kind = get_operation_name(node)
         if hiding := describe_opaque_node(node):
             report.opaque_operations[hiding] += 1
         elif kind == "Relu" or (kind in RELU_FLOOR_ATTRIBUTES and _is_zero(getattr(node, RELU_FLOOR_ATTRIBUTES[kind]))):

@@ -15,7 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from camscope.errors import warn_caller
 from camscope.hooks.intercept_torch_functions import BaseFunctionMode, bypass_torch_function
-from camscope.pytree import map_leaves
+from camscope.pytree import TYPES_WITHOUT_TENSORS, map_leaves
 
 CONTAINERS = (tuple, list, Mapping)  # of tensors, among the arguments of PyTorch's functions
 _writes_buffers_by_model = WeakIdKeyDictionary()  # by model: whether its forward wrote a buffer in eval mode
@@ -37,19 +37,29 @@ class BufferCopyMode(BaseFunctionMode):
             if (storage := _get_storage(buffer)) is not None:
                 self._storage_copies[storage._cdata] = None
 
-    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_intercepted_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call the function with copies in place of the buffers, and return its result."""
         if func is torch.autograd.grad:  # which repeats checkpoints
             with self:
                 return bypass_torch_function(func)(*args, **kwargs)
-        return func(*map(self._copy_argument, args), **{name: self._copy_argument(kwargs[name]) for name in kwargs})
+        return func(
+            *map(self._replace_buffers_in_argument, args),
+            **{name: self._replace_buffers_in_argument(kwargs[name]) for name in kwargs},
+        )
 
-    def _copy_argument(self, value: Any) -> Any:
+    def _replace_buffers_in_argument(self, value: Any) -> Any:
         if isinstance(value, Tensor):
-            return self._get_copy(value)
-        return map_leaves(value, self._get_copy) if isinstance(value, CONTAINERS) or is_dataclass(value) else value
+            return self._replace_buffer_by_copy(value)
+        if type(value) in TYPES_WITHOUT_TENSORS:
+            return value
+        return (
+            map_leaves(value, self._replace_buffer_by_copy)
+            if isinstance(value, CONTAINERS) or is_dataclass(value)
+            else value
+        )
 
-    def _get_copy(self, tensor: Tensor) -> Tensor:
+    def _replace_buffer_by_copy(self, tensor: Tensor) -> Tensor:
+        """Return the copy of a buffer, or of a view of a buffer. Return any other tensor unchanged."""
         if self._originals.get(id(tensor)) is tensor:
             if id(tensor) not in self._copies:
                 self._copies[id(tensor)] = self._get_view_of_copied_storage(tensor, tensor.detach().clone)
@@ -131,7 +141,7 @@ def eval_mode_buffers_restored(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def rng_restored(devices: Sequence[torch.device]) -> Iterator[None]:
+def rng_restored_in_single_thread(devices: Sequence[torch.device]) -> Iterator[None]:
     """Restore all random number generators at the end of the `with`, but only if no other thread runs."""
     with nullcontext() if threading.active_count() > 1 else all_rng_restored(devices):
         yield

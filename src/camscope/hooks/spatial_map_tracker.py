@@ -15,10 +15,10 @@ from torch._ops import OpOverload, OpOverloadPacket
 from camscope.hooks.input_extent_of_map import (
     AxisExtent,
     Extent,
+    average_agreeing_extents,
     compute_output_extent,
     covers_input_evenly,
     find_channel_extents,
-    join_extents,
 )
 from camscope.hooks.intercept_torch_functions import (
     ACTIVATIONS,
@@ -27,7 +27,7 @@ from camscope.hooks.intercept_torch_functions import (
     SCALING_FUNCTIONS,
     SPATIAL_RANKS,
     BaseFunctionMode,
-    function_name,
+    get_function_name,
     split_names,
 )
 from camscope.pytree import iter_leaves, map_leaves
@@ -152,14 +152,14 @@ class SpatialMapTracker(BaseFunctionMode):
         with torch._C.DisableTorchFunction():
             return self._has_all_cells_in_position(tensor)
 
-    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_intercepted_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call a function and return its result.
 
         Record whether the result is a spatial map, and which input cell each of its values belongs to.
         """
         if is_fake_mode_active():  # of the model: its results have no values, and neither would the cell numbers
             return func(*args, **kwargs)
-        name = _get_function_name(func)
+        name = _get_function_or_property_name(func)
         with torch._C.DisableTorchFunction():  # before the call, which may change its input in place
             extent = self._find_source_extent(name, args, kwargs)
             size = _get_first_tensor_argument(args, kwargs).shape[2:] if extent and _is_window_function(name) else ()
@@ -288,7 +288,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return is_one_cell or (bool(planes) and all(covers_input_evenly(plane, tensor.shape[2:]) for plane in planes))
 
     def _find_record(self, tensor: Tensor) -> _CellRecord | None:
-        """Return the record of a tensor, or None if it has none or was changed since."""
+        """Return the record of a tensor. Return None if there is no record, or if the tensor was changed since."""
         if id(tensor) in self._records_before:
             return self._records_before[id(tensor)]
         record = self._records.get(id(tensor))
@@ -347,7 +347,9 @@ class SpatialMapTracker(BaseFunctionMode):
         return tensor if tensor.dtype in INDEX_TYPES else self._require_cell_numbers(tensor)
 
     def _find_cells_of_elementwise_result(self, sources: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
-        """Return the cell numbers of the result of an elementwise function, or None if its sources do not agree."""
+        """Return which cell each value of an elementwise result belongs to. Return None if the sources place the cells
+        differently.
+        """
         cells_of_sources = [(source.shape, self._read_cell_numbers_or_none(source)) for source in sources]
         located = [
             cells.broadcast_to(shape)
@@ -359,7 +361,7 @@ class SpatialMapTracker(BaseFunctionMode):
         merged = located[0]
         if not all(_have_same_cells(merged, cells) for cells in located[1:]):
             planes = [self._find_covered_parts_of_cells(cells) for cells in located]
-            extent = join_extents([*chain(*planes)], shape[2:]) if all(planes) else None
+            extent = average_agreeing_extents([*chain(*planes)], shape[2:]) if all(planes) else None
             if extent is None:
                 return None
             merged = self._number_cells_like(merged, extent)
@@ -462,7 +464,7 @@ class SpatialMapTracker(BaseFunctionMode):
                 return None
             if math.prod(source.shape[2:]) == 1:
                 return self._whole
-            return join_extents(self._find_covered_part_of_each_channel(source), source.shape[2:])
+            return average_agreeing_extents(self._find_covered_part_of_each_channel(source), source.shape[2:])
         if name in CONCAT_FUNCTION_NAMES:
             axis = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))
             maps = list(self._iter_map_candidates(args[0] if args else kwargs.get("tensors")))
@@ -474,10 +476,10 @@ class SpatialMapTracker(BaseFunctionMode):
         return None
 
     def _find_common_extent(self, maps: Sequence[Tensor]) -> Extent | None:
-        """Return the common extent of several tensors, or None if one of them is no map."""
+        """Return the common extent of several tensors. Return None if one tensor is no map, or if the extents differ."""
         records = list(map(self._find_record, maps))
         extents = [None if record is None else record.extent for record in records]
-        return join_extents(extents, maps[0].shape[2:]) if maps else None
+        return average_agreeing_extents(extents, maps[0].shape[2:]) if maps else None
 
     def _iter_map_candidates(self, value: object) -> Iterator[Tensor]:
         """Yield the tensors of an argument whose values may vary from cell to cell."""
@@ -490,12 +492,12 @@ class SpatialMapTracker(BaseFunctionMode):
                 yield item
 
 
-def _get_function_name(func: Callable[..., Any]) -> str:
+def _get_function_or_property_name(func: Callable[..., Any]) -> str:
     """Return the name of a PyTorch function or property. Return "" for an operation of another library."""
     if isinstance(func, OpOverload | OpOverloadPacket):
         return ""
-    name = function_name(func)
-    return function_name(func.__self__) if name == "get" and hasattr(func, "__self__") else name
+    name = get_function_name(func)
+    return get_function_name(func.__self__) if name == "get" and hasattr(func, "__self__") else name
 
 
 def _is_window_function(name: str) -> bool:

@@ -32,20 +32,20 @@ class Removable(Protocol):
 
 class Hooks(ExitStack):
     """Hooks that are removed at the end of the `with`, also after an error. Subclasses set their hooks in
-    `_install`.
+    `_install_hooks`.
     """
 
     def __enter__(self) -> Self:
         super().__enter__()
         try:
             self.enter_context(hooks_excluded_from_copies())
-            self._install()
+            self._install_hooks()
         except BaseException:
             self.close()
             raise
         return self
 
-    def _install(self) -> None:
+    def _install_hooks(self) -> None:
         """Set the hooks when the `with` begins."""
 
     def _enter_gradient_scope(self) -> None:
@@ -62,9 +62,7 @@ class Hooks(ExitStack):
 
 
 def register_gradient_hook(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Removable:
-    """Register a hook that gets the gradient of a tensor. The gradient becomes what the hook returns, or stays if it
-    returns None.
-    """
+    """Register a hook that gets the gradient of a tensor. A tensor that the hook returns replaces the gradient."""
     register: Callable[..., Removable] = tensor.register_hook
     return register(hook)
 
@@ -86,7 +84,7 @@ def thread_local_hook(hook: Callable[P, T]) -> Callable[P, T | None]:
 
 
 def has_global_hooks() -> bool:
-    """Return whether hooks are registered for all modules. PyTorch has no public function for it."""
+    """Whether hooks are registered for all modules. PyTorch has no public function for this check."""
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(getattr(all_modules, f"_global{name}") for name in names)
 

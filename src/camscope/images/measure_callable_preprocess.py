@@ -111,7 +111,7 @@ class CallablePreprocess:
         )
 
     def _measure_uncached_placement(self, image_size: tuple[int, int]) -> Placement | None:
-        with _preserve_random_state() as has_drawn_random_numbers:
+        with _undo_and_detect_random_draws() as has_drawn_random_numbers:
             try:
                 probe_outputs = [self._transform_image_to_array(probe) for probe in _generate_probe_images(image_size)]
             except PreprocessError:  # the transform accepts photos, but not these probe images
@@ -119,24 +119,26 @@ class CallablePreprocess:
             if has_drawn_random_numbers():
                 return None
             placement = _compute_placement(probe_outputs, image_size)
-            is_confirmed = placement and self._is_confirmed_on_squares(placement, probe_outputs[0], probe_outputs[1])
+            is_confirmed = placement and self._is_confirmed_on_central_square(
+                placement, probe_outputs[0], probe_outputs[1]
+            )
             return placement if is_confirmed else None
 
-    def _is_confirmed_on_image(self, placement: Placement, pixels: Pixels, result: Tensor) -> bool:
+    def _is_confirmed_on_image(self, placement: Placement, pixels: Pixels, model_input: Tensor) -> bool:
         """Return whether squares added to the image appear in the model's input where the placement predicts."""
         from PIL import Image
 
-        squares = SquarePattern.from_placement(placement)
+        squares = SquarePattern.fit_squares_to_placement(placement)
         if squares is None:  # too few pixels to tell places apart
             return False
         try:
-            after = self._transform_image_to_array(Image.fromarray(squares.add_to_image(pixels)))
+            after = self._transform_image_to_array(Image.fromarray(squares.add_squares_to_image(pixels)))
         except PreprocessError:
             return False
-        before = result.cpu().double().numpy()
+        before = model_input.cpu().double().numpy()
         return after.shape == before.shape and squares.compute_agreement(before, after) >= MIN_AGREEMENT
 
-    def _is_confirmed_on_squares(self, placement: Placement, black_output: Floats, white_output: Floats) -> bool:
+    def _is_confirmed_on_central_square(self, placement: Placement, black_output: Floats, white_output: Floats) -> bool:
         """Return whether the central square of a probe image appears in the model's input where the placement predicts."""
         contrast, size = white_output - black_output, np.array(placement.image_size)
         visible = (contrast**2).sum(0) > (contrast**2).sum(0).max() / 4
@@ -239,7 +241,7 @@ def _remove_small_tilt(matrix: Floats, input_size: tuple[int, ...]) -> Floats:
 
 
 @contextmanager
-def _preserve_random_state() -> Iterator[Callable[[], bool]]:
+def _undo_and_detect_random_draws() -> Iterator[Callable[[], bool]]:
     """Restore the random states of Python, NumPy and torch when the `with` block ends.
 
     The yielded function returns whether the block has drawn random numbers.
@@ -283,7 +285,7 @@ class SquarePattern:
     border_fractions: Floats
 
     @classmethod
-    def from_placement(cls, placement: Placement) -> Self | None:
+    def fit_squares_to_placement(cls, placement: Placement) -> Self | None:
         """Build a pattern of squares for a placement. Return None if only one square would fit."""
         # side of the larger of image and input pixels, in input pixels
         pixel = np.maximum(1, 1 / np.linalg.norm(placement.matrix[:, :2], axis=0))
@@ -295,11 +297,11 @@ class SquarePattern:
         borders = np.maximum(BORDER_FRACTION * sides, MIN_BORDER_PIXELS * pixel)
         return cls(placement, _choose_sign_pattern(*counts.tolist()), borders / sides)
 
-    def add_to_image(self, pixels: Pixels) -> Pixels:
+    def add_squares_to_image(self, pixels: Pixels) -> Pixels:
         """Add the brighter and darker squares to an image (H,W,3)."""
         import cv2
 
-        cells = self._locate_squares(pixels.shape[:2])
+        cells = self._find_square_row_and_column_of_pixels(pixels.shape[:2])
         up, down = ((np.uint8(SQUARE_GRAY_LEVELS) * (self.signs == sign))[cells] for sign in (1, -1))
         return np.asarray(cv2.subtract(cv2.add(pixels, cv2.merge([up] * 3)), cv2.merge([down] * 3)), np.uint8)
 
@@ -308,7 +310,7 @@ class SquarePattern:
 
         A change of brightness or contrast of the whole image does not count.
         """
-        selected, signs = self._select_square_centers()
+        selected, signs = self._select_pixels_inside_squares_and_signs()
         design = np.ones((len(signs), 3))
         design[:, 0] = signs
         agreeing, changed = [], []
@@ -322,7 +324,7 @@ class SquarePattern:
         weights = np.array(changed)  # a channel that hardly changes counts little
         return float(np.dot(agreeing, weights) / np.dot(changed, weights)) if weights.any() else 0.0
 
-    def _locate_squares(self, image_size: tuple[int, ...]) -> tuple[NDArray[np.int64], ...]:
+    def _find_square_row_and_column_of_pixels(self, image_size: tuple[int, ...]) -> tuple[NDArray[np.int64], ...]:
         """Find the square that contains each image pixel. Return its row and column as arrays that broadcast to (H,W)."""
         start, *ends = self.placement.to_input([[0, 0], [1, 0], [0, 1]])
         rows, columns = np.arange(image_size[0])[:, None] + 0.5, np.arange(image_size[1]) + 0.5
@@ -335,7 +337,7 @@ class SquarePattern:
             cells.append(np.floor(position * (count / self.placement.input_size[axis])).astype(np.int64) % count)
         return tuple(cells)
 
-    def _select_square_centers(self) -> tuple[NDArray[np.bool_], Floats]:
+    def _select_pixels_inside_squares_and_signs(self) -> tuple[NDArray[np.bool_], Floats]:
         """Select the input pixels that lie well inside a square. Return their mask (h,w) and their signs (M,)."""
         cells, inside = [], []
         axes = zip(self.placement.input_size, self.signs.shape, self.border_fractions, strict=True)

@@ -16,7 +16,12 @@ from torch import Tensor
 from camscope.atomic_writes_and_folder_locks import open_regular_file
 from camscope.errors import ImageError, describe_out_of_memory, is_out_of_memory
 from camscope.images.files.redacted_errors_and_file_pseudonyms import suppress_library_output
-from camscope.images.files.strict_jpeg_decoding import DamagedJPEGError, decode_jpeg, find_jpeg_damage, read_jpeg_size
+from camscope.images.files.strict_jpeg_decoding import (
+    DamagedJPEGError,
+    decode_jpeg,
+    describe_jpeg_damage,
+    read_jpeg_size,
+)
 from camscope.images.files.tiff_and_png_damage import load_pixels
 from camscope.unusual_tensors import describe_unusual_tensor
 
@@ -42,7 +47,7 @@ EXPECTED_IMAGE = (
 class Photo:
     """An image as a viewer shows it: upright `pixels` (H,W,3) uint8 RGB, in newly allocated memory.
 
-    `name` is for captions and messages. `flags` holds warnings about the file (see `find_file_warnings`).
+    `name` is for captions and messages. `flags` holds warnings about the file (see `find_suffix_and_frame_warnings`).
     """
 
     pixels: Pixels
@@ -100,7 +105,7 @@ def _read_photo_file(path: Path, max_pixels: int) -> Photo:
         with open_regular_file(path) as file, Image.open(file) as image:
             pixels, flags = _decode_pixels(image, str(path), max_pixels), tuple[str, ...]()
             with suppress(Exception):  # a damaged later frame is not needed
-                flags = _find_image_warnings(image, path.suffix.lower())
+                flags = _find_warnings_of_open_image(image, path.suffix.lower())
             return Photo(pixels, path.name, flags)
 
 
@@ -128,7 +133,7 @@ def read_reduced_photo(data: bytes, required_size: Callable[[Size], Size]) -> Re
         return ReducedPhoto(pixels, size if is_reduced else pixels.shape[:2])
 
 
-def find_file_warnings(data: bytes, name: str) -> tuple[str, ...]:
+def find_suffix_and_frame_warnings(data: bytes, name: str) -> tuple[str, ...]:
     """Return warnings if an image file has the suffix of another format, or has frames that are not read."""
     from PIL import Image
 
@@ -136,11 +141,11 @@ def find_file_warnings(data: bytes, name: str) -> tuple[str, ...]:
     if _has_expected_signature(data, suffix):
         return ()
     with _convert_decoding_errors(name), suppress_library_output(), Image.open(io.BytesIO(data)) as image:
-        return _find_image_warnings(image, suffix)
+        return _find_warnings_of_open_image(image, suffix)
 
 
-def _find_image_warnings(image: "Image", file_suffix: str) -> tuple[str, ...]:
-    """Return warnings about an open image, as `find_file_warnings` does for a file."""
+def _find_warnings_of_open_image(image: "Image", file_suffix: str) -> tuple[str, ...]:
+    """Return warnings about an open image, as `find_suffix_and_frame_warnings` does for a file."""
     from PIL import Image
 
     format_name = "JPEG" if image.format == "MPO" else str(image.format)
@@ -238,7 +243,7 @@ def _decode_jpeg_strictly(image: "Image", name: str, max_pixels: int) -> Pixels 
     _check_pixel_count(stored_size[::-1], name, MAX_PIXELS if stored_size != size else max_pixels)
     try:
         if image.mode not in JPEG_MODES:
-            if damage := find_jpeg_damage(data):
+            if damage := describe_jpeg_damage(data):
                 raise DamagedJPEGError(damage)
             return None
         is_gray = image.mode == "L"

@@ -85,11 +85,11 @@ def convert_huggingface_processor(processor: Any) -> PreprocessFields:
     for key in config.keys() - SUPPORTED_KEYS - IGNORED_KEYS:
         if config[key] not in (None, False):
             raise _build_unsupported_error(key, config, ADVICE)
-    geometry = _convert_huggingface_geometry(config, family, _find_margin_rounding(processor, name))
+    geometry = _convert_huggingface_resize_and_crop(config, family, _find_crop_margin_rounding(processor, name))
     return geometry | _convert_huggingface_normalization(config)
 
 
-def _convert_huggingface_geometry(config: Mapping[str, Any], family: str, rounding: str) -> PreprocessFields:
+def _convert_huggingface_resize_and_crop(config: Mapping[str, Any], family: str, rounding: str) -> PreprocessFields:
     fields: PreprocessFields = {"resize": None, "crop": None, "rounding": rounding}
     if config.get("do_resize", "size" in config):
         size, pct = _parse_size(config, "size", family in SHORTER_SIDE_FAMILIES), config.get("crop_pct")
@@ -99,7 +99,7 @@ def _convert_huggingface_geometry(config: Mapping[str, Any], family: str, roundi
             raise _build_unsupported_error("resample", config, f"known: {PIL_FILTERS}")
         fields["interpolation"] = PIL_FILTERS[number]
         if family == "convnext":
-            fields |= _convert_convnext_geometry(config, size, pct)
+            fields |= _convert_convnext_resize_and_crop(config, size, pct)
         elif pct is not None:
             raise _build_unsupported_error("crop_pct", config, ADVICE)
     if config.get("do_center_crop", "crop_size" in config):
@@ -109,7 +109,7 @@ def _convert_huggingface_geometry(config: Mapping[str, Any], family: str, roundi
     return fields
 
 
-def _convert_convnext_geometry(
+def _convert_convnext_resize_and_crop(
     config: Mapping[str, Any], size: int | tuple[int, int], crop_pct: float | None
 ) -> PreprocessFields:
     """Return the resize and crop of ConvNeXT. Sizes of 384 pixels or more stretch the image without a crop."""
@@ -145,7 +145,7 @@ def _parse_size(config: Mapping[str, Any], key: str, is_shorter_side: bool) -> i
     raise _build_unsupported_error(key, config, 'known: {"height", "width"}, {"shortest_edge"}, or one number')
 
 
-def _find_margin_rounding(processor: object, processor_name: str) -> str:
+def _find_crop_margin_rounding(processor: object, processor_name: str) -> str:
     """Return how a processor rounds half of an odd crop margin: "zero" (towards 0, torchvision) or "down" (PIL)."""
     if isinstance(processor, Mapping):
         return "down" if processor_name.endswith("Pil") else "zero"

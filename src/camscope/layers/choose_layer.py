@@ -13,7 +13,7 @@ from camscope.hooks.thread_local_hooks import Hooks
 from camscope.hooks.vision_language_tokens import (
     find_vocabulary_sizes,
 )
-from camscope.layers.infer_layout import format_per_frame_remedy
+from camscope.layers.infer_layout import advise_on_per_frame_output
 from camscope.layers.layout import TOKENS
 from camscope.layers.layout_noise_probe import build_contradicted_layout_error
 from camscope.layers.layout_verdict import LayoutVerdict
@@ -24,16 +24,16 @@ ENCODER_NAMES = ("backbone", "encoder", "vision_model")
 LAYERS_PER_PASS = 12  # layers that are probed in one forward pass, from the end
 
 
-def _find_per_frame_remedy(model: nn.Module, forward: Callable[[], object], input_shape: Sequence[int]) -> str:
-    """Return an error text with advice about the last layer that has one map per video frame. Return "" without such a layer."""
+def _advise_on_per_frame_layer(model: nn.Module, forward: Callable[[], object], input_shape: Sequence[int]) -> str:
+    """Return advice for an error about the last layer with one map per video frame. Return "" if the model has no such layer."""
     remedies: list[str] = []
 
-    def collect_remedy(name: str, module: nn.Module, output: object) -> None:
-        if isinstance(output, Tensor) and (remedy := format_per_frame_remedy(output.shape, input_shape)):
+    def collect_advice(name: str, module: nn.Module, output: object) -> None:
+        if isinstance(output, Tensor) and (remedy := advise_on_per_frame_output(output.shape, input_shape)):
             remedies.append(f"layer {name!r}: {remedy}")
 
     with torch.no_grad(), Hooks() as hooks:
-        hook_layer_outputs(model, hooks, collect_remedy)
+        hook_layer_outputs(model, hooks, collect_advice)
         forward()
     return remedies[-1] if remedies else ""
 
@@ -51,7 +51,7 @@ def choose_layer(
     other_inputs = score.extra_tensors if isinstance(score, Score) else ()
     class_name, layers = type(model).__name__, find_spatial_layers(model, lambda: score(x), x, other_inputs)
     layers = _select_encoder_layers(model, layers) if dense else layers
-    if not layers and x.ndim == 5 and (remedy := _find_per_frame_remedy(model, lambda: score(x), x.shape)):
+    if not layers and x.ndim == 5 and (remedy := _advise_on_per_frame_layer(model, lambda: score(x), x.shape)):
         raise LayerError(f"no layer of {class_name} has maps (N,K,T,h,w); {remedy}")
     if not layers:
         scripted = any(isinstance(part, torch.jit.ScriptModule) for part in unwrap(model).modules())

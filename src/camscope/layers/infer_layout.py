@@ -45,13 +45,13 @@ def infer_layout(
         return _require_fitting_layout(layout, shape)
     if shape[0] != input_shape[0]:
         one_each = f"output {shape} has not one item per sample of the batch of {input_shape[0]}; pass reshape="
-        raise LayerError(format_per_frame_remedy(shape, input_shape) or one_each)
-    tokens = layout == TOKENS or (layout is None and (len(size) > 1 or _has_prefix(shape, module, hints.grids)))
+        raise LayerError(advise_on_per_frame_output(shape, input_shape) or one_each)
+    tokens = layout == TOKENS or (layout is None and (len(size) > 1 or _has_prefix_tokens(shape, module, hints.grids)))
     if len(shape) == 3 and tokens:
         return _infer_token_layout(shape, size, module, hints)
     if len(shape) != len(size) + 2:
         raise LayerError(
-            format_per_frame_remedy(shape, input_shape)
+            advise_on_per_frame_output(shape, input_shape)
             or f"output {shape} has no spatial extent for an input {tuple(input_shape)}; choose an earlier layer"
         )
     kind = layout or _infer_layout_kind(shape, size, module, hints)
@@ -60,10 +60,8 @@ def infer_layout(
     return Layout(kind, shape[2:] if kind == CHANNELS_FIRST else shape[1:-1])
 
 
-def format_per_frame_remedy(shape: Sequence[int], input_shape: Sequence[int]) -> str:
-    """Return an error text with advice for an output with one item per video frame, (N*T,K,h,w). Return "" for
-    others.
-    """
+def advise_on_per_frame_output(shape: Sequence[int], input_shape: Sequence[int]) -> str:
+    """Return advice for an error about an output with one item per video frame, (N*T,K,h,w). Return "" for any other output."""
     is_per_frame = len(input_shape) == 5 and len(shape) == 4 and shape[0] == input_shape[0] * input_shape[2]
     if not is_per_frame or math.prod(shape[2:]) == 1:
         return ""
@@ -96,8 +94,14 @@ def _infer_layout_kind(
     kinds = {type(part) for part in module.modules()} if module is not None else set()
     is_convolutional = any(issubclass(kind, CHANNELS_FIRST_MODULES) for kind in kinds)
     is_convolutional = is_convolutional and not kinds & {nn.LayerNorm, nn.Linear}
-    for axes, cells_off in ((0, 0.6), (0, 2.0), (-2, 0.6), (-2, 2.0), (0, math.inf)):  # depth may have its own stride
-        fitting = [kind for kind, grid in grids.items() if _matches_aspect(grid, size, cells_off, axes)]
+    for axes, max_cells_off in (
+        (0, 0.6),
+        (0, 2.0),
+        (-2, 0.6),
+        (-2, 2.0),
+        (0, math.inf),
+    ):  # depth may have its own stride
+        fitting = [kind for kind, grid in grids.items() if _matches_aspect(grid, size, max_cells_off, axes)]
         if fitting == [CHANNELS_LAST] and is_convolutional:
             break  # its shape contradicts its kind: strides that differ, or more channels than a grid has cells
         if len(fitting) == 1 or (fitting and is_convolutional):
@@ -117,14 +121,14 @@ def _infer_layout_kind(
     )
 
 
-def _matches_aspect(grid: Sequence[int], size: Sequence[int], cells_off: float, first_axis: int = 0) -> bool:
-    """Whether a grid has the aspect ratio of the input, up to an error of `cells_off` cells. Ignore axes before
+def _matches_aspect(grid: Sequence[int], size: Sequence[int], max_cells_off: float, first_axis: int = 0) -> bool:
+    """Whether a grid has the aspect ratio of the input, up to an error of `max_cells_off` cells. Ignore axes before
     `first_axis`.
     """
     if any(cells > 4 * pixels for cells, pixels in zip(grid, size, strict=True)):
         return False
     strides = [math.log(pixels / cells) for cells, pixels in zip(grid, size, strict=True)][first_axis:]
-    return max(strides) - min(strides) <= cells_off * sum(1 / cells for cells in grid[first_axis:])
+    return max(strides) - min(strides) <= max_cells_off * sum(1 / cells for cells in grid[first_axis:])
 
 
 def has_unequal_strides(grid: Sequence[int], size: Sequence[int]) -> bool:
@@ -154,7 +158,7 @@ def _infer_token_layout(
 ) -> Layout:
     grids = [grid for grid in hints.grids if len(grid) == len(size)]
     framed = [(size[0], *grid) for grid in hints.grids if len(grid) == 2] if len(size) == 3 and not grids else []
-    patches = _list_patch_grids(size)
+    patches = _map_patch_grids_to_exact_tiling(size)
     if not _has_channels_last_axis(module, shape[2]) and shape[2] in map(math.prod, (*patches, *grids)):
         raise build_ambiguous_layout_error(
             f"output {shape} for an input of {size} may be tokens (N,T,K) or a flattened map (N,K,cells)"
@@ -162,7 +166,9 @@ def _infer_token_layout(
     if grids or framed:
         # tokens of several frames are not merged
         unmerged, *merged = _iter_halved_grids(grids) if grids else [set(framed)]
-        concatenated = [grid for grid in unmerged if hints.count_tokens_before(shape[1], math.prod(grid)) is not None]
+        concatenated = [
+            grid for grid in unmerged if hints.count_tokens_before_image(shape[1], math.prod(grid)) is not None
+        ]
         fitting = (
             _find_grids_with_prefix(shape[1], unmerged)
             or concatenated
@@ -179,7 +185,7 @@ def _infer_token_layout(
             f"output {shape} holds tokens of an input of {size}: expected one grid that fits, found: {listing}"
         )
     cells = math.prod(candidates[0])
-    before = hints.count_tokens_before(shape[1], cells)
+    before = hints.count_tokens_before_image(shape[1], cells)
     return Layout(TOKENS, candidates[0], shape[1] - cells if before is None else before)
 
 
@@ -207,7 +213,7 @@ def infer_image_token_layout(shape: Sequence[int], input_shape: Sequence[int], h
         raise build_ambiguous_layout_error(
             f"the input ids hold {plural(count, 'image token')}; expected one run without gaps", fix
         )
-    levels: Iterable[set[Grid]] = [set(_list_patch_grids(size))]
+    levels: Iterable[set[Grid]] = [set(_map_patch_grids_to_exact_tiling(size))]
     if hints.grids:
         levels = _iter_halved_grids([grid for grid in hints.grids if len(grid) == len(size)])
     fitting = next(filter(None, ([grid for grid in level if math.prod(grid) == count] for level in levels)), [])
@@ -241,7 +247,7 @@ def _iter_halved_grids(grids: Collection[Grid]) -> Iterator[set[Grid]]:
         }
 
 
-def _has_prefix(shape: tuple[int, ...], module: nn.Module | None, grids: Collection[Grid]) -> bool:
+def _has_prefix_tokens(shape: tuple[int, ...], module: nn.Module | None, grids: Collection[Grid]) -> bool:
     """Whether an output (N,T,K) for a signal has a few more tokens than a grid has cells, so that some are a prefix."""
     cells = {grid[0] for grid in grids if len(grid) == 1}
     if isinstance(module, CHANNELS_FIRST_MODULES) or cells & set(shape[1:]):
@@ -258,7 +264,7 @@ def _has_channels_last_axis(module: nn.Module | None, n_channels: int) -> bool:
     )
 
 
-def _list_patch_grids(input_size: tuple[int, ...]) -> dict[Grid, bool]:
+def _map_patch_grids_to_exact_tiling(input_size: tuple[int, ...]) -> dict[Grid, bool]:
     """Return the grids of square patches over an input, each with a flag: whether the patches tile the input
     exactly.
     """

@@ -27,9 +27,9 @@ class LayoutHints:
     sequence_lengths: set[int] = field(default_factory=set)  # of the inputs of LayerNorms and Linears
     text_lengths: set[int] = field(default_factory=set)  # numbers of text tokens of a language model
 
-    def count_tokens_before(self, n_tokens: int, n_cells: int) -> int | None:
-        """Return how many tokens come before the image tokens, or None if unknown. Raise LayerError if two numbers are
-        possible.
+    def count_tokens_before_image(self, n_tokens: int, n_cells: int) -> int | None:
+        """Return how many tokens come before the image tokens, or None if the number is unknown. Raise LayerError if it
+        is ambiguous.
         """
         starts = list(self._iter_piece_starts(n_tokens, n_cells))
         if len(starts) > 1:
@@ -60,7 +60,7 @@ class ConcatRecorder(BaseFunctionMode):
         super().__init__()
         self._piece_lengths = piece_lengths
 
-    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_intercepted_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call a function and return its result. If it concatenates tokens, record the lengths of the pieces."""
         result = func(*args, **kwargs)
         if func in CONCAT_FUNCTIONS and isinstance(result, Tensor) and result.ndim == 3:

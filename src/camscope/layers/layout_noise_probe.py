@@ -61,9 +61,9 @@ _lock = threading.RLock()
 def get_cached_layout_result(
     model: nn.Module, location: OutputLocation, size: Sequence[int], layout: Layout
 ) -> LayoutProbeResult | None:
-    """Return the cached test result of a layer for a layout and an input size. Return None without a result."""
+    """Return the cached test result of a layer for a layout and an input size. Return None if no result is cached."""
     with _lock:
-        return _cached_results(model, location).get((location, tuple(size), str(layout)))
+        return _get_results_cached_for_layer(model, location).get((location, tuple(size), str(layout)))
 
 
 def has_cached_layout_result(model: nn.Module, location: OutputLocation, size: Sequence[int]) -> bool:
@@ -71,7 +71,8 @@ def has_cached_layout_result(model: nn.Module, location: OutputLocation, size: S
     with _lock:
         requested = location.output_index, tuple(size)
         return any(
-            (place.output_index, key_size) == requested for place, key_size, _ in _cached_results(model, location)
+            (place.output_index, key_size) == requested
+            for place, key_size, _ in _get_results_cached_for_layer(model, location)
         )
 
 
@@ -80,10 +81,11 @@ def cache_layout_result(
 ) -> None:
     """Cache the layout test result of a layer until the model or the layer is deleted."""
     with _lock:
-        _cached_results(model, location)[location, tuple(size), str(layout)] = result
+        _get_results_cached_for_layer(model, location)[location, tuple(size), str(layout)] = result
 
 
-def _cached_results(model: nn.Module, location: OutputLocation) -> dict[ResultKey, LayoutProbeResult]:
+def _get_results_cached_for_layer(model: nn.Module, location: OutputLocation) -> dict[ResultKey, LayoutProbeResult]:
+    """Return the dict that caches the test results of a layer. Create it for a new layer."""
     by_layer: WeakIdKeyDictionary = _results_by_model.setdefault(unwrap(model), WeakIdKeyDictionary())
     results: dict[ResultKey, LayoutProbeResult] = by_layer.setdefault(find_layer(model, location.layer)[1], {})
     return results
@@ -165,7 +167,7 @@ def probe_output_layouts(
     """Test whether each tensor that `read_outputs` returns has the given layout. Return [] if the model fails on
     noise.
     """
-    blocks = _count_blocks(layout)
+    blocks = _count_blocks_per_axis(layout)
     labels = draw_noise_pattern(blocks, seed=0)
     cells_of_pixels = [
         (torch.arange(pixels, device="cpu") * (cells * share / pixels)).long().clamp(max=cells - 1)
@@ -186,7 +188,8 @@ def probe_output_layouts(
         except Exception:  # noqa: S112 - the model may not accept such a batch
             continue
     return [
-        _judge_outputs(tensors, layout, labels, blocks, covered.flatten()) for tensors in zip(*outputs, strict=True)
+        _judge_layout_of_outputs(tensors, layout, labels, blocks, covered.flatten())
+        for tensors in zip(*outputs, strict=True)
     ]
 
 
@@ -216,7 +219,7 @@ def _read_layer_outputs(
     ]
 
 
-def _count_blocks(layout: Layout) -> tuple[int, ...]:
+def _count_blocks_per_axis(layout: Layout) -> tuple[int, ...]:
     """Return how many blocks of cells the grid has along each axis. Noise replaces whole blocks."""
     grid = layout.grid
     if layout.kind == TOKENS and math.prod(grid) <= MAX_TOKENS_WITHOUT_BLOCKS:
@@ -262,7 +265,7 @@ def _flatten_positions(output: Tensor, layout: Layout) -> Tensor | None:
     return output.flatten(1, -2) if tuple(output.shape[1:-1]) == grid else None
 
 
-def _judge_outputs(
+def _judge_layout_of_outputs(
     outputs: Sequence[Tensor | None], layout: Layout, labels: Tensor, blocks: Sequence[int], covered: Tensor
 ) -> LayoutProbeResult:
     rows = [None if output is None else _flatten_positions(output, layout) for output in outputs]

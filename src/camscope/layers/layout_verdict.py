@@ -101,7 +101,7 @@ def judge_layout(
     hint = f"; they react like {layout} {other_order}" if is_wrong else ""
     if not is_wrong:
         is_wrong = local >= MIN_LOCAL_REACTION and agreement <= MAX_CHANCE_AGREEMENT
-        is_wrong = is_wrong or (agreement <= MAX_WRONG_AGREEMENT and _is_local(reaction_here))
+        is_wrong = is_wrong or (agreement <= MAX_WRONG_AGREEMENT and _is_reaction_local(reaction_here))
         is_clear = other_z >= MIN_OTHER_LAYOUT_Z and other_z - z >= MIN_OTHER_LAYOUT_LEAD
         if is_clear and other_score >= max(MIN_OTHER_LAYOUT_AGREEMENT * local, MIN_REACTION):
             is_wrong, hint = True, f"; they react like {other_name}"
@@ -144,7 +144,10 @@ def _test_cell_order(
     field_size = float(field.norm())
     unexplained = 1 - max(fit, 0.0) ** 2 + MIN_UNEXPLAINED_SHARE
     evidence, name, fit_of_other = math.inf, "", 0.0
-    orders = iter_other_orders(reaction, field, similar=False), iter_other_orders(field, field, similar=True)
+    orders = (
+        iter_matches_in_other_orders(reaction, field, as_share_of_moved_cells=False),
+        iter_matches_in_other_orders(field, field, as_share_of_moved_cells=True),
+    )
     for (correlations, other), (likeness, _) in zip(*orders, strict=True):
         distinguishable = correlations[likeness < SAME_ORDER_CORRELATION] / (size * field_size)
         if len(distinguishable) and (strict or other in WHOLE_GRID_ORDERS):
@@ -179,21 +182,29 @@ def compute_expected_reaction(labels: Tensor, blocks: Sequence[int], neighbor_sh
     return plane - plane.flatten(1).mean(1).view(-1, *[1] * len(blocks))
 
 
-def iter_other_orders(reaction: Tensor, field: Tensor, *, similar: bool) -> Iterator[tuple[Tensor, str]]:
-    """Yield for each other order of the cells how well `reaction` (3,*blocks) matches `field` in it, and its
-    description.
+class OrderMatch(NamedTuple):
+    """How well a reaction matches a field in another order of the cells: one match for each variant of the order."""
 
-    The match is the sum of products over all blocks. With `similar`, it is a share of the match in the same order, over
-    the cells that the other order moves.
+    matches: Tensor
+    order: str
+
+
+def iter_matches_in_other_orders(
+    reaction: Tensor, field: Tensor, *, as_share_of_moved_cells: bool
+) -> Iterator[OrderMatch]:
+    """Yield how well `reaction` (3,*blocks) matches `field` in each other order of the cells, with a description of the order.
+
+    The match is the sum of products over all blocks. With `as_share_of_moved_cells`, the match of the cells that the
+    other order moves is divided by the match of these cells in the same order.
     """
     match_in_same_order = (reaction * field).sum()
     axes = range(1, field.ndim)
 
-    def compute_match_in_other_order(match_change: Tensor, match_of_moved_cells: Tensor) -> Tensor:
-        """Return the match in the other order from its change. With `similar`, divide it by the match of the moved cells."""
-        if similar:
-            return 1 + match_change / match_of_moved_cells.clamp(min=1e-12)
-        return match_in_same_order + match_change
+    def build_order_match(order: str, match_change: Tensor, match_of_moved_cells: Tensor) -> OrderMatch:
+        """Build the match in an order from its change. If requested, divide the match by that of the moved cells."""
+        if as_share_of_moved_cells:
+            return OrderMatch(1 + match_change / match_of_moved_cells.clamp(min=1e-12), order)
+        return OrderMatch(match_in_same_order + match_change, order)
 
     for axis in axes:
         lines = [plane.movedim(axis, 1).reshape(N_RUNS, plane.shape[axis], -1) for plane in (reaction, field)]
@@ -201,27 +212,21 @@ def iter_other_orders(reaction: Tensor, field: Tensor, *, similar: bool) -> Iter
         line = products.diagonal()
         first, second = torch.triu_indices(len(line), len(line), 1, device=field.device)
         moved = line[first] + line[second]
-        yield compute_match_in_other_order(products[first, second] + products[second, first] - moved, moved), EXCHANGED
+        yield build_order_match(EXCHANGED, products[first, second] + products[second, first] - moved, moved)
         for mirrored in axes:
             mirrored_change = (reaction * field.flip(mirrored)).movedim(axis, 0).flatten(1).sum(1) - line
             if mirrored == axis:
-                yield compute_match_in_other_order(mirrored_change.sum()[None], line.sum()[None]), "backwards"
+                yield build_order_match("backwards", mirrored_change.sum()[None], line.sum()[None])
                 continue
-            yield compute_match_in_other_order(mirrored_change, line), "with a line backwards"
+            yield build_order_match("with a line backwards", mirrored_change, line)
             halves = [torch.stack([values[start::2].sum() for start in (0, 1)]) for values in (mirrored_change, line)]
-            yield compute_match_in_other_order(*halves), "with every other line backwards"
+            yield build_order_match("with every other line backwards", *halves)
         if len(line) > 1:
             shifted = torch.stack([(reaction * field.roll(shift, axis)).sum() for shift in range(1, len(line))])
-            yield (
-                compute_match_in_other_order(shifted - match_in_same_order, match_in_same_order[None]),
-                "moved on by some lines",
-            )
+            yield build_order_match("moved on by some lines", shifted - match_in_same_order, match_in_same_order[None])
     if field.ndim == 3:
         mirrored_change = (reaction * field.mT.reshape(field.shape)).sum()[None]
-        yield (
-            compute_match_in_other_order(mirrored_change - match_in_same_order, match_in_same_order[None]),
-            "read by columns",
-        )
+        yield build_order_match("read by columns", mirrored_change - match_in_same_order, match_in_same_order[None])
 
 
 @lru_cache(maxsize=64)
@@ -242,7 +247,7 @@ def draw_noise_pattern(blocks: tuple[int, ...], seed: int) -> Tensor:
         shifts = range(1, min(count - 1, MAX_PREFIX_SHIFT) + 1)
         shifted = [float((labels[k:] == labels[:-k]).double().mean()) for k in shifts]
         field = compute_expected_reaction(labels, blocks, 0.0)
-        orders = iter_other_orders(field, field, similar=True)
+        orders = iter_matches_in_other_orders(field, field, as_share_of_moved_cells=True)
         # of single cells, some always have the same label
         other = [float(v.max()) for v, name in orders if v.numel() and (len(blocks) > 1 or name != EXCHANGED)]
         return max((*shifted, *other), default=0.0)
@@ -262,7 +267,7 @@ def _subtract_mean(values: Tensor) -> Tensor:
     return values - values.mean(1, keepdim=True)
 
 
-def _is_local(values: Tensor) -> bool:
+def _is_reaction_local(values: Tensor) -> bool:
     """Whether each cell (3,cells) reacts mainly to the noise of one run, so that it depends on one part of the
     input.
     """

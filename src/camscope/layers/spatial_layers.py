@@ -44,7 +44,7 @@ class SpatialLayer:
 
     If `by_construction` is true, convolutions, poolings and elementwise functions computed the output, so that its grid
     needs no verification. `is_misplaced` says whether cells were flipped, shuffled or shifted on the way.
-    `doubt_reason` is described in `find_doubt_reason`.
+    `doubt_reason` is described in `find_layout_doubt_reason`.
     """
 
     name: str
@@ -92,11 +92,11 @@ def infer_layer_layout(
 
     Models such as Hiera store tokens window by window until they merge them. Only then are the tokens in rows.
     """
-    inferred = _infer_layout_at(model, name, output.shape, x.shape, hints, layout)
+    inferred = _infer_layout_from_shape(model, name, output.shape, x.shape, hints, layout)
     if layout:
         return inferred
     weights = has_attention_rows(output)
-    if reason := _find_reason_no_grid(model, name, output.shape, weights, inferred, x.shape, hints):
+    if reason := _explain_why_no_grid(model, name, output.shape, weights, inferred, x.shape, hints):
         fix = "choose another layer, or pass layout= if you know that it lies on a grid"
         raise LayerError(reason, fix=fix, remedy=Remedy.SET_LAYOUT)
     merge_factor = _find_token_merge_factor(model)
@@ -110,7 +110,7 @@ def infer_layer_layout(
     return inferred
 
 
-def _infer_layout_at(
+def _infer_layout_from_shape(
     model: nn.Module,
     name: str,
     shape: Sequence[int],
@@ -127,7 +127,7 @@ def _infer_layout_at(
     return infer_layout(shape, input_shape, find_layer(model, name)[1], layout, hints)
 
 
-def _find_reason_no_grid(
+def _explain_why_no_grid(
     model: nn.Module,
     name: str,
     shape: Sequence[int],
@@ -156,9 +156,9 @@ def _find_reason_no_grid(
     return ""
 
 
-def find_doubt_reason(model: nn.Module, layout: Layout, shape: Sequence[int], hints: LayoutHints) -> str:
-    """Return why the shape of an output makes its layout doubtful, for an undecided noise test. Return "" if it is
-    not.
+def find_layout_doubt_reason(model: nn.Module, layout: Layout, shape: Sequence[int], hints: LayoutHints) -> str:
+    """Return why the shape of an output makes its layout doubtful after an undecided noise test. Return "" if the shape
+    raises no doubt.
     """
     counts = hints.sequence_lengths | set(map(math.prod, hints.grids))
     if layout.kind == CHANNELS_FIRST and len(shape) == 4 and shape[2] == shape[3] and shape[2] in counts:
@@ -207,10 +207,10 @@ def find_spatial_layers(
     layers = []
     for name, (shape, is_map, is_misplaced, weights) in finished.items():
         with suppress(LayerError):
-            layout = _infer_layout_at(model, name, shape, x.shape, hints)
-            reason = _find_reason_no_grid(model, name, shape, weights, layout, x.shape, hints)
+            layout = _infer_layout_from_shape(model, name, shape, x.shape, hints)
+            reason = _explain_why_no_grid(model, name, shape, weights, layout, x.shape, hints)
             if math.prod(layout.grid) > 1 and not reason:
-                doubt = find_doubt_reason(model, layout, shape, hints)
+                doubt = find_layout_doubt_reason(model, layout, shape, hints)
                 in_plane = layout.kind == CHANNELS_FIRST
                 layers.append(SpatialLayer(name, layout, is_map and in_plane, doubt, is_misplaced and in_plane))
     return layers
@@ -224,10 +224,10 @@ def hook_layer_outputs(model: nn.Module, hooks: Hooks, on_output: Callable[[str,
             hooks.add_handle(module.register_forward_hook(hook))
 
 
-def drop_contradicted_layers(
+def drop_layers_with_contradicted_layout(
     model: nn.Module, layers: Sequence[SpatialLayer], forward: Callable[[Tensor], object], x: Tensor
 ) -> list[SpatialLayer]:
-    """Drop the layers whose layout a noise test contradicts for x (N,C,*S). Return all others."""
+    """Return all layers except those whose layout a noise test contradicts for x (N,C,*S)."""
     return [
         layer
         for layer in layers

@@ -17,7 +17,7 @@ from camscope.images.scans.dicom_file_reader import load_dicom_dataset
 from camscope.images.scans.dicom_header_values import SECONDARY_CAPTURE_UID, read_first_numbers, read_functional_groups
 from camscope.images.scans.scan import convert_scan_to_display_pixels
 from camscope.medical import dicom_export_headers
-from camscope.medical.scan_space_map import ScanSpaceMap, describe_derivation, format_title, to_dicom_ascii
+from camscope.medical.scan_space_map import ScanSpaceMap, describe_derivation, format_map_title, to_dicom_ascii
 from camscope.version import __version__
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _build_parametric_map(
     from highdicom.sr import CodedConcept
     from pydicom.sr.codedict import codes
 
-    derivation, title = describe_derivation(explanation, scan_map), format_title(explanation)
+    derivation, title = describe_derivation(explanation, scan_map), format_map_title(explanation)
     low, high = scan_map.value_range
     for header in source.headers[1:]:  # rounding differences would count as different orientations
         header.ImageOrientationPatient = source.headers[0].ImageOrientationPatient
@@ -122,7 +122,7 @@ def _build_parametric_map(
         plane_positions=positions,
         content_label=CONTENT_LABEL,
         content_description=title,
-        **dicom_export_headers.build_common_arguments(explanation),
+        **dicom_export_headers.build_common_highdicom_arguments(explanation),
     )
     dicom_export_headers.set_common_attributes(image, explanation, derivation, source)
     for group in image.PerFrameFunctionalGroupsSequence:
@@ -222,7 +222,7 @@ def _encode_slices(
     explanation: Explanation, scan_map: ScanSpaceMap, source: dicom_export_headers.DicomSource, scale: ScaleOption
 ) -> Iterator[bytes]:
     arguments, derivation = (
-        dicom_export_headers.build_common_arguments(explanation),
+        dicom_export_headers.build_common_highdicom_arguments(explanation),
         describe_derivation(explanation, scan_map),
     )
     for index, rgb_image in enumerate(_draw_overlay_of_each_slice(explanation, scan_map, source, scale)):

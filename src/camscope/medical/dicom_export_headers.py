@@ -23,7 +23,7 @@ from camscope.images.scans.dicom_slice_positions import LPS_TO_RAS
 from camscope.images.scans.nrrd_metaimage_reader import ITK_SUFFIXES
 from camscope.images.scans.scan import Scan
 from camscope.images.scans.scan_reader import read_scan
-from camscope.medical.scan_space_map import ScanSpaceMap, format_title, resample_map_to_scan, to_dicom_ascii
+from camscope.medical.scan_space_map import ScanSpaceMap, format_map_title, resample_map_to_scan, to_dicom_ascii
 from camscope.optional_packages import require
 from camscope.version import __version__
 
@@ -53,7 +53,7 @@ SEQUENCE_BY_KEYWORD = {
 DIRECTION_LETTERS = ("LR", "PA", "HF")  # high and low end of each LPS axis
 
 
-def check_clinical_profile(profile: str, object_name: str) -> None:
+def check_profile_is_clinical(profile: str, object_name: str) -> None:
     """Raise OutputError unless `profile` is "clinical". This profile allows patient data to be copied to the output."""
     if profile not in PROFILES:
         raise InputError(f"profile={profile!r}; expected one of {', '.join(PROFILES)}")
@@ -105,7 +105,7 @@ def read_source_and_resample_map(
     explanation: Explanation, source: Any, profile: str, object_name: str
 ) -> tuple[DicomSource, ScanSpaceMap]:
     """Check the profile, read the scan with its DICOM headers, and resample the map to the scan."""
-    check_clinical_profile(profile, object_name)
+    check_profile_is_clinical(profile, object_name)
     dicom_source = read_dicom_source(source)
     return dicom_source, resample_map_to_scan(explanation, dicom_source.scan)
 
@@ -150,7 +150,7 @@ def set_common_attributes(image: "Dataset", explanation: Explanation, derivation
     image.DeviceSerialNumber = to_dicom_ascii(explanation.model or "unknown", 64)
     if explanation.model:
         image.DeviceUID = compute_device_uid(explanation.model)
-    image.SeriesDescription = to_dicom_ascii(f"Model attribution: {format_title(explanation)}", 64)
+    image.SeriesDescription = to_dicom_ascii(f"Model attribution: {format_map_title(explanation)}", 64)
     for keyword in ("BodyPartExamined", "Laterality"):
         if value := source.headers[0].get(keyword):
             setattr(image, keyword, value)
@@ -194,7 +194,7 @@ def compute_device_uid(digest: str) -> str:
     return f"2.25.{uuid.uuid5(DEVICE_UID_NAMESPACE, digest).int}"
 
 
-def build_common_arguments(explanation: Explanation) -> dict[str, Any]:
+def build_common_highdicom_arguments(explanation: Explanation) -> dict[str, Any]:
     """Build the highdicom arguments that all exported objects share, such as new UIDs and the device."""
     from highdicom import UID, ContributingEquipment
     from pydicom.sr.codedict import codes
@@ -207,7 +207,7 @@ def build_common_arguments(explanation: Explanation) -> dict[str, Any]:
         manufacturer_model_name=to_dicom_ascii(explanation.method, 64),
         software_versions=__version__,
         device_serial_number=digest,
-        contribution_description=to_dicom_ascii(f"{format_title(explanation)}; model digest {digest}", 1024),
+        contribution_description=to_dicom_ascii(f"{format_map_title(explanation)}; model digest {digest}", 1024),
     )
     if explanation.model:
         equipment.DeviceUID = compute_device_uid(explanation.model)

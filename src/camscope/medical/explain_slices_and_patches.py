@@ -217,7 +217,7 @@ def explain_patch(
     ((8, 8), 0.25)
 
     """
-    return _explain_item_patch(explainer, explainer.prepare_input(source), tuple(start), tuple(size), target)
+    return _explain_patch_of_input(explainer, explainer.prepare_input(source), tuple(start), tuple(size), target)
 
 
 def explain_patches(
@@ -268,7 +268,7 @@ def explain_patches(
     n_patches = plural(len(starts), "patch")
     with track_steps(f"{explainer.composed_name}, {n_patches}", len(starts), progress) as advance:
         for start in starts:
-            explanation = _explain_item_patch(explainer, item, start, size, target)
+            explanation = _explain_patch_of_input(explainer, item, start, size, target)
             part = tuple(slice(s, s + n) for s, n in zip(start, size, strict=True))
             total[part] += Placement.identity(size).project(explanation.attribution)[0]
             count[part] += 1
@@ -295,7 +295,7 @@ def explain_patches(
     )
 
 
-def _explain_item_patch(
+def _explain_patch_of_input(
     explainer: Explainer, model_input: ModelInput, start: tuple[int, ...], size: tuple[int, ...], target: TargetLike
 ) -> Explanation:
     shape = tuple(model_input.x.shape[1:])

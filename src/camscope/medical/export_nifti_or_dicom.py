@@ -14,7 +14,7 @@ from camscope.optional_packages import require
 EXPORT_KINDS = ("nifti", "pmap", "sc")
 
 
-def require_packages(kind: str) -> None:
+def check_export_packages_installed(kind: str) -> None:
     """Raise MissingExtraError if the package for the export format `kind` is not installed."""
     if kind == "nifti":
         require("nibabel", extra="medical")

@@ -15,7 +15,7 @@ from camscope.explanation import Explanation
 from camscope.images.scans.nifti_reader import read_nifti_header
 from camscope.images.scans.scan import Scan
 from camscope.images.scans.scan_reader import read_scan
-from camscope.medical.scan_space_map import ScanSpaceMap, build_sidecar, resample_map_to_scan, to_dicom_ascii
+from camscope.medical.scan_space_map import ScanSpaceMap, build_json_sidecar, resample_map_to_scan, to_dicom_ascii
 from camscope.optional_packages import require
 
 # copied from the source's header: only numbers that define voxel positions
@@ -85,7 +85,7 @@ def to_nifti(
         header["cal_min"], header["cal_max"] = 0, 1
         covered = _to_volume(scan_map.covered, scan).astype(np.uint8)
         write_bytes(mask_path, _encode_nifti(header, covered, suffix), overwrite=overwrite)
-    data = json.dumps(build_sidecar(explanation, scan_map), indent=1, allow_nan=False).encode()
+    data = json.dumps(build_json_sidecar(explanation, scan_map), indent=1, allow_nan=False).encode()
     write_bytes(sidecar_path, data, overwrite=overwrite)
     return path
 

@@ -55,7 +55,7 @@ def resample_map_to_scan(explanation: Explanation, scan: Scan | None = None) -> 
     return ScanSpaceMap(values, explanation.coverage_mask("image"), affine)
 
 
-def build_sidecar(explanation: Explanation, scan_map: ScanSpaceMap) -> dict[str, Any]:
+def build_json_sidecar(explanation: Explanation, scan_map: ScanSpaceMap) -> dict[str, Any]:
     """Build the JSON sidecar of an exported map: method, target, score and settings, but no patient data."""
     fields = ("method", "layer", "target", "label", "score", "probability", "status")
     metadata = {
@@ -77,13 +77,13 @@ def build_sidecar(explanation: Explanation, scan_map: ScanSpaceMap) -> dict[str,
         "not_covered": "0; the file *_covered holds the mask" if not scan_map.covered.all() else "none",
         "meaning": "what the model's score depends on, not a diagnosis",
     }
-    return {key: _replace_nonfinite(value) for key, value in metadata.items()}
+    return {key: _replace_nonfinite_by_none(value) for key, value in metadata.items()}
 
 
-def _replace_nonfinite(value: Any) -> Any:
+def _replace_nonfinite_by_none(value: Any) -> Any:
     """Replace NaN and infinity by None, as JSON cannot represent them."""
     if isinstance(value, dict):
-        return {key: _replace_nonfinite(item) for key, item in value.items()}
+        return {key: _replace_nonfinite_by_none(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -105,7 +105,7 @@ def describe_derivation(explanation: Explanation, scan_map: ScanSpaceMap) -> str
     return to_dicom_ascii("; ".join(parts), 1024)
 
 
-def format_title(explanation: Explanation) -> str:
+def format_map_title(explanation: Explanation) -> str:
     """Format method, layer and label as `Grad-CAM layer4: tabby`, at most 64 characters."""
     layer = f" {explanation.layer}" if explanation.layer else ""
     label = explanation.label if to_dicom_ascii(explanation.label, 64) else f"class {explanation.target}"

@@ -59,7 +59,7 @@ def average_drop(test: PerturbationTest, output_kind: OutputKind = "probability"
     """
     clean, masked, undefined = _get_clean_and_masked_scores(test, output_kind)
     undefined[NONPOSITIVE_SCORE] = clean <= 0
-    return test.build_values(_compute_relative_drop(clean, masked), masked, undefined)
+    return test.build_metric_values(_compute_relative_drop(clean, masked), masked, undefined)
 
 
 @_register(
@@ -93,7 +93,7 @@ def average_increase(test: PerturbationTest, output_kind: OutputKind = "probabil
     """
     clean, masked, undefined = _get_clean_and_masked_scores(test, output_kind)
     increased = masked - clean > MAX_ROUNDING_STEPS * test.scorer.score_epsilon * clean.abs()
-    return test.build_values(increased.double(), masked, undefined)
+    return test.build_metric_values(increased.double(), masked, undefined)
 
 
 @_register(
@@ -126,7 +126,7 @@ def average_gain(test: PerturbationTest, output_kind: OutputKind = "probability"
     clean, masked, undefined = _get_clean_and_masked_scores(test, output_kind)
     room = 1 - clean
     gain = (masked - clean).clamp(min=0) / torch.where(room > 0, room, 1)
-    return test.build_values(gain, masked, {**undefined, NO_ROOM_FOR_GAIN: room <= 0})
+    return test.build_metric_values(gain, masked, {**undefined, NO_ROOM_FOR_GAIN: room <= 0})
 
 
 @register_metric(
@@ -170,7 +170,7 @@ def adcc(
     coherency, simplicity, reasons = _compute_coherency_and_simplicity(test, compute_maps)
     kept = 1 - _compute_relative_drop(clean, masked)
     reasons[NONPOSITIVE_SCORE] = clean <= 0
-    return test.build_values(_compute_harmonic_mean(coherency, simplicity, kept), masked, undefined | reasons)
+    return test.build_metric_values(_compute_harmonic_mean(coherency, simplicity, kept), masked, undefined | reasons)
 
 
 @register_metric(
@@ -216,7 +216,7 @@ def arcc(
     coherency, simplicity, reasons = _compute_coherency_and_simplicity(test, compute_maps)
     gap = compute_road_gap(test, shares, noise_std, output_kind)
     mean = _compute_harmonic_mean(coherency, simplicity, gap.mean(1))
-    return test.build_values(mean, gap, undefined | reasons)
+    return test.build_metric_values(mean, gap, undefined | reasons)
 
 
 class CoherencyAndSimplicity(NamedTuple):

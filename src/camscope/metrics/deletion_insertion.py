@@ -76,7 +76,7 @@ def deletion(test: PerturbationTest, output_kind: OutputKind = "probability") ->
 
     """
     values = removal_curve(test, "strongest", output_kind)
-    return test.build_values(_compute_area_under_curve(test, values), values)
+    return test.build_metric_values(_compute_area_under_curve(test, values), values)
 
 
 @_register(
@@ -107,7 +107,7 @@ def insertion(test: PerturbationTest, output_kind: OutputKind = "probability") -
 
     """
     values = removal_curve(test, "weakest", output_kind)
-    return test.build_values(_compute_area_under_curve(test, values), values)
+    return test.build_metric_values(_compute_area_under_curve(test, values), values)
 
 
 @_register(
@@ -139,7 +139,7 @@ def lerf_morf_gap(test: PerturbationTest, output_kind: OutputKind = "probability
 
     """
     gap = removal_curve(test, "weakest", output_kind) - removal_curve(test, "strongest", output_kind)
-    return test.build_values(_compute_area_under_curve(test, gap), gap)
+    return test.build_metric_values(_compute_area_under_curve(test, gap), gap)
 
 
 @_register(
@@ -175,7 +175,7 @@ def aopc(test: PerturbationTest, n_regions: int | None = None, output_kind: Outp
     check_positive_integer(None, n_regions=n_regions)
     counts = test.removal_counts if n_regions is None else list(range(min(n_regions, test.n_regions) + 1))
     values = test.score_after_removal("strongest", counts)[get_row_of_output_kind(output_kind)]
-    return test.build_values((values[:, :1] - values).mean(1), values)
+    return test.build_metric_values((values[:, :1] - values).mean(1), values)
 
 
 @_register(
@@ -242,8 +242,9 @@ def sufficiency(test: PerturbationTest, share: float = 0.2, output_kind: OutputK
 def _compute_score_loss_after_removal(
     test: PerturbationTest, order: RemovalOrder, n_removed: int, output_kind: OutputKind
 ) -> MetricValues:
+    """Return how much the output falls if `n_removed` regions are removed in the given order."""
     values = test.score_after_removal(order, [0, n_removed])[get_row_of_output_kind(output_kind)]
-    return test.build_values(values[:, 0] - values[:, 1], values)
+    return test.build_metric_values(values[:, 0] - values[:, 1], values)
 
 
 def _compute_area_under_curve(test: PerturbationTest, values: Tensor) -> Tensor:
@@ -289,7 +290,7 @@ def road_morf(
     2
 
     """
-    return _compute_road(test, "strongest", shares, noise_std, output_kind)
+    return _compute_mean_road_score(test, "strongest", shares, noise_std, output_kind)
 
 
 @_register_road(
@@ -324,7 +325,7 @@ def road_lerf(
     2
 
     """
-    return _compute_road(test, "weakest", shares, noise_std, output_kind)
+    return _compute_mean_road_score(test, "weakest", shares, noise_std, output_kind)
 
 
 @_register_road(
@@ -362,7 +363,7 @@ def road(
 
     """
     gap = compute_road_gap(test, shares, noise_std, output_kind)
-    return test.build_values(gap.mean(1), gap)
+    return test.build_metric_values(gap.mean(1), gap)
 
 
 def compute_road_gap(
@@ -370,12 +371,12 @@ def compute_road_gap(
 ) -> Tensor:
     """Remove the weakest share of the regions, then the strongest. Return the difference of both outputs (N,shares)."""
     weakest, strongest = (
-        _score_imputed(test, order, shares, noise_std, output_kind) for order in ("weakest", "strongest")
+        _score_after_road_imputation(test, order, shares, noise_std, output_kind) for order in ("weakest", "strongest")
     )
     return weakest - strongest
 
 
-def _compute_road(
+def _compute_mean_road_score(
     test: PerturbationTest,
     order: RemovalOrder,
     shares: Sequence[float],
@@ -383,11 +384,11 @@ def _compute_road(
     output_kind: OutputKind,
 ) -> MetricValues:
     """Return the mean output (N,) over the shares, for one removal order."""
-    scores = _score_imputed(test, order, shares, noise_std, output_kind)
-    return test.build_values(scores.mean(1), scores)
+    scores = _score_after_road_imputation(test, order, shares, noise_std, output_kind)
+    return test.build_metric_values(scores.mean(1), scores)
 
 
-def _score_imputed(
+def _score_after_road_imputation(
     test: PerturbationTest, order: RemovalOrder, shares: Sequence[float], noise_std: float, output_kind: OutputKind
 ) -> Tensor:
     """Impute each of several shares of the regions. Return the model's output for each share (N,shares)."""

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from camscope.errors import InputError, TargetError
 from camscope.explainers.control_methods import BaseControl
+from camscope.explainers.core.base_explainer import Explainer
 from camscope.explainers.core.evaluation_context import check_finite, evaluation_context, inspect_model
-from camscope.explainers.core.explainer import Explainer
 from camscope.explainers.core.run_methods_in_shared_passes import run_methods
 from camscope.hooks.find_layers import unwrap
 from camscope.metrics.metric_registry import FloatArray
@@ -27,8 +27,8 @@ _cache: ContextVar[dict[Hashable, tuple[object, Any]] | None] = ContextVar("prob
 
 
 @contextmanager
-def reuse_passes() -> Iterator[None]:
-    """Let the metrics inside the `with` block share probes, clean maps and predictions of the same image."""
+def clean_maps_and_predictions_shared() -> Iterator[None]:
+    """Let the metrics inside the `with` block share the probes, clean maps and predictions of the same image."""
     token = _cache.set({})
     try:
         yield
@@ -37,7 +37,7 @@ def reuse_passes() -> Iterator[None]:
 
 
 def compute_once(key: Hashable, objects: Sequence[object], compute: Callable[[], _Value]) -> _Value:
-    """Return a computed value, or the earlier one for the same key and objects inside `reuse_passes`."""
+    """Return a computed value, or the earlier one for the same key and objects inside `clean_maps_and_predictions_shared`."""
     cache = _cache.get()
     if cache is None:
         return compute()
@@ -69,10 +69,10 @@ class ExplainerProbe:
     def from_explainer(cls, explainer: Explainer, x: Tensor, target: TargetLike = None) -> "ExplainerProbe":
         """Create a probe: choose the targets and layers on x once. `target` is what `Score` accepts."""
         key = ("probe", repr(target))
-        return compute_once(key, (explainer, x), lambda: cls._resolve(explainer, x, target))
+        return compute_once(key, (explainer, x), lambda: cls._resolve_target_and_layers(explainer, x, target))
 
     @classmethod
-    def _resolve(cls, explainer: Explainer, x: Tensor, target: TargetLike) -> "ExplainerProbe":
+    def _resolve_target_and_layers(cls, explainer: Explainer, x: Tensor, target: TargetLike) -> "ExplainerProbe":
         """Run the model on x, once for all methods, and resolve the target and the layer."""
         with evaluation_context(inspect_model(explainer.model), explainer, x) as context:
             resolved = explainer.resolve_target(target)

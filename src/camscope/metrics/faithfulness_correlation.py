@@ -85,7 +85,7 @@ def infidelity(
     if fit_scale:
         square = claimed.square().sum(1, keepdim=True)
         claimed = claimed * (claimed * lost).sum(1, keepdim=True) / torch.where(square > 0, square, 1)
-    return test.build_values((claimed - lost).square().mean(1), lost)
+    return test.build_metric_values((claimed - lost).square().mean(1), lost)
 
 
 @_register(
@@ -169,7 +169,7 @@ def sensitivity_n(
         raise InputError("shares is empty: pass at least one share, such as 0.2")
     correlations_by_share = [_correlate_attributions_with_losses(test, share, n_sets, output_kind) for share in shares]
     lost, correlations, undefined = (torch.stack(parts) for parts in zip(*correlations_by_share, strict=True))
-    return test.build_values(correlations.mean(0), lost.transpose(0, 1), {NO_SPREAD_REASON: undefined.any(0)})
+    return test.build_metric_values(correlations.mean(0), lost.transpose(0, 1), {NO_SPREAD_REASON: undefined.any(0)})
 
 
 @_register(
@@ -181,7 +181,7 @@ def sensitivity_n(
     rounding_tolerance=0.0,
 )
 def completeness_gap(test: PerturbationTest, output_kind: OutputKind = "score") -> MetricValues:
-    """Return the absolute difference (N,) between the sum of each map and the loss of output if all pixels are imputed.
+    """Return the absolute difference (N,) between the sum of each map and the loss of output after all pixels are imputed.
 
     Use it for methods whose maps should sum to that loss. The maps need the resolution of the input.
 
@@ -204,7 +204,7 @@ def completeness_gap(test: PerturbationTest, output_kind: OutputKind = "score") 
     """
     values = test.score_after_removal("strongest", [0, test.n_regions])[get_row_of_output_kind(output_kind)]
     total = test.maps.flatten(1).sum(1)
-    return test.build_values((total - (values[:, 0] - values[:, 1])).abs(), values)
+    return test.build_metric_values((total - (values[:, 0] - values[:, 1])).abs(), values)
 
 
 class LossCorrelation(NamedTuple):

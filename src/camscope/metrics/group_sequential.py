@@ -28,7 +28,7 @@ MAX_INTERIM_FRACTION = 0.8  # a later look would save less than a fifth of the s
 class InterimLook:
     """One look at a sample: its number from 1, and the number of patients at each look.
 
-    >>> first, second, last = plan_looks(24)
+    >>> first, second, last = plan_interim_looks(24)
     >>> first.n_patients, first.alpha, round(last.alpha, 4)
     (10, 0.0002, 0.0396)
 
@@ -63,7 +63,7 @@ class InterimLook:
         return 1 - self.alpha
 
     def compute_alpha(self, error_rate: float) -> float:
-        """Return the error rate of this look, for the error rate of an interval from one look."""
+        """Return the part of `error_rate` that this look may spend, so that all looks together stay below it."""
         n_interim = len(self.sizes) - 1
         if not n_interim:
             return error_rate
@@ -72,7 +72,7 @@ class InterimLook:
         return total - n_interim * interim if self.is_last else interim
 
     def adjust_p_value(self, p_value: float) -> float:
-        """Return the error rate of one look at which the interval of this look would just include 0."""
+        """Adjust a p-value for several looks: return the error rate at which the interval of this look just touches 0."""
         low, high = 0.0, 1.0
         if self.compute_alpha(high) <= p_value:
             return 1.0
@@ -82,13 +82,13 @@ class InterimLook:
         return high
 
 
-def plan_looks(n_patients: int) -> list[InterimLook]:
-    """Return the looks at a sample of patients. The last look sees all of them; small samples have no other."""
+def plan_interim_looks(n_patients: int) -> list[InterimLook]:
+    """Return the looks at a sample of patients. The last look includes all patients, and a small sample has only this look."""
     sizes = [size for size in LOOK_SIZES if size <= MAX_INTERIM_FRACTION * n_patients]
     return [InterimLook(number, (*sizes, n_patients)) for number in range(1, len(sizes) + 2)]
 
 
-def adjust_difference(estimate: Estimate, look: InterimLook, n_comparisons: int) -> Estimate:
+def adjust_difference_for_looks(estimate: Estimate, look: InterimLook, n_comparisons: int) -> Estimate:
     """Return a difference whose interval and p-value hold for all looks and comparisons together (Bonferroni)."""
     if estimate.p_value is None:
         return estimate

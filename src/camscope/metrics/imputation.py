@@ -96,7 +96,7 @@ def _sum_neighbors(values: Tensor) -> Tensor:
 
 
 def _split_even_and_odd_cells(values: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """Return the cells at even and at odd positions along an axis. A zero is added if their number is odd."""
+    """Return the cells at even and at odd positions along an axis. A zero is added if the number of cells is odd."""
     lines = values.movedim(axis, -1)
     if lines.shape[-1] % 2:
         lines = torch.cat([lines, torch.zeros_like(lines[..., :1])], -1)

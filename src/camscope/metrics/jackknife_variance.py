@@ -21,7 +21,7 @@ def count_effective_groups(group_sizes: GroupSizes) -> float:
 
 
 def compute_jackknife_deviations(group_sums: FloatArray, group_sizes: GroupSizes) -> FloatArray:
-    """Return how much the mean changes if each group (G,) is left out.
+    """Return how much the mean changes if one group is left out, for each of G groups (G,).
 
     The changes are scaled so that their squares sum to the jackknife variance.
     """

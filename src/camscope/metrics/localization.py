@@ -110,7 +110,7 @@ def enrichment(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     chance_level=MASK_AREA_LEVEL,
 )
 def rank_accuracy(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
-    """Return the share of the |M| strongest cells that lie in the mask M, 0..1.
+    """Return the share of the |M| strongest cells of the map that lie in the mask M, 0..1.
 
     If cells tie for the last places, the share of the mask among them counts.
 

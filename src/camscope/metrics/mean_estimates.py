@@ -87,7 +87,7 @@ class Estimate:
         )
 
     def explain_missing_intervals(self, group_name: str = "group") -> str:
-        """Explain that the interval is missing because a few groups hold most values. Return "" if that is not so."""
+        """Explain that the interval is missing because a few groups hold most values. Return "" if no few groups do."""
         if not self.is_dominated_by_few_groups or self.n_effective_groups is None or self.largest_group_share is None:
             return ""
         values = "images" if self.n_limiting_groups is None else "images of one class"
@@ -202,7 +202,7 @@ def estimate_difference(
 
 
 def adjust_bonferroni(estimates: Sequence[Estimate], n_comparisons: int | None = None) -> list[Estimate]:
-    """Correct the intervals and p-values of differences by Bonferroni. `n_comparisons` is by default their number."""
+    """Correct the intervals and p-values of differences by Bonferroni. `n_comparisons` is by default the number of estimates."""
     count, adjusted = max(1, len(estimates) if n_comparisons is None else n_comparisons), []
     for estimate in estimates:
         if estimate.p_value is None or count == 1:

@@ -16,7 +16,11 @@ from camscope.explainers.core.evaluation_context import (
     evaluation_context,
     inspect_model,
 )
-from camscope.explainers.core.memory_chunks import count_copies_in_memory, measure_activation_bytes, process_chunks
+from camscope.explainers.core.memory_chunks import (
+    count_copies_that_fit_in_memory,
+    measure_activation_bytes,
+    process_chunks,
+)
 from camscope.explainers.core.model_input import NO_EXTRA_INPUTS, ExtraInputs
 from camscope.explainers.core.setting_checks import check_one_of, check_positive_integer
 from camscope.targets import TargetLike
@@ -67,10 +71,10 @@ class ModelScorer:
         ] = {}  # scores that do not depend on a map, for all maps of the images
         self._gives_probabilities: bool | None = None  # whether the output is a probability, as the clean output shows
         with measure_activation_bytes(context.model, {"": context.model}) as activation_bytes:
-            self.clean_scores = self._compute_scores(self.x, None)
+            self.clean_scores = self._compute_score_and_probability(self.x, None)
         self._target_score.check_extra_inputs(self.x)
         bytes_per_sample = max(activation_bytes[""].largest_in_model, self.x.nbytes) // len(self.x)
-        self.batch_size = batch_size or count_copies_in_memory(max(1, bytes_per_sample), self.x.device)
+        self.batch_size = batch_size or count_copies_that_fit_in_memory(max(1, bytes_per_sample), self.x.device)
 
     @property
     def score_epsilon(self) -> float:
@@ -84,7 +88,7 @@ class ModelScorer:
         """
         if sample_index is None:
             sample_index = torch.arange(len(variants), device=variants.device)
-        return self._compute_scores(variants, sample_index)
+        return self._compute_score_and_probability(variants, sample_index)
 
     def score_variants(self, n_variants: int, build_variants: VariantBuilder) -> Tensor:
         """Return score and probability (2, n_variants). Variants are built and scored batch by batch."""
@@ -96,7 +100,8 @@ class ModelScorer:
         process_chunks(n_variants, self.batch_size, score_part)
         return scores
 
-    def _compute_scores(self, x: Tensor, sample_index: Tensor | None) -> Tensor:
+    def _compute_score_and_probability(self, x: Tensor, sample_index: Tensor | None) -> Tensor:
+        """Run the model once. Return score and probability (2,R). Raise InputError after the end of the scope."""
         if not self.is_open:
             raise InputError("the scorer is closed: compute scores inside the `with scoring_scope(…)` block")
         output = self._target_score.forward(x, sample_index)

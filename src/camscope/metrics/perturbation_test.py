@@ -214,7 +214,7 @@ class PerturbationTest:
         if shared_key in self.scorer.shared_scores:
             self._scores_by_point[all_removed] = self.scorer.shared_scores[shared_key]
         new = [point for point in dict.fromkeys(points) if point not in self._scores_by_point]
-        self._scores_by_point.update(zip(new, self._score_points(new), strict=True))
+        self._scores_by_point.update(zip(new, self._score_removal_points(new), strict=True))
         if all_removed in new and not isinstance(self.imputation, Tensor):
             self.scorer.shared_scores[shared_key] = self._scores_by_point[all_removed]
         return torch.stack([self._scores_by_point[point] for point in points], -1)
@@ -243,7 +243,7 @@ class PerturbationTest:
             self._tests_by_imputation[imputation] = replace(self, imputation=imputation)
         return self._tests_by_imputation[imputation]
 
-    def build_values(
+    def build_metric_values(
         self, numbers: Tensor, model_scores: Tensor, undefined_by_reason: Mapping[str, Tensor] | None = None
     ) -> MetricValues:
         """Build metric values from numbers (N,). Images whose map or `model_scores` (N,…) are not finite get no value.
@@ -255,7 +255,7 @@ class PerturbationTest:
         reasons = {NONFINITE_MAP: ~self.is_finite, NONFINITE_SCORE: ~finite}
         return MetricValues.from_tensor(numbers, {**reasons, **(undefined_by_reason or {})})
 
-    def _score_points(self, points: Sequence[RemovalPoint]) -> list[Tensor]:
+    def _score_removal_points(self, points: Sequence[RemovalPoint]) -> list[Tensor]:
         """Return score and probability (2,N) at each point of a removal curve. All points share forward passes."""
         n_images, device = len(self.maps), self.scorer.x.device
         new = [point for point in points if point[1] > 0]

@@ -219,7 +219,7 @@ class RandomizationResult:
         passes = None if self.no_verdict_reason else self.passes
         outcome = ", no verdict" if passes is None else ": passes" if passes else ": fails"
         images, seeds = plural(self.n_images, "image"), ", ".join(map(str, self.seeds))
-        text = f"{METHODS.display_name(self.method)}, {self.order} randomization{outcome} ({images}, seeds {seeds}"
+        text = f"{METHODS.replace_names_by_titles(self.method)}, {self.order} randomization{outcome} ({images}, seeds {seeds}"
         return f"{text}; {plural(self.n_undefined, 'comparison')} undefined)" if self.n_undefined else f"{text})"
 
     def figure(self) -> RGBImage:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError, NonFiniteError, TargetError, UndefinedError
-from camscope.explainers.core.explainer import Explainer
+from camscope.explainers.core.base_explainer import Explainer
 from camscope.explainers.core.random_mixin import draw_seeds
 from camscope.explainers.core.setting_checks import check_integer, check_one_of, check_positive_integer
 from camscope.geometry import Placement
@@ -32,7 +32,7 @@ from camscope.metrics.weight_randomization import (
     build_parts_from_layers,
     copy_explainer,
     covers_all_weights,
-    reset_modules,
+    randomize_modules,
     split_model,
 )
 from camscope.targets import TargetLike
@@ -89,7 +89,7 @@ def run_randomization_test(
     if similarities is None:
         fits_hog = x.ndim == 4 and min(x.shape[2:]) >= HOG_BLOCK_SIZE * HOG_CELL_SIZE
         similarities = ("ssim", "spearman", "hog") if fits_hog else ("ssim", "spearman")
-    _check_arguments(x, seeds, similarities)
+    _check_images_seeds_and_similarities(x, seeds, similarities)
     check_positive_integer(None, n_depths=n_depths)
     probe = ExplainerProbe.from_explainer(explainer, x, target)
     clean = _project_to_input(_compute_maps_or_nan(probe, x), x)
@@ -188,7 +188,9 @@ class MapComparison:
         self._features = {name: self._extract_features(name, maps) for name in similarities}
 
     def compare_with_trained(self, similarity: str, maps: FloatArray) -> FloatArray:
-        """Return the similarity (N,) of each map with the trained model's map of the same image. Undefined ones are NaN."""
+        """Return the similarity (N,) of each map with the trained model's map of the same image. Undefined similarities
+        are NaN.
+        """
         return _compare_features(similarity, self._features[similarity], self._extract_features(similarity, maps))
 
     def compare_different_images(self, similarity: str) -> FloatArray:
@@ -203,7 +205,7 @@ class MapComparison:
 
     def _extract_features(self, similarity: str, maps: FloatArray) -> FloatArray:
         """Return the features (N,…) that a similarity compares. Maps of zeros or with NaN give NaN."""
-        scaled_maps = [_scale_or_none(attribution) for attribution in maps]
+        scaled_maps = [_divide_by_peak_or_none(attribution) for attribution in maps]
         extract = FEATURE_EXTRACTORS[similarity]
         features = [None if scaled is None else extract(scaled, self.is_signed) for scaled in scaled_maps]
         shape = next((vector.shape for vector in features if vector is not None), (1,))
@@ -227,7 +229,7 @@ def _compare_features(similarity: str, first: FloatArray, second: FloatArray) ->
 
 
 def _select_depths(n_parts: int, n_depths: int | None) -> list[int]:
-    """Return the steps after which maps are compared: evenly spaced, with the first and the last."""
+    """Return the steps after which maps are compared: evenly spaced steps, which include the first and the last."""
     if n_depths is None or n_depths >= n_parts:
         return list(range(n_parts))
     return [n_parts - 1] if n_depths == 1 else [round(i * (n_parts - 1) / (n_depths - 1)) for i in range(n_depths)]
@@ -248,7 +250,7 @@ def _iter_randomized_explainers(
             if step not in depths:
                 continue
             randomized = copy_explainer(explainer)
-        reset_modules(randomized.model, part.module_names, part_seed)
+        randomize_modules(randomized.model, part.module_names, part_seed)
         if step in depths:
             yield randomized
 
@@ -273,12 +275,12 @@ def _project_to_input(maps: FloatArray, x: Tensor) -> FloatArray:
     return np.stack([placement.project(attribution)[0] for attribution in maps])
 
 
-def _scale_or_none(values: FloatArray) -> FloatArray | None:
+def _divide_by_peak_or_none(values: FloatArray) -> FloatArray | None:
     """Divide a map by its largest absolute value. Return None for a map of zeros or a map with NaN."""
     return divide_by_peak(values) if np.isfinite(values).all() and values.any() else None
 
 
-def _check_arguments(x: Tensor, seeds: Sequence[int], similarities: Sequence[str]) -> None:
+def _check_images_seeds_and_similarities(x: Tensor, seeds: Sequence[int], similarities: Sequence[str]) -> None:
     if len(x) < 2:
         raise InputError(
             f"x has shape {tuple(x.shape)}: expected two images or more, since maps of different images are compared"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from camscope.errors import UndefinedError
-from camscope.explainers.core.explainer import Explainer
+from camscope.explainers.core.base_explainer import Explainer
 from camscope.explainers.core.random_mixin import draw_seeds
 from camscope.explainers.core.setting_checks import check_positive_integer, check_positive_number
 from camscope.metrics.explain_changed_inputs import ExplainerProbe, require_single_sample

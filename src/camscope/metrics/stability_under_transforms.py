@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from camscope.errors import InputError, UndefinedError
-from camscope.explainers.core.explainer import Explainer
+from camscope.explainers.core.base_explainer import Explainer
 from camscope.geometry import Placement
 from camscope.hooks.find_layers import unwrap
 from camscope.metrics.explain_changed_inputs import ExplainerProbe, compute_once, require_single_sample

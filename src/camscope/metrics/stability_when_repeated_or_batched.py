@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from camscope.errors import InputError, UndefinedError
-from camscope.explainers.core.explainer import Explainer
+from camscope.explainers.core.base_explainer import Explainer
 from camscope.explainers.core.setting_checks import check_positive_integer
 from camscope.metrics.explain_changed_inputs import ExplainerProbe, require_single_sample
 from camscope.metrics.metric_registry import FloatArray, register_metric, to_finite_array

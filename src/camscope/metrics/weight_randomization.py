@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import LayerError, ModelError
-from camscope.explainers.core.explainer import Explainer
+from camscope.explainers.core.base_explainer import Explainer
 from camscope.explainers.core.random_mixin import draw_seeds
 from camscope.explainers.core.setting_checks import check_integer, check_positive_integer
 from camscope.hooks.find_layers import find_layer, unwrap
@@ -49,7 +49,7 @@ def randomize_weights(explainer: Explainer, seed: int = 0) -> Explainer:
     check_integer(seed=seed)
     randomized, (whole,) = copy_explainer(explainer), split_model(explainer.model, max_parts=1)
     (model_seed,) = draw_seeds(1, torch.Generator(device="cpu").manual_seed(seed))
-    reset_modules(randomized.model, whole.module_names, model_seed)
+    randomize_modules(randomized.model, whole.module_names, model_seed)
     return randomized
 
 
@@ -66,19 +66,19 @@ def copy_explainer(explainer: Explainer) -> Explainer:
     return copied
 
 
-def reset_modules(model: nn.Module, module_names: Sequence[str], seed: int) -> None:
-    """Randomize the weights of the named modules in place. The global random state is restored."""
+def randomize_modules(model: nn.Module, module_names: Sequence[str], seed: int) -> None:
+    """Randomize the weights of the named modules of a model in place. The global random state is restored."""
     random_state = torch.get_rng_state()
     torch.default_generator.manual_seed(seed)
     try:
         for name in module_names:
-            _reset_module(model.get_submodule(name))
+            _randomize_module(model.get_submodule(name))
     finally:
         torch.set_rng_state(random_state)
 
 
 @torch.no_grad()
-def _reset_module(module: nn.Module) -> None:
+def _randomize_module(module: nn.Module) -> None:
     tensors = [*module._parameters.values(), *module._buffers.values()]
     values = [(value, value.device) for value in tensors if value is not None]
     reset = getattr(module, "reset_parameters", None)

@@ -16,7 +16,7 @@ from camscope.atomic_writes_and_folder_locks import describe_file_problem
 from camscope.errors import WeightsError
 from camscope.images.files.redacted_errors_and_file_pseudonyms import ignore_warnings
 from camscope.plurals import inflect, plural
-from camscope.read_untrusted_files import CHECKSUM_MISMATCH, check_zip, read_errors_converted
+from camscope.read_untrusted_files import CHECKSUM_MISMATCH, check_zip_sizes_and_checksums, read_errors_converted
 
 WeightsSource = str | os.PathLike[str] | None
 StateDict = dict[str, Tensor]
@@ -70,15 +70,15 @@ def read_state_dict(path: str | os.PathLike[str]) -> StateDict:
             and content
             and all(isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items())
         ):
-            _check_stored_values(content, path)
+            _check_tensors_dense_and_stored(content, path)
             return dict(content)
-    contents = f"the keys {format_names(raw)}" if isinstance(raw, Mapping) else f"a {type(raw).__name__}"
+    contents = f"the keys {format_first_names(raw)}" if isinstance(raw, Mapping) else f"a {type(raw).__name__}"
     raise WeightsError(
         f"{path} contains {contents}; expected a state dict, at the top or under one of the keys {', '.join(STATE_DICT_KEYS)}"
     )
 
 
-def _check_stored_values(state: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
+def _check_tensors_dense_and_stored(state: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
     """Raise WeightsError unless each tensor is dense and the file stores its values.
 
     A view with a stride of 0 can declare any shape for one stored value. A copy of the view would allocate the whole shape.
@@ -118,12 +118,12 @@ def load_state_dict_strictly(model: nn.Module, state: StateDict, source: Weights
     """
     if other_keys := [name for name in state if not isinstance(name, str)]:
         raise WeightsError(
-            f"{source} has the {inflect(len(other_keys), 'key')} {format_names(other_keys)}; expected text"
+            f"{source} has the {inflect(len(other_keys), 'key')} {format_first_names(other_keys)}; expected text"
         )
     class_name, model_tensors = type(model).__name__, _get_model_tensors(model)
     if lazy := [name for name, value in model_tensors.items() if is_lazy(value)]:
         raise WeightsError(
-            f"{class_name} has uninitialized lazy parameters ({format_names(lazy)}): call the model once on an input first"
+            f"{class_name} has uninitialized lazy parameters ({format_first_names(lazy)}): call the model once on an input first"
         )
     state = strip_wrapper_prefix(state, model_tensors)
     other = [name for name in state.keys() & model_tensors.keys() if not _is_loadable(state[name], model_tensors[name])]
@@ -139,7 +139,9 @@ def load_state_dict_strictly(model: nn.Module, state: StateDict, source: Weights
             for name in sorted(other)
         ]
         lists = {"missing": missing, "unexpected": unexpected, "of another kind": shapes}
-        if differences := [f"{len(names)} {what} ({format_names(names)})" for what, names in lists.items() if names]:
+        if differences := [
+            f"{len(names)} {what} ({format_first_names(names)})" for what, names in lists.items() if names
+        ]:
             raise WeightsError(
                 f"{source} does not fit {class_name}: {', '.join(differences)}; is it a checkpoint of this architecture?"
             )
@@ -228,7 +230,7 @@ def _read_safetensors(file: Path) -> Mapping[str, Tensor]:
 def _read_torch_file(file: Path) -> Any:
     try:
         if zipfile.is_zipfile(file):
-            check_zip(file)
+            check_zip_sizes_and_checksums(file)
         with ignore_warnings(message_pattern=""):  # torch warns before it raises
             return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a broken file fails in any way: KeyError, EOFError, OSError, UnpicklingError ...
@@ -283,7 +285,7 @@ def _format_shape_and_dtype(value: object) -> str:
     return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
 
 
-def format_names(names: Collection[object]) -> str:
+def format_first_names(names: Collection[object]) -> str:
     """Format the first few names as a comma-separated list."""
     listed = [str(name) for name in names]
     return ", ".join(listed[:MAX_LISTED_NAMES]) + (", …" if len(listed) > MAX_LISTED_NAMES else "")

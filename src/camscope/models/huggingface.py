@@ -19,8 +19,8 @@ from camscope.models.checkpoint import (
     StateDict,
     WeightsSource,
     fixed_seed_scope,
+    format_first_names,
     format_model_source,
-    format_names,
     read_state_dict,
     strip_wrapper_prefix,
 )
@@ -53,7 +53,7 @@ def load_huggingface_model(name: str, weights: WeightsSource) -> tuple[nn.Module
     except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
         raise ModelError(f"hf:{name!r}: {getattr(error, 'strerror', None) or error}") from error
     if folder.exists() and not folder.is_dir():
-        raise ModelError(f"hf:{name}: it is not a folder; expected org/name, or a folder with config.json")
+        raise ModelError(f"hf:{name} is not a folder: expected org/name, or a folder with config.json")
     source = str(folder) if folder.is_dir() else name
     files = f"config.json, preprocessor_config.json and model.safetensors of {name!r}"
     check_settings_file(source, "config.json")
@@ -144,7 +144,7 @@ def _load_checkpoint(model: Any, state: StateDict, weights: WeightsSource) -> Bu
 def _check_all_weights_loaded(loading_report: Mapping[str, Any], source: str) -> None:
     reported = {what: loading_report[f"{what}_keys"] for what in ("missing", "unexpected", "mismatched")}
     names = {what: sorted(str(k if isinstance(k, str) else k[0]) for k in keys) for what, keys in reported.items()}
-    differences = [f"{len(keys)} {what} ({format_names(keys)})" for what, keys in names.items() if keys]
+    differences = [f"{len(keys)} {what} ({format_first_names(keys)})" for what, keys in names.items() if keys]
     if differences:
         raise WeightsError(f"{source} does not fit the model: {'; '.join(differences)}; is it only a backbone?")
 

@@ -49,7 +49,7 @@ def load_torchvision_model(name: str, weights: WeightsSource) -> tuple[nn.Module
         if weights is None:
             model, has_published_classes = _load_published_torchvision(builder, published, name), True
         else:
-            model, has_published_classes = _build_torchvision(builder, weights)
+            model, has_published_classes = _build_torchvision_random_or_from_file(builder, weights)
     class_names = tuple(published.meta.get("categories", ())) if has_published_classes else ()
     preprocess = as_preprocess(published.transforms())
     return model, ModelCard(format_model_source(f"torchvision:{name}", weights), preprocess, class_names or None)
@@ -81,19 +81,19 @@ def _load_published_torchvision(builder: ModelBuilder, published: Any, name: str
     return builder(weights=published, progress=False)
 
 
-def _build_torchvision(builder: ModelBuilder, weights: str | os.PathLike[str]) -> BuiltModel:
+def _build_torchvision_random_or_from_file(builder: ModelBuilder, random_or_file: str | os.PathLike[str]) -> BuiltModel:
     """Build a model with random weights or with the weights of a checkpoint file."""
-    if weights == RANDOM_WEIGHTS:
+    if random_or_file == RANDOM_WEIGHTS:
         return BuiltModel(builder(**_get_builder_options(builder, {})), has_published_classes=False)
     if builder.__module__.startswith("torchvision.models.detection"):
         raise WeightsError(
             f"{builder.__name__}: a detection model cannot be loaded from a file by name; "
             "write a function that builds the model, and load FILE.py:FUNCTION"
         )
-    state = strip_wrapper_prefix(read_state_dict(weights), ())
+    state = strip_wrapper_prefix(read_state_dict(random_or_file), ())
     options = _get_builder_options(builder, state)
     return build_and_load_checkpoint(
-        lambda n: builder(**options, **({} if n is None else {"num_classes": n})), state, weights
+        lambda n: builder(**options, **({} if n is None else {"num_classes": n})), state, random_or_file
     )
 
 
@@ -126,7 +126,7 @@ def load_timm_model(name: str, weights: WeightsSource) -> tuple[nn.Module, Model
         if weights is None:
             model, has_published_classes = _load_published_timm(timm, name), True
         else:
-            model, has_published_classes = _build_timm(timm, name, weights)
+            model, has_published_classes = _build_timm_random_or_from_file(timm, name, weights)
     preprocess, class_names = (
         _get_timm_preprocess(model),
         _get_timm_class_names(model) if has_published_classes else None,
@@ -145,7 +145,7 @@ def _load_published_timm(timm: Any, name: str) -> nn.Module:
     return model
 
 
-def _build_timm(timm: Any, name: str, weights: str | os.PathLike[str]) -> BuiltModel:
+def _build_timm_random_or_from_file(timm: Any, name: str, random_or_file: str | os.PathLike[str]) -> BuiltModel:
     """Build a model with random weights or with the weights of a checkpoint file."""
 
     def build(n_classes: int | None) -> nn.Module:
@@ -155,9 +155,9 @@ def _build_timm(timm: Any, name: str, weights: str | os.PathLike[str]) -> BuiltM
             raise ModelError(f"timm cannot build {name!r}: {error}") from error
         return model
 
-    if weights == RANDOM_WEIGHTS:
+    if random_or_file == RANDOM_WEIGHTS:
         return BuiltModel(build(None), has_published_classes=False)
-    return build_and_load_checkpoint(build, read_state_dict(weights), weights)
+    return build_and_load_checkpoint(build, read_state_dict(random_or_file), random_or_file)
 
 
 def _get_timm_preprocess(model: nn.Module) -> Callable[..., Any]:

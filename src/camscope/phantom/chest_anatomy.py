@@ -25,7 +25,7 @@ class BodyCoordinates:
     shift: tuple[float, float]
 
     @classmethod
-    def random(cls, random: Generator, size: int) -> "BodyCoordinates":
+    def create_random(cls, random: Generator, size: int) -> "BodyCoordinates":
         """Create coordinates with a small random rotation, scale and shift."""
         angle, scale = random.normal(0, 0.035), random.uniform(0.93, 1.10)
         right, down = random.uniform(-0.06, 0.06), random.uniform(-0.06, 0.06)
@@ -68,13 +68,13 @@ def resize_square_array(field: FloatImage, size: int) -> FloatImage:
     """Resize a square array (n,n) to (size,size) by linear interpolation."""
     if len(field) == size:
         return field
-    matrix = _interpolation_matrix(len(field), size)
+    matrix = _build_interpolation_matrix(len(field), size)
     result: FloatImage = matrix @ field @ matrix.T
     return result
 
 
 @lru_cache(maxsize=16)
-def _interpolation_matrix(n_cells: int, size: int) -> FloatImage:
+def _build_interpolation_matrix(n_cells: int, size: int) -> FloatImage:
     at = np.clip((np.arange(size) + 0.5) * n_cells / size - 0.5, 0, n_cells - 1)
     weights: FloatImage = np.maximum(1 - np.abs(at[:, None] - np.arange(n_cells)), 0).astype(np.float32)
     return weights
@@ -135,7 +135,7 @@ class Chest:
 
 def draw_chest(random: Generator, size: int) -> Chest:
     """Draw a chest of size x size pixels with random anatomy and a small random shift."""
-    plane = BodyCoordinates.random(random, size)
+    plane = BodyCoordinates.create_random(random, size)
     x, y = plane.x, plane.y
     lungs = _draw_lung(random, -1, x, y), _draw_lung(random, 1, x, y)
     heart, air = _draw_heart(random, x, y), lungs[0].air_share + lungs[1].air_share
@@ -205,9 +205,9 @@ def _draw_bones(random: Generator, lungs: tuple[Lung, Lung], x: FloatImage, y: F
     return bones * random.uniform(0.8, 1.3)
 
 
-def _draw_ribs(height: FloatImage, spacing: float, start: float) -> FloatImage:
-    """Draw parallel ribs with bright edges. The values lie between 0 and 1."""
-    phase = height / spacing + start
+def _draw_ribs(y: FloatImage, spacing: float, first_rib: float) -> FloatImage:
+    """Return the brightness 0..1 of parallel ribs with bright edges at the vertical coordinates `y` (H,W)."""
+    phase = y / spacing + first_rib
     off = np.abs(phase - np.floor(phase) - 0.5) * spacing
     return 0.65 * smooth_step(0.033 - off, 0.02) + 0.35 * smooth_band(off - 0.027, 0.012, 0.02)
 

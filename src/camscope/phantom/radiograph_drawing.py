@@ -83,7 +83,7 @@ def draw_radiograph(
     check_draw_arguments(seed, marker_corner, size)
     body, evidence, film = (Generator(Philox(stream)) for stream in SeedSequence(seed).spawn(3))
     chosen = int(evidence.integers(len(CATEGORIES)))
-    label = chosen if finding is None else resolve_label(finding)
+    label = chosen if finding is None else find_class_index_of_finding(finding)
     scene, expose = draw_chest(body, size), _create_exposure(film, size)
     change, stamp = _FINDING_DRAWERS[label](evidence, scene), _draw_marker(film, marker_corner, size)
     image = expose(scene.attenuation + change + stamp)
@@ -102,7 +102,7 @@ def check_draw_arguments(seed: int, marker_corner: str | None, size: int) -> Non
         raise InputError(f"size is {size}; expected 64 to 1024 pixels")
 
 
-def resolve_label(finding: str | int) -> int:
+def find_class_index_of_finding(finding: str | int) -> int:
     """Return the class index of a finding. An unknown finding raises a TargetError."""
     if isinstance(finding, str) and finding in CATEGORIES:
         return CATEGORIES.index(finding)

@@ -83,7 +83,7 @@ def draw_study(
     """
     numbers, people, random = draw_patients(n_images, seed, marker_share)
     allowed = np.isin(people["sites"], marker_site or list(get_args(Site)))
-    lesions, markers = people["labels"] == 1, assign_markers(people["labels"], marker_share, random, allowed)
+    lesions, markers = people["labels"] == 1, choose_images_with_marker(people["labels"], marker_share, random, allowed)
     if mixed:
         markers = lesions & (np.cumsum(lesions) % 2 == 0)
         lesions = lesions & ~markers
@@ -151,11 +151,13 @@ def draw_patients(n_images: int, seed: int, marker_share: float) -> RandomPatien
     return RandomPatients(numbers, people, random)
 
 
-def assign_markers(labels: NDArray[np.int64], marker_share: float, random: Generator, allowed: BoolArray) -> BoolArray:
+def choose_images_with_marker(
+    labels: NDArray[np.int64], marker_share: float, random: Generator, allowed: BoolArray
+) -> BoolArray:
     """Choose at random which images (N,) get a marker. Images that are not `allowed` get none.
 
-    Among the others, the share of positive images with a marker is `marker_share`. That of negative images is
-    1 - `marker_share`.
+    Of the allowed positive images, the share `marker_share` gets a marker. Of the allowed negative images, the share
+    1 - `marker_share` gets one.
     """
     marked = np.zeros(len(labels), np.bool_)
     for label, share in ((1, marker_share), (0, 1 - marker_share)):
@@ -210,9 +212,9 @@ def _draw_chest_and_lung_distance(
     return chest, np.minimum(lungs, body - 0.5).astype(np.float32)
 
 
-def _draw_lesion(random: Generator, lungs: FloatImage) -> FloatImage:
+def _draw_lesion(random: Generator, lung_distance: FloatImage) -> FloatImage:
     """Draw a lesion: a bright Gaussian spot in a lung."""
-    places = np.flatnonzero(lungs > 0.35)
+    places = np.flatnonzero(lung_distance > 0.35)
     row, column = np.divmod(places[int(random.random() * len(places))], STUDY_SIDE_PIXELS)
     width, strength = random.uniform(2.6, 3.6), random.uniform(0.30, 0.42)
     down, right = np.arange(STUDY_SIDE_PIXELS)[:, None] - row, np.arange(STUDY_SIDE_PIXELS)[None, :] - column

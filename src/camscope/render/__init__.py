@@ -33,6 +33,19 @@ from camscope.render.contours_and_boxes import (
     find_boxes,
     find_contours,
 )
+from camscope.render.draw_regions_and_outlines import (
+    OUTLINE_COLORS,
+    REGION_COLORS,
+    LegendEntry,
+    MaskOutline,
+    Masks,
+    add_outline_legend,
+    choose_region_colors,
+    draw_outlines,
+    draw_region_legend,
+    draw_regions,
+    prepare_outlines,
+)
 from camscope.render.draw_text import draw_text
 from camscope.render.draw_volume import draw_planes, draw_projection, draw_slices
 from camscope.render.image_encoding import (
@@ -47,19 +60,6 @@ from camscope.render.image_encoding import (
 )
 from camscope.render.image_grid import CaptionedImage, add_caption, draw_contact_sheet, draw_image_grid
 from camscope.render.pad_and_stack_images import join_horizontally, pad_image, pad_to_height
-from camscope.render.regions_and_outlines import (
-    OUTLINE_COLORS,
-    REGION_COLORS,
-    LegendEntry,
-    MaskOutline,
-    Masks,
-    add_outline_legend,
-    choose_region_colors,
-    draw_outlines,
-    draw_region_legend,
-    draw_regions,
-    prepare_outlines,
-)
 from camscope.render.volume_data import EdgeLetters, Volume, compute_cell_affine
 
 __all__ = [

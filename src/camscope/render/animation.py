@@ -16,7 +16,7 @@ from camscope.render.image_encoding import DARK_BACKGROUND_COLOR, LIGHT_TEXT_COL
 from camscope.render.image_grid import draw_image_grid
 from camscope.render.volume_annotations import (
     ACCENT_COLOR,
-    add_slice_frame,
+    add_title_and_edge_letters,
     arrange_on_dark,
     choose_font_size,
     describe_peak,
@@ -138,7 +138,7 @@ def encode_animation(
     from PIL import Image
 
     if suffix.lower() not in ANIMATION_FORMATS:
-        raise InputError(f"no animation format {suffix!r}; choose from {', '.join(ANIMATION_FORMATS)}")
+        raise InputError(f"there is no animation format {suffix!r}; choose from {', '.join(ANIMATION_FORMATS)}")
     count = len(frames) if isinstance(frames, Sequence) else n_frames
     checked_frames: list[RGBImage] = []
     for frame in frames:
@@ -209,7 +209,7 @@ def _draw_animation_frame(
     volume: Volume, view: AnatomicalView, slice_index: int, pixels_per_mm: float, font_size: int, side_panel: RGBImage
 ) -> RGBImage:
     is_peak = slice_index == volume.peak[view.normal_axis] and not volume.warning
-    plane = add_slice_frame(
+    plane = add_title_and_edge_letters(
         draw_slice(volume, view, slice_index, pixels_per_mm),
         format_slice_title(volume, view, get_middle_voxel(volume, view, slice_index)),
         view.get_edge_letters(volume.axis_end_letters),
@@ -241,7 +241,7 @@ def choose_frames(values: NDArray[np.floating], max_frames: int = MAX_FRAMES) ->
 
 
 def choose_even_indices(length: int, max_count: int, peak_index: int) -> list[int]:
-    """Return at most `max_count` evenly spaced indices below `length`. The nearest of them is replaced by `peak_index`."""
+    """Return at most `max_count` evenly spaced indices below `length`. `peak_index` replaces the nearest index."""
     frames = np.unique(np.linspace(0, length - 1, min(max_count, length)).round().astype(int))
     frames[np.abs(frames - peak_index).argmin()] = peak_index
     return [int(frame) for frame in frames]

@@ -57,9 +57,9 @@ def draw_color_bar(
     if not np.isfinite([lo, hi]).all():
         raise NonFiniteError(f"the color bar goes from {lo} to {hi}; expected finite numbers")
     if height < 8 or lo > hi:
-        received = f"a color bar of {plural(height, 'row')} from {lo} to {hi}"
+        received = f"received a color bar of {plural(height, 'row')} from {lo} to {hi}"
         raise InputError(f"{received}; expected at least 8 rows, and lo <= hi")
-    values = _compute_bar_values(height - 2, lo, hi, colormap)
+    values = _compute_scaled_value_of_bar_rows(height - 2, lo, hi, colormap)
     width = max(6, height // 16) if width is None else width
     bar = pad_image(colorize(np.repeat(values[:, None], width, axis=1), colormap), 1, 1, 1, 1, background=FRAME_COLOR)
     font_size = min(22, max(9, height // 16)) if font_size is None else font_size
@@ -74,15 +74,15 @@ def draw_color_bar(
     return np.concatenate([bar, labels], axis=1)
 
 
-def _compute_bar_values(rows: int, lo: float, hi: float, colormap: str) -> NDArray[np.float64]:
-    """Return the scaled map value (rows,) of each row of a color bar, from top to bottom.
+def _compute_scaled_value_of_bar_rows(n_rows: int, lo: float, hi: float, colormap: str) -> NDArray[np.float64]:
+    """Return the scaled map value (n_rows,) of each row of a color bar, from top to bottom.
 
     For the diverging colormap, 0 stays 0, and the end with the larger magnitude is 1 or -1.
     """
     if colormap == DIVERGING:
         strongest = max(abs(lo), abs(hi))
-        return np.linspace(hi, lo, rows) / strongest if strongest else np.zeros(rows)
-    return np.linspace(1, 0, rows) if hi > lo else np.full(rows, float(hi > 0))
+        return np.linspace(hi, lo, n_rows) / strongest if strongest else np.zeros(n_rows)
+    return np.linspace(1, 0, n_rows) if hi > lo else np.full(n_rows, float(hi > 0))
 
 
 def format_range_number(number: float, lo: float, hi: float) -> str:

@@ -68,7 +68,7 @@ def _load_color_table(colormap: str) -> RGBImage:
         rgb = cv2.cvtColor(lab[None].astype(np.float32), cv2.COLOR_Lab2RGB)[0]
         return np.asarray(np.rint(np.clip(rgb, 0, 1) * 255), np.uint8)
     if colormap not in COLORMAPS:
-        raise InputError(f"no colormap {colormap!r}; choose from {', '.join(COLORMAPS)}")
+        raise InputError(f"there is no colormap {colormap!r}; choose from {', '.join(COLORMAPS)}")
     ramp = np.arange(256, dtype=np.uint8)[:, None]
     bgr = cv2.applyColorMap(ramp, getattr(cv2, f"COLORMAP_{colormap.upper()}"))
     return np.ascontiguousarray(bgr[:, 0, ::-1])

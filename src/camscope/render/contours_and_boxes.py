@@ -137,7 +137,7 @@ def draw_contours(
 def draw_boxes(
     image: RGBImage, boxes: Sequence[Box], labels: Sequence[str] | None = None, *, color: Color = CYAN
 ) -> RGBImage:
-    """Draw boxes on an image (H,W,3), with labels above the boxes. Where the image ends, a label is inside its box.
+    """Draw boxes on an image (H,W,3), with labels above the boxes. A label that would leave the image is drawn inside its box.
 
     Args:
         image: (H,W,3) uint8 RGB.
@@ -156,7 +156,9 @@ def draw_boxes(
 
     """
     if labels is not None and len(labels) != len(boxes):
-        raise InputError(f"{plural(len(labels), 'label')} for {plural(len(boxes), 'box')}; expected one label per box")
+        raise InputError(
+            f"received {plural(len(labels), 'label')} for {plural(len(boxes), 'box')}; expected one label per box"
+        )
     out = require_rgb_image(image).copy()
     for box in reversed(boxes):
         bottom, right = box.top + box.height, box.left + box.width
@@ -181,7 +183,7 @@ def draw_polygon(out: RGBImage, polygon: NDArray[np.float64], color: Color, *, t
 
 
 def _paste_label(out: RGBImage, tile: RGBImage, box: Box) -> None:
-    """Paste the image of a label above a box, in place. Where the image ends, paste it inside the box."""
+    """Paste the image of a label above a box, in place. Paste a label that would leave the image inside the box."""
     rows, columns = min(tile.shape[0], out.shape[0]), min(tile.shape[1], out.shape[1])
     top = box.top - rows if box.top >= rows else box.top
     top, left = min(top, out.shape[0] - rows), min(box.left, out.shape[1] - columns)

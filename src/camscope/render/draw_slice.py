@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope.render.colors import DIVERGING, fade_to_gray, normalize_between, overlay
+from camscope.render.draw_regions_and_outlines import MaskOutline, draw_outlines
 from camscope.render.image_encoding import RGBImage, Values
-from camscope.render.regions_and_outlines import MaskOutline, draw_outlines
 from camscope.render.volume_data import AnatomicalView, Volume
 
 

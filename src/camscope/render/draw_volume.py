@@ -20,11 +20,11 @@ from camscope.render.pad_and_stack_images import pad_image
 from camscope.render.volume_annotations import (
     ACCENT_COLOR,
     DARK_ACCENT_COLOR,
-    add_slice_frame,
+    add_title_and_edge_letters,
     arrange_on_dark,
     choose_font_size,
     compute_letter_margin,
-    compute_plane_row_and_column,
+    compute_slice_row_and_column_in_frame,
     describe_orientation,
     describe_peak,
     describe_voxel,
@@ -82,7 +82,7 @@ def draw_planes(
     font_size = choose_font_size(round(pixels_per_mm * max(volume.extent_mm)) if height is None else height // 2)
     pixels_per_mm = pixels_per_mm if height is None else _compute_pixels_per_mm(volume, height, font_size)
     first, second, third = (
-        add_slice_frame(
+        add_title_and_edge_letters(
             _draw_plane_with_crosshair(volume, view, voxel, pixels_per_mm),
             format_slice_title(volume, view, voxel),
             view.get_edge_letters(volume.axis_end_letters),
@@ -111,7 +111,7 @@ def _draw_bare_planes(volume: Volume, voxel: VoxelIndex, height: int) -> RGBImag
 def _compute_pixels_per_mm(volume: Volume, height: int, font_size: int) -> float:
     """Return the pixels per millimeter at which two annotated slices, one above the other, fill `height` rows."""
     has_letters = volume.axis_end_letters is not None
-    annotation_rows = 2 * compute_plane_row_and_column(font_size, has_letters=has_letters)[0] + font_size
+    annotation_rows = 2 * compute_slice_row_and_column_in_frame(font_size, has_letters=has_letters)[0] + font_size
     annotation_rows += 2 * (compute_letter_margin(font_size) if has_letters else 4)
     rows = sum(volume.get_slice_height_and_width_mm(view)[0] for view in volume.views[:2])
     return max(height / 4, height - annotation_rows) / rows
@@ -168,7 +168,7 @@ def draw_slices(
     view = volume.get_view(axis)
     slice_indices = choose_even_indices(volume.shape[view.normal_axis], n_slices, volume.peak[view.normal_axis])
     height, width = volume.get_slice_height_and_width_mm(view)
-    columns = min(columns or _choose_slice_columns(len(slice_indices), height / width), len(slice_indices))
+    columns = min(columns or _choose_n_slice_columns(len(slice_indices), height / width), len(slice_indices))
     if size is not None:
         check_image_height("size", size)
         pixels_per_mm = size / max(height, width)
@@ -196,7 +196,7 @@ def _draw_slice_cell(
     return stack_on_dark([draw_text_on_dark(f"{slice_index}{position}", font_size, text_color=text_color), plane])
 
 
-def _choose_slice_columns(n_slices: int, height_to_width: float) -> int:
+def _choose_n_slice_columns(n_slices: int, height_to_width: float) -> int:
     """Return the number of columns of a grid of slices. The grid is about 1.5 times as wide as high."""
     best = max(1, min(n_slices, round((n_slices * 1.5 * height_to_width) ** 0.5)))
     candidates = range(max(1, best - 1), min(n_slices, best + 1) + 1)
@@ -267,7 +267,9 @@ def _draw_projected_view(
     masks = [outline._replace(mask=np.asarray(view.extract_slices(outline.mask).any(0))) for outline in volume.outlines]
     values = project_strongest(view.extract_slices(volume.values), 0, volume.colormap)
     plane = draw_slice_overlay(volume, view, background_plane, values, covered, masks, pixels_per_mm)
-    return add_slice_frame(plane, f"{view.name}, maximum", view.get_edge_letters(volume.axis_end_letters), font_size)
+    return add_title_and_edge_letters(
+        plane, f"{view.name}, maximum", view.get_edge_letters(volume.axis_end_letters), font_size
+    )
 
 
 def _stretch_contrast(image: Values) -> RGBImage:

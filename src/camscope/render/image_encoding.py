@@ -146,7 +146,7 @@ def encode_image(image: RGBImage, suffix: str) -> bytes:
     from PIL import Image
 
     if suffix.lower() not in IMAGE_FORMATS:
-        raise InputError(f"no image format {suffix!r}; choose from {', '.join(IMAGE_FORMATS)}")
+        raise InputError(f"there is no image format {suffix!r}; choose from {', '.join(IMAGE_FORMATS)}")
     name, options = IMAGE_FORMATS[suffix.lower()]
     stream = io.BytesIO()
     try:

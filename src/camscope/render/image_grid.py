@@ -17,7 +17,7 @@ from camscope.render.image_encoding import (
     require_rgb_image,
     resize_to_fit,
 )
-from camscope.render.pad_and_stack_images import arrange_tiles, pad_image, paste_tile, stack_tiles
+from camscope.render.pad_and_stack_images import arrange_tiles, pad_image, paste_tile, stack_vertically
 
 WARNING_COLOR: Color = (255, 191, 0)
 
@@ -85,7 +85,7 @@ def draw_image_grid(
     flags = [None] * len(images) if flags is None else flags
     if not images or not len(images) == len(captions) == len(flags):
         counts = f"{plural(len(images), 'image')}, {plural(len(captions), 'caption')}, {plural(len(flags), 'flag')}"
-        raise InputError(f"{counts}; expected one caption and flag per image")
+        raise InputError(f"received {counts}; expected one caption and flag per image")
     if columns is None:
         columns = 4 if len(images) <= 4 else min((4, 3, 5, 6), key=lambda columns: -len(images) % columns)
     columns = min(columns, len(images))
@@ -168,12 +168,12 @@ def draw_contact_sheet(
     empty_cell = CaptionedImage(np.full_like(images[0], BACKGROUND_COLOR[0]), "")
     if columns is None:
         widths = [min(2 * height, round(height * int(image.shape[1]) / int(image.shape[0]))) for image in images]
-        columns = _choose_sheet_columns(max(map(len, rows)), max(widths), height)
+        columns = _choose_n_sheet_columns(max(map(len, rows)), max(widths), height)
     bodies = []
     for row in rows:
         pictures, captions, flags = zip(*(empty_cell if cell is None else cell for cell in row), strict=True)
         bodies.append(draw_image_grid(pictures, captions, columns=columns, height=height, flags=flags))
-    body = stack_tiles(bodies)
+    body = stack_vertically(bodies)
     return np.concatenate([*_draw_sheet_header(title, legend, colormap, body.shape[1], height), body])
 
 
@@ -201,7 +201,7 @@ def _draw_header_line(left: Sequence[RGBImage], right: Sequence[RGBImage], width
     return out
 
 
-def _choose_sheet_columns(n_images: int, width: int, height: int) -> int:
+def _choose_n_sheet_columns(n_images: int, width: int, height: int) -> int:
     """Choose a number of columns at which a contact sheet fits the page and leaves few cells empty."""
     max_columns = min(MAX_SHEET_COLUMNS, max(3, MAX_SHEET_WIDTH // (width + max(4, height // 20))))
     if n_images <= max_columns:

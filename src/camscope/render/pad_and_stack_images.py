@@ -69,7 +69,7 @@ def arrange_tiles(
     return np.concatenate(bands)
 
 
-def stack_tiles(tiles: Sequence[RGBImage], *, background: Color = BACKGROUND_COLOR) -> RGBImage:
+def stack_vertically(tiles: Sequence[RGBImage], *, background: Color = BACKGROUND_COLOR) -> RGBImage:
     """Stack images vertically, aligned at the left."""
     return arrange_tiles([[tile] for tile in tiles], background=background)
 

@@ -6,11 +6,11 @@ from functools import partial
 import numpy as np
 
 from camscope.render.color_bar import draw_color_bar, format_range_number
+from camscope.render.draw_regions_and_outlines import draw_outline_legend_items, truncate_legend_line
 from camscope.render.draw_text import draw_text
 from camscope.render.image_encoding import DARK_BACKGROUND_COLOR, LIGHT_TEXT_COLOR, Color, RGBImage
 from camscope.render.image_grid import WARNING_COLOR
-from camscope.render.pad_and_stack_images import arrange_tiles, pad_image, paste_tile, stack_tiles
-from camscope.render.regions_and_outlines import draw_outline_legend_items, truncate_legend_line
+from camscope.render.pad_and_stack_images import arrange_tiles, pad_image, paste_tile, stack_vertically
 from camscope.render.volume_data import (
     AnatomicalView,
     EdgeLetters,
@@ -29,7 +29,7 @@ RULER_LENGTHS_MM = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 draw_text_on_dark = partial(draw_text, text_color=LIGHT_TEXT_COLOR, background=DARK_BACKGROUND_COLOR)
 pad_on_dark = partial(pad_image, background=DARK_BACKGROUND_COLOR)
 arrange_on_dark = partial(arrange_tiles, background=DARK_BACKGROUND_COLOR)
-stack_on_dark = partial(stack_tiles, background=DARK_BACKGROUND_COLOR)
+stack_on_dark = partial(stack_vertically, background=DARK_BACKGROUND_COLOR)
 
 
 def choose_font_size(width: int) -> int:
@@ -42,7 +42,7 @@ def compute_letter_margin(font_size: int) -> int:
     return round(1.5 * font_size)
 
 
-def add_slice_frame(
+def add_title_and_edge_letters(
     plane: RGBImage,
     title: str,
     edge_letters: EdgeLetters,
@@ -73,8 +73,8 @@ def add_slice_frame(
     return out
 
 
-def compute_plane_row_and_column(font_size: int, has_letters: bool) -> tuple[int, int]:
-    """Return the row and column of the slice's top left pixel in the image that `add_slice_frame` returns."""
+def compute_slice_row_and_column_in_frame(font_size: int, has_letters: bool) -> tuple[int, int]:
+    """Return the row and column of the slice's top left pixel in the image that `add_title_and_edge_letters` returns."""
     margin = compute_letter_margin(font_size)
     return draw_text_on_dark("", font_size).shape[0] + (margin if has_letters else 2), margin
 
@@ -130,7 +130,7 @@ def draw_side_panel(
     below = [draw_text_on_dark(truncate_legend_line(part), font_size) for part in parts]
     below += [pad_on_dark(key, left=edge) for key in draw_outline_legend_items(volume.outlines, font_size)]
     if volume.has_physical_size:
-        below.append(pad_on_dark(draw_ruler(pixels_per_mm, panel_width // 2, font_size), left=edge))
+        below.append(pad_on_dark(draw_scale_bar(pixels_per_mm, panel_width // 2, font_size), left=edge))
     if bar and volume.alpha > 0:
         available_height = height - sum(piece.shape[0] + gap for piece in (*pieces, *below)) - 2 * gap
         color_bar = draw_color_bar(
@@ -147,7 +147,7 @@ def draw_side_panel(
     return stack_on_dark([top, *(pad_on_dark(piece, bottom=gap) for piece in (*pieces, *below))])
 
 
-def draw_ruler(pixels_per_mm: float, width: int, font_size: int) -> RGBImage:
+def draw_scale_bar(pixels_per_mm: float, width: int, font_size: int) -> RGBImage:
     """Draw a scale bar (h,w,3): a line labeled with its length in millimeters."""
     length = max((mm for mm in RULER_LENGTHS_MM if mm * pixels_per_mm <= width), default=RULER_LENGTHS_MM[0])
     pixels = max(2, round(length * pixels_per_mm))

@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from camscope.errors import GeometryError, InputError, NonFiniteError
 from camscope.plurals import plural
 from camscope.render.colors import DIVERGING, Scale, compute_display_range
+from camscope.render.draw_regions_and_outlines import MaskOutline, Masks, prepare_outlines
 from camscope.render.image_encoding import RGBImage, Values, check_image_height
-from camscope.render.regions_and_outlines import MaskOutline, Masks, prepare_outlines
 
 AxisLetters: TypeAlias = tuple[str, str]  # at the low and at the high end of an axis
 WORLD_AXIS_LETTERS: tuple[AxisLetters, AxisLetters, AxisLetters] = (("L", "R"), ("P", "A"), ("I", "S"))

@@ -266,7 +266,7 @@ def resolve_class_index(label: int | str, n_classes: int, class_names: Sequence[
         return index
     if n_classes == 1:
         raise TargetError(
-            f"class {index} of a model with one output: its only class is 0 (or None)",
+            f"class {index} does not exist in a model with one output: the only class is 0 (or None)",
             fix="for the evidence against it pass target=lambda output: -output.flatten()",
             remedy=Remedy.SET_CLASS_INDEX,
         )
@@ -280,7 +280,7 @@ def _find_class_by_name(name: str, n_classes: int, class_names: Sequence[str] | 
             reason = f"{plural(len(class_names), 'class name')} for a model with {plural(n_classes, 'class')}"
             fix = "pass the index, or the right class_names="
         raise TargetError(
-            f"class {name!r} by name: {reason}",
+            f"class {name!r} cannot be found by its name: {reason}",
             fix=fix,
             remedy=Remedy.SET_CLASS_NAMES,
         )

@@ -110,7 +110,7 @@ class Box(Target):
         return self.x0, self.y0, self.x1, self.y1
 
     def prepare_for_model(self, model: nn.Module) -> "Box":
-        """Return the box with the settings of the detectors in the model."""
+        """Return the box with the settings of the Hugging Face detectors in the model."""
         return replace(self, heads=find_detection_heads(model)) if self.activation is None else self
 
     def prepare_for_image(self, image_context: ImageContext) -> "Box":
@@ -124,7 +124,7 @@ class Box(Target):
         return replace(self, x0=left, y0=top, x1=right, y1=bottom, image_corners=image_corners)
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "Box":
-        """Return the box where its content lies in the flipped and resized input."""
+        """Return the box moved to the position of its content in the flipped and resized input."""
         sides = []
         for axis, ends in enumerate(((self.y0, self.y1), (self.x0, self.x1))):
             before = (self.input_size or tuple(size))[axis]
@@ -261,7 +261,7 @@ def parse_detections(
 
 
 def compute_iou(boxes: Tensor, corners: Sequence[float]) -> Tensor:
-    """Compute the intersection over union (D,) of each of the boxes (D,4) and one box."""
+    """Compute the intersection over union (D,) of one box with each of several boxes (D,4)."""
     box = boxes.new_tensor(list(corners))
     low, high = torch.maximum(boxes[:, :2], box[:2]), torch.minimum(boxes[:, 2:], box[2:])
     intersection = (high - low).clamp(min=0).prod(1)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,11 +12,18 @@ from camscope.errors import TargetError
 from camscope.plurals import plural
 from camscope.pytree import iter_leaves
 from camscope.targets.base import ClassNameLookup, ImageContext, Target
-from camscope.targets.find_class_scores import check_output_tensor, full_precision, get_output_tensor
+from camscope.targets.find_class_scores import check_scores_are_ordinary_tensor, full_precision, get_output_tensor
 from camscope.unusual_tensors import check_ordinary_tensor
 
 SimilarityKind = Literal["cosine", "dot"]
 IMAGE_EMBEDDING_FIELDS = ("image_embeds", "embeddings", "pooler_output")
+
+
+class MeanReference(NamedTuple):
+    """The mean (D,) of reference embeddings, and the number of references."""
+
+    embedding: Tensor
+    n_references: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +82,12 @@ class Similarity(Target):
                 "Similarity to an image: only explain() can compute the embedding of the image",
                 fix="pass its embedding (D,), or several (P,D)",
             )
-        embedding, reference = image_embedding(output), self.reference
+        mean = self._average_references(image_embedding(output))
+        return replace(self, reference=mean.embedding, n_references=max(self.n_references, mean.n_references))
+
+    def _average_references(self, embedding: Tensor) -> MeanReference:
+        """Return the mean of the reference embeddings, after a check that they fit the embedding (N,D) of the image."""
+        reference = self.reference
         if reference.shape[-1] != embedding.shape[1] or reference.numel() == 0:
             size = plural(embedding.shape[1], "number")
             raise TargetError(
@@ -85,7 +97,7 @@ class Similarity(Target):
         vectors = F.normalize(vectors, dim=1, eps=0) if self.kind == "cosine" and len(vectors) > 1 else vectors
         if not bool(vectors.isfinite().all()) or not bool(vectors.mean(0).any()):
             raise TargetError("the reference is zero or not finite: expected a finite vector other than zero")
-        return replace(self, reference=vectors.mean(0), n_references=max(self.n_references, len(vectors)))
+        return MeanReference(vectors.mean(0), len(vectors))
 
     def __call__(self, output: Any) -> Tensor:
         """Compute the similarity of each sample (N,)."""
@@ -195,7 +207,7 @@ def image_embedding(output: Any) -> Tensor:
     if len(candidates) != 1 or candidates[0].ndim < 2 or candidates[0].flatten(1).shape[1] != candidates[0].shape[1]:
         shapes = ", ".join(str(tuple(leaf.shape)) for _, leaf in iter_leaves(output)) or type(output).__name__
         raise TargetError(f"a similarity target needs an output with embeddings (N,D), but the output is {shapes}")
-    check_output_tensor(candidates[0])
+    check_scores_are_ordinary_tensor(candidates[0])
     return candidates[0].flatten(1)
 
 

@@ -36,7 +36,7 @@ def class_scores(output: object, label: object = None) -> Tensor:
     """
     check_no_detections(output)
     scores = output if isinstance(output, Tensor) else _find_logits(output)
-    check_output_tensor(scores)
+    check_scores_are_ordinary_tensor(scores)
     if not scores.is_floating_point():
         raise TargetError(
             f"the model's output is {scores.dtype}, and integers have no gradient: explain a model with a float output"
@@ -54,8 +54,8 @@ def class_scores(output: object, label: object = None) -> Tensor:
     return scores.flatten(1)
 
 
-def check_output_tensor(tensor: Tensor) -> None:
-    """Raise TargetError if the tensor of class scores is no ordinary tensor."""
+def check_scores_are_ordinary_tensor(tensor: Tensor) -> None:
+    """Raise TargetError if the tensor of class scores is sparse, nested or otherwise unusual."""
     kind = describe_unusual_tensor(tensor, "output")
     if kind is None or (kind.is_castable and not tensor.is_floating_point()):  # there is another error for integers
         return
@@ -182,7 +182,7 @@ class ScoreRange:
     _limits: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     _n_rows: Counter[str] = field(default_factory=Counter)
 
-    def add(self, kind: str, values: Tensor, sample_index: Tensor | None, n_samples: int) -> None:
+    def include_scores(self, kind: str, values: Tensor, sample_index: Tensor | None, n_samples: int) -> None:
         """Add the scores (R,) of R variants. Row i belongs to sample `sample_index[i]`, or to sample i without an index."""
         low = high = values = values.detach()
         if sample_index is not None:

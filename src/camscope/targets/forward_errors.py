@@ -36,12 +36,12 @@ def forward_errors_explained(
         if isinstance(error, CamscopeError) or is_out_of_memory(error):
             raise
         if isinstance(error, RuntimeError):
-            _raise_dtype_error(error, model, x)
-        _raise_unusual_tensor_error(error, model, args, kwargs)
+            _raise_if_dtypes_mixed(error, model, x)
+        _raise_if_tensor_unusual(error, model, args, kwargs)
         raise
 
 
-def _raise_dtype_error(error: RuntimeError, model: nn.Module, x: Tensor) -> None:
+def _raise_if_dtypes_mixed(error: RuntimeError, model: nn.Module, x: Tensor) -> None:
     """Raise an InputError that names the dtypes of input and parameters, if the error is about mixed dtypes."""
     dtypes = list(dict.fromkeys(value.dtype for value in model.parameters() if value.is_floating_point()))
     message, received = str(error).lower(), str(x.dtype).removeprefix("torch.")
@@ -60,7 +60,7 @@ def _raise_dtype_error(error: RuntimeError, model: nn.Module, x: Tensor) -> None
         ) from error
 
 
-def _raise_unusual_tensor_error(
+def _raise_if_tensor_unusual(
     error: Exception, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
     """Raise a CamscopeError if an argument or a weight is an unusual tensor, such as a sparse one."""

@@ -164,7 +164,7 @@ class Score:
     def score_range_tracked(self) -> Iterator[ScoreRange]:
         """Track the smallest and largest score of each sample inside the `with`."""
         outer, self._score_range = self._score_range, ScoreRange()
-        self._track_range("score", self.values, None)
+        self._add_to_tracked_range("score", self.values, None)
         try:
             yield self._score_range
         finally:
@@ -178,7 +178,7 @@ class Score:
     def read_score(self, output: object, n_rows: int, sample_index: Tensor | None = None) -> Tensor:
         """Read the score (N,) from a model output with `n_rows` rows. `sample_index` is the argument of `__call__`."""
         values = self._read_full_precision(output, n_rows, sample_index)
-        self._track_range("score", values, sample_index)
+        self._add_to_tracked_range("score", values, sample_index)
         return values
 
     def _read_full_precision(self, output: object, n_rows: int, sample_index: Tensor | None) -> Tensor:
@@ -188,9 +188,9 @@ class Score:
             self.values = values.detach()
         return values
 
-    def _track_range(self, kind: str, values: Tensor | None, sample_index: Tensor | None) -> None:
+    def _add_to_tracked_range(self, kind: str, values: Tensor | None, sample_index: Tensor | None) -> None:
         if self._score_range is not None and self.values is not None and values is not None:
-            self._score_range.add(kind, values, sample_index, len(self.values))
+            self._score_range.include_scores(kind, values, sample_index, len(self.values))
 
     def probability(self, output: object, n_rows: int, sample_index: Tensor | None = None) -> Tensor:
         """Compute the softmax probability (N,) of each sample's class.
@@ -203,7 +203,7 @@ class Score:
             pairs = self.class_pairs if sample_index is None else self.class_pairs[sample_index]
             log_odds, log_sum = values, full_precision(logits).logsumexp(1)
             kind, values = "probability", torch.where(pairs[:, 1] >= 0, log_odds.sigmoid(), (values - log_sum).exp())
-        self._track_range(kind, values, sample_index)
+        self._add_to_tracked_range(kind, values, sample_index)
         return values
 
     def check_extra_inputs(self, x: Tensor) -> None:
@@ -304,12 +304,12 @@ class Score:
 
     def class_index(self, sample: int) -> int | None:
         """Return the class index of one sample. Return None before the first call, or if the target is not a single class."""
-        first, second = self._class_pair(sample)
+        first, second = self._get_class_pair(sample)
         return first if second is None else None
 
     def describe(self, sample: int) -> str:
         """Return a text that describes the target of one sample, such as a class name or `log-odds of a over b`."""
-        first, second = self._class_pair(sample)
+        first, second = self._get_class_pair(sample)
         if isinstance(self.target, Target):
             return self.target.describe(sample, self.class_name)
         if first is None:
@@ -318,8 +318,8 @@ class Score:
         name = self.class_name(first)
         return name if second is None else f"log-odds of {name} over {self.class_name(second)}"
 
-    def _class_pair(self, sample: int) -> tuple[int | None, int | None]:
-        """Return the index of a sample's class, and of the class that it is compared with. Each may be None."""
+    def _get_class_pair(self, sample: int) -> tuple[int | None, int | None]:
+        """Return the index of a sample's class, and the index of the class with which it is compared. Each index may be None."""
         if self.class_pairs is None:
             return None, None
         first, second = self.class_pairs[sample].tolist()
@@ -344,7 +344,7 @@ class Score:
         return f"class {index}"
 
     def _resolve_class_pairs(self, logits: Tensor) -> Tensor:
-        """Return a pair of class indices for each sample (N,2): its class, and the class it is compared with.
+        """Return a pair of class indices for each sample (N,2): the explained class, and the class with which it is compared.
 
         The second index is -1 if there is no such class.
         """

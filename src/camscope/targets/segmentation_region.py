@@ -12,14 +12,14 @@ from torch import Tensor
 
 from camscope.errors import TargetError
 from camscope.geometry import project_mask_to_input
-from camscope.mask_labels import find_multiple_labels, format_name_list
+from camscope.mask_labels import find_multiple_labels, format_count_and_names
 from camscope.plurals import plural
 from camscope.pytree import iter_leaves
 from camscope.targets.base import ClassNameLookup, ImageContext, parse_finite_numbers
 from camscope.targets.class_targets import ClassTarget
 from camscope.targets.find_class_scores import (
     check_no_detections,
-    check_output_tensor,
+    check_scores_are_ordinary_tensor,
     full_precision,
     get_output_tensor,
 )
@@ -72,9 +72,9 @@ class Region(ClassTarget):
     def prepare_for_image(self, image_context: ImageContext) -> "Region":
         """Return the target with its mask or point converted from the image to the model's input."""
         if self.point is not None:
-            _check_point_axes(self.point, image_context.input_size)
+            _check_point_has_input_axes(self.point, image_context.input_size)
             point = image_context.to_input([self.point[::-1]])[0][::-1].tolist()
-            _check_point_inside(point, image_context.input_size, self.point)
+            _check_point_inside_input(point, image_context.input_size, self.point)
             return replace(self, point=tuple(point))
         if self.mask is None:
             return self
@@ -83,7 +83,7 @@ class Region(ClassTarget):
             mask = project_mask_to_input(mask, image_context.input_size, image_context.to_image)
         if not mask.any():
             raise TargetError("the region lies outside of the model's input: the crop has removed it")
-        _check_mask_size(mask, image_context.input_size, image_context.image_size)
+        _check_mask_has_input_size(mask, image_context.input_size, image_context.image_size)
         return replace(self, mask=mask)
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "Region":
@@ -93,7 +93,7 @@ class Region(ClassTarget):
 
     def resolve_choices(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Region":
         """Return the target with its class fixed, and with weights (N,*s) of the output cells."""
-        maps = full_precision(class_score_maps(output)).detach()
+        maps = full_precision(find_class_score_maps(output)).detach()
         grid, input_size = tuple(maps.shape[2:]), tuple(input_size) or tuple(maps.shape[2:])
         if len(grid) != len(input_size):
             raise TargetError(
@@ -116,7 +116,7 @@ class Region(ClassTarget):
         """Compute the mean scores (N,K) of all classes over the region."""
         if self.cell_weights is None:
             raise TargetError("a Region must be resolved in a first forward pass: use it through a method, or a Score")
-        maps, weights = full_precision(class_score_maps(output)), self.cell_weights
+        maps, weights = full_precision(find_class_score_maps(output)), self.cell_weights
         if maps.shape[2:] != weights.shape[1:]:
             weights = ADAPTIVE_POOLS[weights.ndim - 1](weights[:, None], maps.shape[2:])[:, 0]
         shares = weights.flatten(1) / weights.flatten(1).sum(1, keepdim=True)
@@ -140,18 +140,18 @@ class Region(ClassTarget):
         grid = maps.shape[2:]
         if self.mask is None:
             point = tuple(self.point or ())
-            _check_point_axes(point, input_size)
-            _check_point_inside(point, input_size, point)
+            _check_point_has_input_axes(point, input_size)
+            _check_point_inside_input(point, input_size, point)
             part = torch.zeros(grid, dtype=maps.dtype, device=maps.device)
             axes = zip(point[::-1], input_size, grid, strict=True)
             part[tuple(min(int(position * cells / pixels), cells - 1) for position, pixels, cells in axes)] = 1
             return part.expand(len(maps), *grid)
         mask = torch.as_tensor(_to_boolean_mask(self.mask), dtype=maps.dtype, device=maps.device)
-        _check_mask_size(mask, input_size)
+        _check_mask_has_input_size(mask, input_size)
         return ADAPTIVE_POOLS[len(grid)](mask[None, None], grid)[0].expand(len(maps), *grid)
 
 
-def class_score_maps(output: Any) -> Tensor:
+def find_class_score_maps(output: Any) -> Tensor:
     """Find the class scores (N,K,*s) at every position *s of a segmentation output."""
     check_no_detections(output)
     named = [output, *(get_output_tensor(output, name) for name in ("out", "logits"))]
@@ -160,7 +160,7 @@ def class_score_maps(output: Any) -> Tensor:
     if len(candidates) != 1 or candidates[0].ndim < 3:
         shapes = ", ".join(str(tuple(leaf.shape)) for _, leaf in iter_leaves(output)) or type(output).__name__
         raise TargetError(f"a Region needs class scores at every position (N,K,*s), but the output is {shapes}")
-    check_output_tensor(candidates[0])
+    check_scores_are_ordinary_tensor(candidates[0])
     return candidates[0]
 
 
@@ -178,28 +178,33 @@ def _to_boolean_mask(mask: ArrayLike | Tensor) -> NDArray[np.bool_]:
         )
     if names := find_multiple_labels(array):
         raise TargetError(
-            f"the mask of a Region has several labels, {format_name_list(names)}; expected one region",
+            f"the mask of a Region has several labels, {format_count_and_names(names)}; expected one region",
             fix=f"pass mask == {names[0]}, or mask != 0 for all",
         )
     return np.asarray(array != 0)
 
 
-def _check_point_axes(point: Sequence[float], size: Sequence[int]) -> None:
-    if len(point) != len(size):
+def _check_point_has_input_axes(point: Sequence[float], input_size: Sequence[int]) -> None:
+    if len(point) != len(input_size):
         counted = plural(len(point), "number")
-        raise TargetError(f"the point {tuple(point)} has {counted}; expected {len(size)}, one per axis of the input")
+        raise TargetError(
+            f"the point {tuple(point)} has {counted}; expected {len(input_size)}, one per axis of the input"
+        )
 
 
-def _check_point_inside(point: Sequence[float], size: Sequence[int], original_point: Sequence[float]) -> None:
-    if not all(0 <= position < pixels for position, pixels in zip(point[::-1], size, strict=True)):
+def _check_point_inside_input(
+    point: Sequence[float], input_size: Sequence[int], original_point: Sequence[float]
+) -> None:
+    if not all(0 <= position < pixels for position, pixels in zip(point[::-1], input_size, strict=True)):
         raise TargetError(f"the point {tuple(original_point)} lies outside of the model's input")
 
 
-def _check_mask_size(
-    mask: Tensor | NDArray[np.bool_], size: tuple[int, ...], image_size: tuple[int, ...] | None = None
+def _check_mask_has_input_size(
+    mask: Tensor | NDArray[np.bool_], input_size: tuple[int, ...], image_size: tuple[int, ...] | None = None
 ) -> None:
-    if tuple(mask.shape) != size:
+    """Raise TargetError unless the mask has the size of the model's input. `image_size` is for the message."""
+    if tuple(mask.shape) != input_size:
         original = "" if image_size is None else f"the size of the image {image_size}, or "
         raise TargetError(
-            f"the mask has size {tuple(mask.shape)}; expected {original}the size of the model's input {size}"
+            f"the mask has size {tuple(mask.shape)}; expected {original}the size of the model's input {input_size}"
         )

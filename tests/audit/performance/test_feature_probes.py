@@ -55,9 +55,9 @@ def test_without_a_site_chance_is_not_beaten():
 def test_fingerprints_of_patients_are_no_site():
     random, means = np.random.default_rng(3), []
     for _ in range(4):
-        groups = np.repeat(np.arange(40), 5)
-        features = np.eye(40)[groups] + 0.01 * random.normal(size=(200, 40))  # who it is, without any doubt
-        site = random.permutation(np.repeat([0, 1], 20))[groups]
+        groups = np.repeat(np.arange(24), 3)
+        features = np.eye(24)[groups] + 0.01 * random.normal(size=(72, 24))  # who it is, without any doubt
+        site = random.permutation(np.repeat([0, 1], 12))[groups]
         found = probe_leakage(features, list(site), list(groups), n_permutations=20, n_resamples=200)
         assert not found.is_decodable
         means.append(found.auroc.mean)

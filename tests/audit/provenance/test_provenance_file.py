@@ -26,6 +26,7 @@ from camscope.audit.provenance.digests import digest_file, digest_images, digest
 from camscope.audit.run_stages import check_images_unchanged
 from camscope.audit.verify_finished_audit import verify_audit
 from camscope.errors import InputError, OutputError
+from tests.audit.audits import figures_left_out
 
 SKIP = ("faithfulness", "sanity", "robustness")
 CODE = """from camscope.phantom import shortcut_study as shortcut
@@ -47,7 +48,8 @@ def case(tmp_path_factory, one_thread):
     plain["explain"] = {"findings": ("lesion",), "methods": ("gradcam",)}
     plain["data"] |= {"manifest": "manifest.csv", "ground_truth": "./mask"}
     plain["model"] = {"source": "quiverleaf.py:net", "weights": Path(plain["model"]["weights"]).name}
-    with pytest.MonkeyPatch.context() as patch:
+    plain["data"]["subgroups"], plain["regions"]["presets"], plain["sample_sizes"]["gallery"] = (), ("border",), 4
+    with pytest.MonkeyPatch.context() as patch, figures_left_out():
         patch.chdir(folder)
         made = audit.run_audit(plain, "audit")
     return folder, plain, folder / made.folder
@@ -382,7 +384,7 @@ def test_the_source_of_a_module_is_its_file():
 # What was declared, and what is not named
 
 
-def test_what_was_declared_before_stays_in_the_log(copied):
+def test_what_was_declared_before_stays_in_the_log(copied, without_figures):
     said = known()
     assert (said["declarations"], said["declared_before_results"]) == (1, True)
     first = said["config_digest"]

@@ -190,7 +190,9 @@ def test_a_summary_that_does_not_say_what_its_metrics_are_has_a_page_too():
         name: getattr(full(), name).model_copy(update={"formulas": {}}) for name in ("localization", "faithfulness")
     }
     html = render_page(full().model_copy(update=silent))
-    assert full().localization.metric_summaries[0].metric in html
+    from camscope.metrics import METRICS
+
+    assert METRICS.replace_names_by_titles(full().localization.metric_summaries[0].metric) in html
     assert 'class="formula"' not in html
 
 
@@ -465,7 +467,7 @@ def test_subgroups_of_each_finding_have_a_table_of_their_own(whole):
     for finding in FINDINGS:
         assert f"AUROC by subgroup: {finding}" in text
         assert f"Share of the attribution of Grad-CAM inside the finding, by subgroup: {finding}" in text
-        assert f"Effect of the region marker by subgroup: {finding}" in text
+        assert f"Effect of marker by subgroup: {finding}" in text
 
 
 def test_figures_are_of_what_was_tested():
@@ -763,3 +765,31 @@ def test_a_reason_can_be_broken_and_only_a_screen_is_a_phone():
     assert "@media (max-width: 52rem)" not in style
     assert "@media screen and (max-width: 52rem)" in style
     assert re.search(r"\.tree > div \{ display: flex; flex-wrap: wrap", style)
+
+
+def test_a_number_that_decides_nothing_says_so_beside_it():
+    whole = full(findings=FINDINGS[:1])
+    kept = tuple(one for one in whole.shortcut.masked_auroc if one.kind == "keep only")
+    note = "These numbers decide nothing, because the config names no masks of the organ."
+    for masked in (whole.shortcut.masked_auroc, kept):
+        html = render_page(
+            full(findings=FINDINGS[:1], shortcut=whole.shortcut.model_copy(update={"masked_auroc": masked}))
+        )
+        rows = re.findall(r"<tr[^>]*>(?:(?!</tr>).)*keep only(?:(?!</tr>).)*</tr>", html, re.DOTALL)
+        assert len(rows) == len(kept) > 0
+        assert all("<small>decides nothing</small>" in row and 'class="idle"' in row for row in rows)
+        assert (note in html) == (masked == kept)
+        assert ("<bdi>AUROC of masked images</bdi>" in html) == (masked != kept)  # a chart of what decides
+    html = render_page(whole)  # no region is a marker here, so that no removal counts
+    removals = [one for one in whole.shortcut.interventions if one.kind == "remove"]
+    assert html.count("decides nothing: every image has it") == len(removals)
+
+
+def test_paper_repeats_no_table_and_bounds_the_galleries():
+    printed = page_module._read_template("page.css").partition("@media print")[2]
+    hidden = re.search(r"\.again, ([^{]*)\{ display: none", printed).group(1)
+    assert {".metrics", "tr.idle", "details.group.is-untested"} <= {one.strip() for one in hidden.split(",")}
+    assert re.search(r"\.shot:nth-child\(n\+5\)[^{]*\{ display: none", printed)
+    html = render_page(full())
+    assert "Tables of every metric" in html
+    assert html.count('class="wide again"') > 0

@@ -103,7 +103,7 @@ def test_a_region_too_fine_for_the_maps_is_told_in_words_that_hold_for_one_and_f
         update={"attribution_mass": (mass.model_copy(update={"region": "saturated"}),)}
     )
     found = next(one for one in derive_verdicts(full(shortcut=shortcut)) if one.question == "attribution mass")
-    assert "highlight small saturated parts" in found.claim
+    assert "highlight burned-in text or markers." in found.claim
     assert found.reason == "below the resolution of the maps: the map can neither show nor exclude it"
 
 

@@ -188,12 +188,32 @@ def effect(low, high, fill="mean", groups=60):
 FOR, AGAINST, NOTHING, WIDE = (0.3, 0.5), (-0.5, -0.3), (-0.05, 0.05), (-0.02, 0.3)
 
 RULE = {
-    "both": ([FOR], [FOR, FOR], "supported", "insertion supports the finding; removal supports it"),
-    "insertion alone": ([FOR], [], "supported", "insertion supports the finding; removal was not tested"),
-    "only where it is added": ([FOR], [NOTHING, NOTHING], "supported", "removal does not show it"),
-    "only where it is": ([NOTHING], [FOR, FOR], "supported", "removal supports the finding; insertion does not"),
-    "a marker of healthy patients": ([AGAINST], [AGAINST, AGAINST], "supported", "insertion contradicts the finding"),
-    "insertion open": ([WIDE], [FOR, FOR], "supported", "insertion leaves it open"),
+    "both": (
+        [FOR],
+        [FOR, FOR],
+        "supported",
+        "inserting the region raises the score of the finding by more than the margin; removing it lowers the score",
+    ),
+    "insertion alone": (
+        [FOR],
+        [],
+        "supported",
+        "raises the score of the finding by more than the margin; removal was not tested",
+    ),
+    "only where it is added": ([FOR], [NOTHING, NOTHING], "supported", "the effect of removal lies within the margin"),
+    "only where it is": (
+        [NOTHING],
+        [FOR, FOR],
+        "supported",
+        "removing the region lowers the score of the finding by more than the margin; the effect of ins",
+    ),
+    "a marker of healthy patients": (
+        [AGAINST],
+        [AGAINST, AGAINST],
+        "supported",
+        "inserting the region lowers the score of the finding",
+    ),
+    "insertion open": ([WIDE], [FOR, FOR], "supported", "insertion alone decides nothing"),
     "nothing": (
         [NOTHING],
         [NOTHING, NOTHING],

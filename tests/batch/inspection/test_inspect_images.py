@@ -510,7 +510,7 @@ def test_the_digest_knows_shape_values_nan_and_key():
 def test_groups_by_hand():
     rows = EncodedColumn(np.array([0, 1, 0, -1, 1, 2]), ["a", "b", "c"])
     splits = EncodedColumn(np.array([0, 0, 1, 1, 0, -1]), ["train", "test"])
-    assert rows.rows_of_mixed_groups(splits)[0].tolist() == [0, 2]
+    assert rows.rows_of_groups_with_several_values(splits)[0].tolist() == [0, 2]
     assert rows.repeated_rows[0].tolist() == [0, 2, 1, 4]
 
 

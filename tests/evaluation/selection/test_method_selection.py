@@ -27,7 +27,7 @@ pytest.importorskip("scipy")
 from scipy import stats
 
 from camscope.batch import build_manifest
-from camscope.cli.rank_methods_by_ground_truth import write_phantom_dataset
+from camscope.cli.benchmark_methods_on_synthetic_radiographs import write_phantom_dataset
 from camscope.evaluation.model_free_metrics import get_default_region_size
 from camscope.evaluation.selection import candidate_explainers as candidate_scores
 from camscope.evaluation.selection import method_selection as file
@@ -319,7 +319,7 @@ def test_the_cheapest_is_saved_where_no_winner_is_clear(tmp_path, monkeypatch):
     result = CliRunner().invoke(app, words)  # too few images
     (saved,) = [line for line in result.stdout.splitlines() if line.startswith("saved   ")]
     known = file.read_selection("choice.toml")
-    title = f"{METHODS.display_name(known.method)} · layer4"
+    title = f"{METHODS.replace_names_by_titles(known.method)} · layer4"
     assert saved == f"saved   choice.toml: {title}, one of the cheapest candidates, because no winner is clear"
     printed = json.loads(CliRunner().invoke(app, [*words, "--overwrite", "--json"]).stdout)
     assert not printed["is_clear"]
@@ -328,9 +328,9 @@ def test_the_cheapest_is_saved_where_no_winner_is_clear(tmp_path, monkeypatch):
 
 def test_the_command_saves_what_explain_and_batch_take(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write_phantom_dataset(tmp_path / "set", 16, 700)
+    write_phantom_dataset(tmp_path / "set", 8, 700)
     words = ["choose", "set/list.csv", "--masks", "mask", "--methods", "gradcam,saliency", "--layers", "layer4"]
-    result = CliRunner().invoke(app, [*words, "--images", "16", "--save", "choice.toml"])
+    result = CliRunner().invoke(app, [*words, "--images", "8", "--save", "choice.toml"])
     assert result.exit_code == 0, result.output
     assert "choice  " in result.stdout
     is_clear = "clear = true" in (tmp_path / "choice.toml").read_text()
@@ -341,7 +341,7 @@ def test_the_command_saves_what_explain_and_batch_take(tmp_path, monkeypatch):
     assert CliRunner().invoke(app, [*words, "--save", "choice.toml"]).exit_code == 1
     explained = CliRunner().invoke(app, ["explain", "set/images/000700.png", "--choice", "choice.toml", "-o", "e"])
     assert explained.exit_code == 0, explained.output
-    assert METHODS.display_name(known.method) in explained.stdout
+    assert METHODS.replace_names_by_titles(known.method) in explained.stdout
     batch = CliRunner().invoke(app, ["batch", "set/list.csv", "--choice", "choice.toml", "-o", "b"])
     assert batch.exit_code == 0, batch.output
     for command, *named in (

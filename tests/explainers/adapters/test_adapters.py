@@ -4,18 +4,17 @@ import copy
 import importlib.util
 import itertools
 import math
-import os
-import subprocess
+import re
 import sys
 import threading
 from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import camscope as CAMSCOPE
 from camscope import LIME, LRP, METHODS, DeepLIFT, DeepLIFTSHAP, GradCAM, KernelSHAP, SegmentAblation
 from camscope.errors import InputError, MissingExtraError, ModelError
 from tests.nets import CASES, Flat, Pooled, Residual, conv
@@ -323,8 +322,8 @@ def test_kernelshap_comes_to_the_shapley_values():
             before = Game()(shown)[0, 1]
             shown[0, cell] = x.flatten()[cell]
             values[cell] += (Game()(shown)[0, 1] - before) / math.factorial(4)
-    heat = KernelSHAP(Game(), n_samples=20000).attribute(x, 1)
-    assert_close(heat.flatten(), values, atol=0.03, rtol=0)
+    heat = KernelSHAP(Game(), n_samples=2000).attribute(x, 1)
+    assert_close(heat.flatten(), values, atol=0.1, rtol=0)
     assert_close(heat.sum(), values.sum())
 
 
@@ -424,7 +423,7 @@ def test_lrp_is_zennits_where_every_step_is_a_module(composite):
     from zennit.attribution import Gradient
     from zennit.composites import COMPOSITES
 
-    from camscope.explainers.adapters.zennit_lrp_rules import make_relative_stabilizer
+    from camscope.explainers.adapters.zennit_rules_for_functions import make_relative_stabilizer
 
     model, x = made(sequential, 3, 8, 8)
     x = x[:1]
@@ -641,37 +640,41 @@ def test_a_model_that_fails_in_the_copy_is_left_as_it_was_and_the_error_says_how
 
 # --- without the extras
 
-WITHOUT = """
-import sys
-sys.modules["captum"] = sys.modules["zennit"] = None
-from torch import nn
-from camscope import DeepLIFT, GradCAM, LIME, LRP, METHODS
-model = nn.Sequential(nn.Conv2d(3, 2, 1), nn.Flatten(), nn.Linear(8, 2))
-names = ["deeplift", "deepliftshap", "lime", "kernelshap", "lrp"]
-print(*[name for name in names if name in METHODS])
-for ask in (lambda: DeepLIFT(model), lambda: GradCAM(model, "0").with_method("lime"), lambda: LRP(model)):
-    try:
-        ask()
-    except ImportError as error:
-        print(error)
-from camscope.cli import main
-sys.argv = ["camscope", "explain", "none.png", "--methods", "lrp"]
-main()
-"""
+
+@pytest.fixture
+def imported_anew():
+    """What is imported of camscope is new, as in a process that has just begun; afterwards it is what it was."""
+    before = dict(sys.modules)
+    for name in [name for name in before if name.partition(".")[0] in ("camscope", "captum", "zennit")]:
+        del sys.modules[name]
+    yield
+    sys.modules.clear()
+    sys.modules.update(before)
 
 
-def test_without_the_extras_the_names_say_what_to_install():
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
-    run = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, env=environment, check=False)
-    asked = ["captum", "captum", "zennit"]
-    extras = ["captum", "captum", "lrp"]
-    expected = [
-        f'{one} is not installed; run: pip install "camscope[{extra}]"'
-        for one, extra in zip(asked, extras, strict=True)
-    ]
-    assert run.stdout.splitlines() == ["", *expected], run.stderr
-    assert run.returncode == 2
-    assert 'pip install "camscope[lrp]"' in " ".join(run.stderr.split())
+def test_without_the_extras_the_names_say_what_to_install(imported_anew, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "captum", None)
+    monkeypatch.setitem(sys.modules, "zennit", None)
+    import camscope
+    from camscope.cli import main
+
+    assert camscope is not CAMSCOPE
+    model = nn.Sequential(nn.Conv2d(3, 2, 1), nn.Flatten(), nn.Linear(8, 2))
+    assert not {"deeplift", "deepliftshap", "lime", "kernelshap", "lrp"} & set(camscope.METHODS)
+    for ask, extra in (
+        (lambda: camscope.DeepLIFT(model), "captum"),
+        (lambda: camscope.GradCAM(model, "0").with_method("lime"), "captum"),
+        (lambda: camscope.LRP(model), "lrp"),
+    ):
+        package = "zennit" if extra == "lrp" else extra
+        says = f'{package} is not installed; run: pip install "camscope[{extra}]"'
+        with pytest.raises(ImportError, match=f"^{re.escape(says)}$"):
+            ask()
+    monkeypatch.setattr(sys, "argv", ["camscope", "explain", "none.png", "--methods", "lrp"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    assert 'pip install "camscope[lrp]"' in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.skipif(HERE["captum"], reason="captum is installed")

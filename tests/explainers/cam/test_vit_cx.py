@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from camscope.errors import InputError
 from camscope.explainers import ViTCX
-from camscope.explainers.cam.vit_cx import cluster_masks
+from camscope.explainers.cam.vit_cx import cluster_masks_by_complete_linkage
 from tests.nets import CASES, Flat, Pooled
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
@@ -129,7 +129,7 @@ def test_clusters_are_those_of_one_pair_after_the_other(seed):
     masks[0, 7] = masks[0, 3] = masks[0, 11]
     unit = masks / masks.norm(dim=2, keepdim=True)
     for reach in (0.0, 0.05, 0.1, 0.3, 2.0):
-        homes = cluster_masks((1 - unit @ unit.mT).clamp(min=0), reach)
+        homes = cluster_masks_by_complete_linkage((1 - unit @ unit.mT).clamp(min=0), reach)
         for rows, numbers in zip(masks, homes.tolist(), strict=True):
             found = [[k for k, home in enumerate(numbers) if home == first] for first in dict.fromkeys(numbers)]
             assert all(first == found[i][0] for i, first in enumerate(dict.fromkeys(numbers)))
@@ -139,15 +139,15 @@ def test_clusters_are_those_of_one_pair_after_the_other(seed):
 def test_a_chain_of_neighbors_is_not_one_cluster():
     places = torch.tensor([0.0, 1.0, 2.1, 3.3])
     apart = (places[:, None] - places).abs()[None]
-    assert cluster_masks(apart, 1.15).tolist() == [[0, 0, 2, 3]]
-    assert cluster_masks(apart, 1.25).tolist() == [[0, 0, 2, 2]]
-    assert cluster_masks(apart, 3.3).tolist() == [[0, 0, 2, 2]]  # less than, not as far as
-    assert cluster_masks(apart, 3.4).tolist() == [[0, 0, 0, 0]]
+    assert cluster_masks_by_complete_linkage(apart, 1.15).tolist() == [[0, 0, 2, 3]]
+    assert cluster_masks_by_complete_linkage(apart, 1.25).tolist() == [[0, 0, 2, 2]]
+    assert cluster_masks_by_complete_linkage(apart, 3.3).tolist() == [[0, 0, 2, 2]]  # less than, not as far as
+    assert cluster_masks_by_complete_linkage(apart, 3.4).tolist() == [[0, 0, 0, 0]]
 
 
 def test_distances_that_rounding_makes_another_from_the_other_side_join_all_the_same():
     round_in_a_ring = torch.tensor([[[0.0, 0.05, 0.06], [0.06, 0.0, 0.05], [0.05, 0.06, 0.0]]])
-    assert cluster_masks(round_in_a_ring, 0.07).tolist() == [[0, 0, 0]]
+    assert cluster_masks_by_complete_linkage(round_in_a_ring, 0.07).tolist() == [[0, 0, 0]]
 
 
 def test_the_noise_is_its_seeds_and_the_callers_state_stays():

@@ -530,6 +530,7 @@ def test_what_is_no_list_is_refused(net):
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="../shared/data is not here")
+@pytest.mark.thorough  # the nets above have equal maps, and others
 def test_trained_weights_and_a_photograph():
     sys.path.insert(0, str(DATA))
     try:

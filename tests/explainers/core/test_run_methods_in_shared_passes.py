@@ -24,7 +24,7 @@ from camscope.explainers import (
     ShapleyCAM,
     SmoothGrad,
 )
-from camscope.explainers.core.memory_chunks import count_copies_in_memory, map_chunks
+from camscope.explainers.core.memory_chunks import count_copies_that_fit_in_memory, map_chunks
 from camscope.explainers.core.run_methods_in_shared_passes import explain_grid
 from camscope.targets import Difference, Score
 from tests.nets import CASES, Pooled, Tokens, conv, plain
@@ -132,7 +132,7 @@ def test_a_pass_without_gradients_builds_no_graph():
     class Activation(LayerExplainer):
         name, paper = "activation", "this test"
 
-        def combine(self, features):
+        def compute_layer_map(self, features):
             assert not features.values.requires_grad
             with pytest.raises(LayerError, match="needs_gradient = True"):
                 features.gradient  # noqa: B018  # that it raises is the test
@@ -153,7 +153,7 @@ class Curved(LayerExplainer):
     name, paper, backward_passes = "curved", "this test", "3"
     needs_gradient = second_order = True
 
-    def combine(self, features):
+    def compute_layer_map(self, features):
         return features.compute_curvature().sum(1)
 
 
@@ -280,8 +280,8 @@ def test_pieces_are_halved_where_memory_ends_and_lose_nothing():
 
 def test_wide_layers_leave_room_for_few_copies():
     cpu = torch.device("cpu")
-    assert count_copies_in_memory(2**20, cpu) == 64
-    assert count_copies_in_memory(2**40, cpu) == 1
+    assert count_copies_that_fit_in_memory(2**20, cpu) == 64
+    assert count_copies_that_fit_in_memory(2**40, cpu) == 1
 
 
 @pytest.mark.parametrize("method", ["gradcam", "hirescam", "scorecam", "ablationcam"])

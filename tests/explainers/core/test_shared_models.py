@@ -327,11 +327,11 @@ def test_a_score_is_constant_up_to_a_few_steps_of_its_own_precision(step, consta
     eps = torch.finfo(torch.float32).eps
     scores, owners = torch.tensor([8.0, 8.0 * (1 + step * eps), -2.0, -2.0]), torch.tensor([0, 0, 1, 1])
     found = ScoreRange()
-    found.add("score", torch.tensor([8.0, -2.0]), None, 2)
+    found.include_scores("score", torch.tensor([8.0, -2.0]), None, 2)
     assert found.is_constant(eps) is None, "nothing was altered"
-    found.add("score", scores, owners, 2)
+    found.include_scores("score", scores, owners, 2)
     assert found.is_constant(eps).tolist() == [constant, True]
-    found.add("probability", torch.tensor([0.5, 0.25, 0.5, 0.25]), owners, 2)
+    found.include_scores("probability", torch.tensor([0.5, 0.25, 0.5, 0.25]), owners, 2)
     assert found.is_constant(eps).tolist() == [False, False]
 
 

@@ -372,7 +372,7 @@ def test_of_the_sum_the_part_along_the_first_component_is_kept(method):
     made = Denoised(plain).attribute(x, 2)
     np.testing.assert_allclose(made, expected, rtol=1e-9, atol=1e-12)
     assert not torch.allclose(made, plain.attribute(x, 2))
-    assert "combine" not in vars(plain)
+    assert "compute_layer_map" not in vars(plain)
 
 
 def test_the_size_of_the_gradient_only_scales_the_map():

@@ -265,7 +265,7 @@ def test_blurs_are_the_convolution_with_a_gaussian_mirrored_at_the_borders():
         expected[:, i, j] = torch.einsum("a,b,cab->c", weights, weights, x[:, rows][:, :, columns])
     blurs = BlurredCopies(x)
     found = (
-        blurs.apply_factors(blurs.compute_frequency_factors(torch.tensor([sigma, 0.0], dtype=torch.float64)))
+        blurs.apply_frequency_factors(blurs.compute_frequency_factors(torch.tensor([sigma, 0.0], dtype=torch.float64)))
         + blurs.channel_offset
     )
     torch.testing.assert_close(found[0], expected, rtol=0, atol=1e-10)

@@ -9,7 +9,12 @@ import torch
 from PIL import Image
 
 from camscope.errors import ImageError
-from camscope.images.files.strict_jpeg_decoding import DamagedJPEGError, decode_jpeg, find_jpeg_damage, read_jpeg_size
+from camscope.images.files.strict_jpeg_decoding import (
+    DamagedJPEGError,
+    decode_jpeg,
+    describe_jpeg_damage,
+    read_jpeg_size,
+)
 from camscope.images.photo_reader import read_photo, read_reduced_photo
 from camscope.images.scans.scan_reader import read_scan
 
@@ -181,12 +186,12 @@ def test_an_image_that_a_caller_has_changed_is_read_as_it_is(tmp_path):
 @pytest.mark.parametrize("options", [{}, {"subsampling": 0}, {"restart_marker_blocks": 4}], ids=str)
 def test_a_progressive_jpeg_without_a_scan_is_an_error(mode, options, tmp_path):
     data, file = encoded_jpeg(mode, progressive=True, **options), tmp_path / "image.jpg"
-    assert find_jpeg_damage(data) == ""
+    assert describe_jpeg_damage(data) == ""
     starts = [match.start() for match in re.finditer(b"\xff\xda", data)]
     assert len(starts) > 5
     for start in starts[1:]:
         file.write_bytes(data[:start] + b"\xff\xd9")
-        assert find_jpeg_damage(file.read_bytes())
+        assert describe_jpeg_damage(file.read_bytes())
         with pytest.raises(ImageError, match="damaged: a scan of the progressive JPEG is missing"):
             read_photo(file)
 
@@ -195,8 +200,8 @@ def test_the_functions_by_themselves():
     data = encoded_jpeg()
     assert read_jpeg_size(data) == (120, 160)
     assert read_jpeg_size(b"text") is None
-    assert (find_jpeg_damage(data), find_jpeg_damage(b"text")) == ("", "")
-    assert find_jpeg_damage(ended(data)) == "Corrupt JPEG data: premature end of data segment"
+    assert (describe_jpeg_damage(data), describe_jpeg_damage(b"text")) == ("", "")
+    assert describe_jpeg_damage(ended(data)) == "Corrupt JPEG data: premature end of data segment"
     assert decode_jpeg(data, is_gray=True).shape == (120, 160, 1)
     with pytest.raises(DamagedJPEGError, match="premature end"):
         decode_jpeg(ended(data))

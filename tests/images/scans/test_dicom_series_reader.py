@@ -162,8 +162,8 @@ def test_one_file_is_read_as_it_is(tmp_path):
     ("datasets", "message"),
     [
         ([], "no file of 0 is a DICOM image"),
-        ([dicom(VOLUME[0]), dicom(VOLUME[0])], "2 files without a position in space"),
-        ([dicom(VOLUME), dicom(VOLUME)], "without a position in space"),
+        ([dicom(VOLUME[0]), dicom(VOLUME[0])], "2 files have no position in space"),
+        ([dicom(VOLUME), dicom(VOLUME)], "no position in space"),
     ],
 )
 def test_what_is_no_volume(datasets, message, tmp_path):

@@ -7,35 +7,26 @@ import pytest
 import torch
 from torch import nn
 
-pytest.importorskip("monai", reason="MONAI is not installed: its transforms are tried where it is")
 pytest.importorskip("nibabel")
 
 import nibabel
-from monai.transforms import (
-    Compose,
-    EnsureChannelFirst,
-    EnsureChannelFirstd,
-    Flip,
-    LoadImage,
-    LoadImaged,
-    Orientation,
-    Orientationd,
-    Rand3DElastic,
-    ResizeWithPadOrCrop,
-    ScaleIntensity,
-    Spacing,
-    Transpose,
-)
 
 from camscope import GradCAM
 from camscope.errors import ImageError
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.thorough,  # test_monai_stand_ins asks it of stand-ins: MONAI takes five seconds to import
+]
 NET = nn.Sequential(nn.Conv3d(1, 2, 1), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(2, 2)).eval()
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    TURN = Orientation("PLI")
-STEPS = (TURN, Spacing((2.0, 1.5, 3.0)), Flip(1), ResizeWithPadOrCrop((10, 20, 8)))
+
+
+@pytest.fixture(scope="module")
+def monai():
+    """MONAI's transforms, which take seconds to import: only where these tests run."""
+    return pytest.importorskip(
+        "monai.transforms", reason="MONAI is not installed: its transforms are tried where it is"
+    )
 
 
 @pytest.fixture
@@ -46,8 +37,12 @@ def file(tmp_path):
     return tmp_path / "brain.nii.gz"
 
 
-def test_the_place_is_that_of_monais_own_inverse(file):
-    way = Compose([LoadImage(image_only=True), EnsureChannelFirst(), *STEPS])
+def test_the_place_is_that_of_monais_own_inverse(monai, file):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        turn = monai.Orientation("PLI")
+    steps = (turn, monai.Spacing((2.0, 1.5, 3.0)), monai.Flip(1), monai.ResizeWithPadOrCrop((10, 20, 8)))
+    way = monai.Compose([monai.LoadImage(image_only=True), monai.EnsureChannelFirst(), *steps])
     one = GradCAM(NET, "0", preprocess=way).explain(str(file), 1)
     made = way(str(file))
     spot = torch.zeros(made.shape[1:])
@@ -55,7 +50,7 @@ def test_the_place_is_that_of_monais_own_inverse(file):
     values, covered = one.placement.project(spot.numpy())
     back = made.clone()
     back[:] = spot[None]
-    for step in reversed(STEPS):
+    for step in reversed(steps):
         back = step.inverse(back)
     mine, theirs = ((np.argwhere(v > 0.4 * v.max())).mean(0) for v in (values, back[0].numpy()))
     assert np.abs(mine - theirs).max() < 1.0
@@ -65,9 +60,11 @@ def test_the_place_is_that_of_monais_own_inverse(file):
     assert "brain" not in repr(one)
 
 
-def test_dictionaries_and_tensors_are_taken_too(file):
-    plain = Compose([LoadImage(image_only=True), EnsureChannelFirst(), Orientation("RAS")])
-    named = Compose([LoadImaged(["image"]), EnsureChannelFirstd(["image"]), Orientationd(["image"], "RAS")])
+def test_dictionaries_and_tensors_are_taken_too(monai, file):
+    plain = monai.Compose([monai.LoadImage(image_only=True), monai.EnsureChannelFirst(), monai.Orientation("RAS")])
+    named = monai.Compose(
+        [monai.LoadImaged(["image"]), monai.EnsureChannelFirstd(["image"]), monai.Orientationd(["image"], "RAS")]
+    )
     first = GradCAM(NET, "0", preprocess=plain).explain(str(file), 1)
     second = GradCAM(NET, "0", preprocess=named).explain(str(file), 1)
     third = GradCAM(NET, "0").explain(plain(str(file)), 1)
@@ -77,14 +74,18 @@ def test_dictionaries_and_tensors_are_taken_too(file):
         assert type(other.attribution) is np.ndarray
 
 
-def test_what_the_matrices_do_not_tell_has_no_place_and_what_fails_names_no_file(file):
-    for bent in (Transpose((0, 2, 1, 3)), Rand3DElastic((1, 2), (1, 2), prob=1.0)):
-        way = Compose([LoadImage(image_only=True), EnsureChannelFirst(), bent, ScaleIntensity()])
+def test_what_the_matrices_do_not_tell_has_no_place_and_what_fails_names_no_file(monai, file):
+    for bent in (monai.Transpose((0, 2, 1, 3)), monai.Rand3DElastic((1, 2), (1, 2), prob=1.0)):
+        way = monai.Compose(
+            [monai.LoadImage(image_only=True), monai.EnsureChannelFirst(), bent, monai.ScaleIntensity()]
+        )
         one = GradCAM(NET, "0", preprocess=way).explain(str(file), 1)
         assert one.placement is None
         assert "no known geometry" in one.notes[-1]
     with pytest.raises(ImageError, match="raised") as error:
-        GradCAM(NET, "0", preprocess=LoadImage(image_only=True)).explain(str(file.with_name("nobody.nii.gz")), 1)
+        GradCAM(NET, "0", preprocess=monai.LoadImage(image_only=True)).explain(str(file.with_name("nobody.nii.gz")), 1)
     assert "nobody" not in str(error.value)
     with pytest.raises(ImageError, match="EnsureChannelFirst"):
-        GradCAM(NET, "0", preprocess=Compose([LoadImage(image_only=True), lambda x: x[0, 0]])).explain(str(file), 1)
+        GradCAM(NET, "0", preprocess=monai.Compose([monai.LoadImage(image_only=True), lambda x: x[0, 0]])).explain(
+            str(file), 1
+        )

@@ -8,7 +8,7 @@ import torch
 
 from camscope import GradCAM, read_scan
 from camscope.errors import ImageError, PreprocessError
-from camscope.images.scans.scan import Scan, convert_scan_to_rgb
+from camscope.images.scans.scan import Scan, convert_to_rgb_and_scaled_scan
 from camscope.images.scans.scan_preprocess import ScanPreprocess, get_axis_codes
 
 WORLD = np.array([[0.7, 0, 0, 3], [0, 0.7, 0, -7], [0, 0, 5, 11], [0, 0, 0, 1.0]])
@@ -150,11 +150,11 @@ def test_settings_that_mean_nothing_are_refused():
 
 def test_pixels_for_a_model_of_pictures_say_how_they_were_made():
     scan = Scan(np.array([[-160, 240], [40, 900]], np.float32), "s", unit="HU")
-    pixels, told = convert_scan_to_rgb(scan, (40, 401))
+    pixels, told = convert_to_rgb_and_scaled_scan(scan, (40, 401))
     assert pixels[..., 0].tolist() == [[0, 255], [128, 255]]
     assert told.steps == ("window: LINEAR, center 40, width 401",)
-    pixels, told = convert_scan_to_rgb(scan)
+    pixels, told = convert_to_rgb_and_scaled_scan(scan)
     assert pixels[..., 1].tolist() == [[0, 96], [48, 255]]
     assert told.steps == ("no window: the whole range, -160 to 900 HU",)
     with pytest.raises(ImageError, match="explain_slices"):
-        convert_scan_to_rgb(volume())
+        convert_to_rgb_and_scaled_scan(volume())

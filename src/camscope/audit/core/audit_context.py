@@ -194,7 +194,7 @@ class AuditContext:
         batch: list[LoadedImage] = []
         for image in self.load_images(rows):
             shapes = {each.item.x.shape if each.item is not None else None for each in (*batch[:1], image)}
-            is_full = len(batch) == self.worker.batch_size_for(image)
+            is_full = len(batch) == self.worker.choose_batch_size(image)
             if batch and (is_full or len(shapes) > 1 or None in shapes):
                 yield batch
                 batch = []

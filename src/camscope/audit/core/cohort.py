@@ -220,7 +220,7 @@ class Cohort:
             source, columns, resolver, categories, allow_outside_root=not self.manifest.path_resolver.confined
         )
         if isinstance(ground_truth, AnnotationColumn):
-            ground_truth.check_inside_root(table[ground_truth.name].to_pylist())
+            ground_truth.check_mask_paths_inside_root(table[ground_truth.name].to_pylist())
         return ground_truth
 
     def resolve_mask_path(self, name: str) -> Path:

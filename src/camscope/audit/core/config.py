@@ -24,7 +24,7 @@ from camscope.atomic_writes_and_folder_locks import read_bytes
 from camscope.audit.core.config_faults import FaultCollector, find_key_lines, validate_tables
 from camscope.batch.build_manifest_from_source import DATASET_PREFIXES
 from camscope.errors import InputError
-from camscope.explainers.core.explainer import get_explainer_class
+from camscope.explainers.core.base_explainer import get_explainer_class
 from camscope.read_untrusted_files import MAX_TOML_BYTES, parse_toml, read_errors_converted
 
 ImputationName = Literal["mean", "blur", "noise", "zero", "inpainting"]

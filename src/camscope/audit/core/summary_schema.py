@@ -159,6 +159,7 @@ class Verdict(SchemaModel):
         claim: The claim as a sentence.
         finding: Name of the finding.
         qualifier: The region, subgroup or method that the claim is about.
+        metric: The metric, where one question has a claim for each of several metrics.
         conclusion: "supported", "not supported" or "not testable".
         direction: Whether the conclusion supports or contradicts the model, or neither.
         effect: The estimate with its interval.
@@ -189,6 +190,7 @@ class Verdict(SchemaModel):
     section: str
     answer: str = ""
     patients_needed: int | None = None
+    metric: str = ""
 
 
 class Summary(SchemaModel):

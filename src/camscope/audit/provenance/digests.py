@@ -143,7 +143,7 @@ def _iter_mask_names_and_locations(
         named = FilenameIndex(((file, file) for file in ground_truth.files), ignore_suffix=True)
         for row, path in context.cohort.get_column("path").items():
             with suppress(UndefinedError):  # ambiguous names have no mask
-                if file := named.find(path):
+                if file := named.find_value_of_file(path):
                     yield str(row), (UNCONFINED_LOCATIONS, file)
     elif isinstance(ground_truth, CocoAnnotations):
         coco = context.cohort.resolve_mask_path(mask_config if isinstance(mask_config, str) else mask_config.file or "")

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from camscope.atomic_writes_and_folder_locks import (
+    build_write_error,
     make_folder,
-    make_write_error,
     open_regular_file,
     read_bytes,
     write_bytes,
@@ -96,7 +96,7 @@ def append_event(folder: Path, event: Mapping[str, Any]) -> None:
         with log.open("a", encoding="utf-8") as file:
             file.write(added)
     except OSError as error:
-        raise make_write_error(log, error, len(added.encode())) from error
+        raise build_write_error(log, error, len(added.encode())) from error
 
 
 def _ends_with_newline(path: Path) -> bool:
@@ -283,6 +283,7 @@ def _redact_config(context: AuditContext) -> dict[str, Any]:
     return redacted
 
 
+@cache
 def _list_package_versions() -> dict[str, str]:
     versions = {}
     for name in PACKAGES:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from camscope import render
 from camscope.audit.core.summary_schema import Summary
 from camscope.batch import BatchRun
-from camscope.batch.run_reader import read_original, render_thumbnail, require_unchanged
+from camscope.batch.run_reader import read_original_image, render_thumbnail, require_unchanged_image
 from camscope.batch.sql_query import table_to_dicts
 from camscope.errors import CamscopeError
 from camscope.explanation import STATUS_MEANINGS, Explanation, PixelArray
@@ -108,12 +108,12 @@ def load_gallery_image_or_reason(
     if not rows:
         return None, "it is not in the run"
     if allow_burned_in_text:
-        with suppress(CamscopeError, OSError):  # read_original reports the reason
+        with suppress(CamscopeError, OSError):  # read_original_image reports the reason
             source = run.read_source(rows[0])
             if is_scan(source):
-                require_unchanged(rows[0], source)
+                require_unchanged_image(rows[0], source)
                 return convert_scan_to_display_pixels(read_scan(source), run.run_info["run_config"].get("window")), ""
-    image, reason = read_original(run, rows[0])
+    image, reason = read_original_image(run, rows[0])
     return image, reason or ""
 
 

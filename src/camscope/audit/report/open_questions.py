@@ -1,6 +1,6 @@
 """The questions that an audit left open, and how many patients would decide them, as sentences."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -8,8 +8,8 @@ from markupsafe import Markup
 from camscope.audit.core.stage_result_schema import StageResult
 from camscope.audit.core.summary_schema import Summary, Verdict
 from camscope.audit.report.sentences import fill_sentence, join_texts
-from camscope.audit.verdicts.model_and_data_verdicts import format_region
-from camscope.audit.verdicts.verdict_rules import WIDE_INTERVAL_REASON
+from camscope.audit.shortcuts.region_names import format_region, name_region
+from camscope.audit.verdicts.verdict_rules import WIDE_INTERVAL_REASON, find_topic
 from camscope.plurals import inflect
 from camscope.registry import METHODS
 
@@ -33,7 +33,7 @@ OPEN_QUESTIONS: Mapping[str, str] = {
     "ground truth": "Whether the prediction uses the area marked as {finding}",
     "faithfulness": "Whether the maps show what the prediction for {finding} depends on",
     "localization": "Whether the maps highlight {finding} more than expected by chance",
-    "sanity": "Whether the maps depend on the trained weights",
+    "sanity": "Whether the maps for {finding} depend on the trained weights",
     "robustness": "Whether the maps for {finding} stay stable under small changes of the image",
     "performance by subgroup": "Whether the model detects {finding} equally well in all subgroups of {items}",
     "leakage": "Whether {items} can be predicted from the model's features",
@@ -55,12 +55,23 @@ class OpenQuestion:
 
 
 def iter_open_questions(summary: Summary) -> Iterator[OpenQuestion]:
-    """Yield the questions that stay open, with the reason and the number of patients that it would take."""
-    stages = [(name, stage) for name, stage in summary if isinstance(stage, StageResult) and not stage.tested]
-    for name, stage in stages:
-        text = fill_sentence(STAGE_DESCRIPTIONS.get(name, "A stage was not tested"))
+    """Yield the questions that stay open, with the reason and the number of patients that it would take.
+
+    Those about the model come first, then the stages that were not tested.
+    """
+    stages = {name: stage for name, stage in summary if isinstance(stage, StageResult) and not stage.tested}
+    about_model, about_maps_and_data = list[OpenQuestion](), list[OpenQuestion]()
+    for verdict, question in _iter_open_verdicts(summary, stages):
+        (about_model if find_topic(verdict.question) == "model" else about_maps_and_data).append(question)
+    yield from about_model
+    for name, stage in stages.items():
+        text = fill_sentence(STAGE_DESCRIPTIONS[name])
         yield OpenQuestion(text, fill_sentence("{reason}", reason=stage.reason or "no reason was given"), "missing")
-    skipped = {name for name, _ in stages}
+    yield from about_maps_and_data
+
+
+def _iter_open_verdicts(summary: Summary, skipped: Container[str]) -> Iterator[tuple[Verdict, OpenQuestion]]:
+    """Yield the open questions of tested stages, each with the first of its verdicts, the most important first."""
     groups: dict[tuple[str, str, str], list[Verdict]] = {}
     for verdict in summary.verdicts:
         if verdict.conclusion == "not testable" and verdict.section not in skipped:
@@ -72,7 +83,7 @@ def iter_open_questions(summary: Summary) -> Iterator[OpenQuestion]:
         items = join_texts(list(dict.fromkeys(map(name_subject, verdicts))), MAX_ITEMS_NAMED)
         template = OPEN_QUESTIONS.get(question, "{claim}")
         text = fill_sentence(template, finding=finding, items=items, claim=verdicts[0].claim)
-        yield OpenQuestion(text, explain_open_verdicts(verdicts), verdicts[0].section)
+        yield verdicts[0], OpenQuestion(text, explain_open_verdicts(verdicts), verdicts[0].section)
 
 
 def name_subject(verdict: Verdict) -> Markup:
@@ -81,12 +92,13 @@ def name_subject(verdict: Verdict) -> Markup:
         region = verdict.qualifier.partition(" · ")[0]
         text = format_region(region)
         prefix = text.removesuffix(region)  # such as "the region "
-        return (
-            fill_sentence(f"{prefix}{{region}}", region=region)
-            if prefix != text
-            else fill_sentence("{text}", text=text)
-        )
-    name = METHODS.display_name(verdict.qualifier) if verdict.qualifier else ""
+        if prefix == text:
+            return fill_sentence("{text}", text=text)
+        return fill_sentence(f"{prefix}{{region}}", region=region)
+    if verdict.question == "shortcut by subgroup":
+        column, _, region = verdict.qualifier.partition(", effect of ")
+        return fill_sentence("{region} by {column}", region=name_region(region), column=column)
+    name = METHODS.replace_names_by_titles(verdict.qualifier) if verdict.qualifier else ""
     return fill_sentence("the column {name}" if verdict.question == "leakage" else "{name}", name=name)
 
 

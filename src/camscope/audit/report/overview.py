@@ -29,6 +29,7 @@ MAX_RESULTS_SHOWN = 4
 MAX_OPEN_QUESTIONS_SHOWN = 5  # the section on missing tests lists all
 MAX_OTHER_CONCERNS = 2
 
+QUESTIONS_WITHOUT_MARGIN = ("faithfulness", "sanity", "clusters")  # their rules compare with controls
 MARKED_CAUSES = ("shortcut", "masked organ")
 
 
@@ -162,8 +163,7 @@ def iter_concerns(summary: Summary) -> Iterator[Concern]:
     for finding, performance in chance.items():
         sentence = fill_sentence("This audit does not show that the model detects {finding}.", finding=finding)
         side = "lies below chance" if (performance.auroc.high or 0.0) < 0.5 else "includes chance"
-        details = fill_sentence(f"AUROC {{auroc}}: the interval {side}.", auroc=performance.auroc)
-        yield Concern(sentence, details, "performance", "contradicts")
+        yield Concern(sentence, fill_sentence(f"The interval of the AUROC {side}."), "performance", "contradicts")
     other = [item for item in against if item.question not in MARKED_CAUSES]
     yield from (
         build_result_sentence(item, summary)
@@ -287,6 +287,8 @@ def describe_effect(verdict: Verdict, *, has_patients: bool) -> Markup:
 def explain_conclusion(verdict: Verdict) -> Markup:
     """Explain in a clause how the interval lies to the margin. Without an interval, name the margin, if there is one."""
     margin, low, high = verdict.margin, verdict.effect.low, verdict.effect.high
+    if verdict.conclusion != "not testable" and _is_decided_without_margin(verdict):
+        return fill_sentence("{reason}", reason=verdict.reason.partition("; ")[0])
     if margin is None or low is None or high is None:
         return Markup("") if margin is None else fill_sentence("the margin is {margin}", margin=margin)
     is_two_sided = verdict.question in TWO_SIDED_QUESTIONS
@@ -307,6 +309,11 @@ def explain_conclusion(verdict: Verdict) -> Markup:
     if verdict.direction == "neither" and NO_PERFORMANCE_REASON in verdict.reason:
         clause += ". It does not count for the model, because its AUROC does not show that it detects the finding"
     return fill_sentence(clause, margin=margin, opposite=opposite)
+
+
+def _is_decided_without_margin(verdict: Verdict) -> bool:
+    is_decodable = (verdict.question, verdict.conclusion) == ("leakage", "supported")
+    return bool(verdict.reason) and (is_decodable or verdict.question in QUESTIONS_WITHOUT_MARGIN)
 
 
 def _iter_results(summary: Summary) -> Iterator[Concern]:

@@ -31,15 +31,18 @@ from camscope.audit.report.verdict_labels_and_groups import (
     classify_verdict,
     describe_direction,
     describe_sample,
+    format_sentence,
     group_overlapping_verdicts,
     group_verdicts_by_kind,
     group_verdicts_by_topic,
     sanitize_text,
 )
+from camscope.audit.shortcuts.border_and_marker_detectors import REGIONS
 from camscope.audit.shortcuts.region_attribution import MIN_OVERLAP_SHARE, find_overlapping_regions
+from camscope.audit.shortcuts.region_names import name_region
 from camscope.audit.verdicts.limitations_and_warnings import GENERAL_LIMITATIONS
 from camscope.audit.verdicts.verdict_rules import QUESTIONS
-from camscope.batch.contact_sheet import compute_csp_digest
+from camscope.batch.html_contact_sheet import compute_csp_digest
 from camscope.errors import InputError
 from camscope.metrics import METRICS
 from camscope.optional_packages import require
@@ -139,7 +142,11 @@ def create_template_environment() -> "jinja2.Environment":
         lstrip_blocks=True,
     )
     environment.filters |= {f.__name__: f for f in (format_number, format_estimate, format_number_like, format_p_value)}
-    environment.filters |= {"metric_title": METRICS.display_name, "method_title": METHODS.display_name}
+    environment.filters |= {"as_sentence": format_sentence, "region_name": name_region}
+    environment.filters |= {
+        "metric_title": METRICS.replace_names_by_titles,
+        "method_title": METHODS.replace_names_by_titles,
+    }
     environment.globals |= {
         "classify_verdict": classify_verdict,
         "compute_csp_digest": compute_csp_digest,
@@ -156,6 +163,7 @@ def create_template_environment() -> "jinja2.Environment":
         "none": None,
         "norms": list(csv.DictReader(io.StringIO(read_reporting_guidelines_csv()))),
         "norms_csv": read_reporting_guidelines_csv(),
+        "region_descriptions": {name: region.description for name, region in REGIONS.items()},
         "script": Markup(_read_template("page.js")),  # noqa: S704 - a file of this package
         "sections": PAGE_SECTIONS,
         "sentences": sentences,

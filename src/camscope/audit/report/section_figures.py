@@ -14,6 +14,7 @@ from camscope.audit.core.stage_result_schema import (
     SubgroupDifference,
 )
 from camscope.audit.core.summary_schema import Summary
+from camscope.audit.report.sentences import is_uncounted_removal
 from camscope.audit.report.svg_charts import (
     ForestRow,
     default_style_scope,
@@ -25,6 +26,8 @@ from camscope.audit.report.svg_charts import (
     to_inline_svg,
 )
 from camscope.audit.report.verdict_labels_and_groups import sanitize_text
+from camscope.audit.shortcuts.region_names import name_region
+from camscope.metrics import METRICS
 from camscope.registry import METHODS
 
 if TYPE_CHECKING:
@@ -39,8 +42,8 @@ INTERVAL_LEGEND = "Dot: value; bar: 95 % interval"
 INTERVENTION_TITLES = {
     "insert": "Effect of inserting a region",
     "remove": "Effect of removing a region",
-    "keep only": "Effect of keeping only a region",
 }
+CONTROL_TITLE = "control"
 TitleParts = tuple[str, ...]  # texts of the summary or of this package
 Drawing = tuple[TitleParts, str, "Figure"]  # the title, the caption and the chart
 
@@ -52,6 +55,7 @@ class ReportFigure:
     title_parts: TitleParts
     caption: str
     svg: Markup
+    is_control: bool = False
 
 
 def draw_figures(summary: Summary) -> dict[str, list[ReportFigure]]:
@@ -73,10 +77,19 @@ def draw_figures(summary: Summary) -> dict[str, list[ReportFigure]]:
         for section, drawings in drawings_by_section.items():
             figures[section] = []
             for n, (parts, caption, chart) in enumerate(drawings, start=1):
-                title = tuple(map(METHODS.display_name, parts))
+                title = tuple(map(_display_name, parts))
                 svg = to_inline_svg(chart, f"figure-{section}-{n}", sanitize_text(", ".join(title)))
-                figures[section].append(ReportFigure(title, caption, svg))
+                figures[section].append(ReportFigure(title, caption, svg, is_control=CONTROL_TITLE in parts))
     return figures
+
+
+def _display_name(name: str) -> str:
+    """Return the title of a metric or method. Other texts stay as they are."""
+    return METRICS.replace_names_by_titles(name) if name in METRICS else METHODS.replace_names_by_titles(name)
+
+
+def _has_values(rows: Iterable[ForestRow]) -> bool:
+    return any(row.estimate.value is not None for row in rows)
 
 
 def _draw_performance(summary: Summary) -> Iterator[Drawing]:
@@ -91,10 +104,11 @@ def _draw_performance(summary: Summary) -> Iterator[Drawing]:
                 f"{INTERVAL_LEGEND}; vertical line: all images; dashed red line: the AUROC that the model must exceed"
             )
             margin = summary.margins.get("useful_auroc")
-            chart = draw_forest_plot(rows, "AUROC", reference_value=performance.auroc.value, margin=margin)
-            yield ("AUROC by subgroup", performance.finding), caption, chart
+            if _has_values(rows[1:]):
+                chart = draw_forest_plot(rows, "AUROC", reference_value=performance.auroc.value, margin=margin)
+                yield ("AUROC by subgroup", performance.finding), caption, chart
             title = "AUROC of a subgroup minus that of the others", performance.finding
-            yield _draw_differences(title, performance.subgroup_differences)
+            yield from _draw_differences(title, performance.subgroup_differences)
 
 
 def _iter_subgroup_rows(performance: FindingPerformance) -> Iterator[ForestRow]:
@@ -111,11 +125,12 @@ def _iter_subgroup_rows(performance: FindingPerformance) -> Iterator[ForestRow]:
             yield ForestRow(f"{level.column}: {name}", estimate if auroc.value is None else auroc)
 
 
-def _draw_differences(title: TitleParts, differences: Sequence[SubgroupDifference]) -> Drawing:
+def _draw_differences(title: TitleParts, differences: Sequence[SubgroupDifference]) -> Iterator[Drawing]:
     margin = differences[0].margin
     rows = [ForestRow(f"{level.column}: {level.level}", level.difference) for level in differences]
-    chart = draw_forest_plot(rows, "difference", shaded_range=(-margin, margin), reference_value=0.0)
-    return title, f"{INTERVAL_LEGEND}; shaded: differences within the margin", chart
+    if _has_values(rows):
+        chart = draw_forest_plot(rows, "difference", shaded_range=(-margin, margin), reference_value=0.0)
+        yield title, f"{INTERVAL_LEGEND}; shaded: differences within the margin", chart
 
 
 def _draw_metrics(stage: MetricsResult) -> Iterator[Drawing]:
@@ -124,14 +139,13 @@ def _draw_metrics(stage: MetricsResult) -> Iterator[Drawing]:
     for line in stage.metric_summaries:
         lines_by_key.setdefault((line.metric, line.finding), []).append(line)
     for (metric, finding), lines in lines_by_key.items():
-        by_imputation = ", by imputation" if len({line.imputation for line in lines}) > 1 else ""
-        control_legend = f"; gray: control maps; shaded: the best control map{by_imputation}"
+        control_legend = "; gray: control maps; shaded: the best control map"
         caption = INTERVAL_LEGEND + (control_legend if any(line.control for line in lines) else "")
         chart = draw_forest_plot(list(_iter_metric_rows(lines)), BETTER_DIRECTION_LABELS[lines[0].better_direction])
         yield (metric, finding), caption, chart
     for finding in dict.fromkeys(level.finding for level in stage.subgroup_differences):
         levels = [level for level in stage.subgroup_differences if level.finding == finding]
-        yield _draw_differences(("Share inside in a subgroup minus that in the others", finding), levels)
+        yield from _draw_differences(("Share inside in a subgroup minus that in the others", finding), levels)
 
 
 def _iter_metric_rows(lines: Sequence[MetricSummary]) -> Iterator[ForestRow]:
@@ -140,7 +154,7 @@ def _iter_metric_rows(lines: Sequence[MetricSummary]) -> Iterator[ForestRow]:
         selected = [line for line in lines if line.imputation == imputation]
         shaded_range = _find_best_control_interval(selected)
         for line in sorted(selected, key=lambda line: line.control):
-            name = ", ".join(filter(None, (METHODS.display_name(line.method), imputation)))
+            name = ", ".join(filter(None, (METHODS.replace_names_by_titles(line.method), imputation)))
             yield ForestRow(name, line.value, "control" if line.control else "method", shaded_range)
 
 
@@ -155,7 +169,7 @@ def _draw_randomization(summary: Summary) -> Iterator[Drawing]:
     caption = "Shaded: similarity of maps of different images, which a map must fall to; line: their mean"
     for test in summary.sanity.tests:
         for similarity in test.similarities:
-            title = (test.method, similarity.name, *(["control"] if test.control else []))
+            title = (test.method, similarity.name, *([CONTROL_TITLE] if test.control else []))
             yield title, caption, draw_randomization_curve(test.part_names, similarity, is_control=test.control)
 
 
@@ -167,7 +181,7 @@ def _draw_attribution_mass(summary: Summary) -> Iterator[Drawing]:
     regions = summary.shortcut.attribution_mass
     for key in dict.fromkeys((mass.finding, mass.method) for mass in regions):
         rows = [
-            ForestRow(mass.region, mass.enrichment, "method" if mass.is_resolvable else "unresolved")
+            ForestRow(name_region(mass.region), mass.enrichment, "method" if mass.is_resolvable else "unresolved")
             for mass in regions
             if (mass.finding, mass.method) == key
         ]
@@ -184,8 +198,9 @@ def _draw_interventions(summary: Summary) -> Iterator[Drawing]:
                 ForestRow(_format_intervention("", intervention.region, intervention.imputation), intervention.effect)
                 for intervention in interventions
                 if (intervention.finding, intervention.kind) == (finding, kind)
+                and not is_uncounted_removal(intervention, summary)
             ]
-            if rows:
+            if _has_values(rows):
                 axis_label = "change of the log odds, in SD"
                 chart = draw_forest_plot(rows, axis_label, shaded_range=(-margin, margin), reference_value=0.0)
                 yield (title, finding), f"{INTERVAL_LEGEND}; shaded: effects within the margin", chart
@@ -193,24 +208,26 @@ def _draw_interventions(summary: Summary) -> Iterator[Drawing]:
 
 def _draw_masked_aurocs(summary: Summary) -> Iterator[Drawing]:
     caption = f"{INTERVAL_LEGEND}; line: chance; dashed red line: margin for detection without the organ"
+    margin = summary.margins.get("masked_auroc")
     for performance in summary.predict.performance:
         rows = [
             ForestRow(_format_intervention(masked.kind, masked.region, masked.imputation), masked.auroc)
             for masked in summary.shortcut.masked_auroc
-            if masked.finding == performance.finding
+            if (masked.finding, masked.kind) == (performance.finding, "mask")
         ]
-        if rows:
+        if _has_values(rows):
             rows.insert(0, ForestRow("the whole image", performance.auroc))
-            chart = draw_forest_plot(rows, "AUROC", reference_value=0.5, margin=summary.margins.get("masked_auroc"))
+            chart = draw_forest_plot(rows, "AUROC", reference_value=0.5, margin=margin)
             yield ("AUROC of masked images", performance.finding), caption, chart
 
 
 def _format_intervention(kind: str, region: str, imputation: str | None) -> str:
-    return f"{kind} {region}".strip() + (f", {imputation}" if imputation else "")
+    return f"{kind} {name_region(region)}".strip() + (f", {imputation}" if imputation else "")
 
 
 def _draw_aurocs_of_feature_probes(summary: Summary) -> Iterator[Drawing]:
-    if rows := [ForestRow(probe.column, probe.auroc) for probe in summary.shortcut.leakage]:
+    rows = [ForestRow(probe.column, probe.auroc) for probe in summary.shortcut.leakage]
+    if _has_values(rows):
         chart = draw_forest_plot(rows, "AUROC of a linear probe", reference_value=0.5)
         yield ("Columns predicted from the features",), f"{INTERVAL_LEGEND}; line: chance", chart
 
@@ -221,6 +238,6 @@ def _draw_clusters(summary: Summary) -> Iterator[Drawing]:
         if analysis.eigenvalues:
             caption = "A jump after a number suggests that many clusters"
             yield ("Eigenvalues", *key), caption, draw_eigenvalue_spectrum(analysis)
-        if analysis.stability_by_n_clusters:
+        if len(analysis.stability_by_n_clusters) > 1:
             caption = "Dots: these maps; diamonds: expected for a single cluster"
             yield ("Stability of clusters", *key), caption, draw_cluster_stability(analysis)

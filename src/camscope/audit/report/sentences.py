@@ -14,9 +14,10 @@ from camscope.audit.core.stage_result_schema import (
     SanityResult,
     StablePredictionShare,
 )
-from camscope.audit.core.summary_schema import ClusterAnalysis, InterventionEffect, Summary, Verdict
+from camscope.audit.core.summary_schema import ClusterAnalysis, InterventionEffect, ReviewCase, Summary, Verdict
 from camscope.audit.report.number_format import format_estimate, format_item_count, format_number
 from camscope.audit.report.verdict_labels_and_groups import DECIDED_CONCLUSIONS, sanitize_text
+from camscope.audit.verdicts.map_verdicts import ROBUSTNESS_CONDITIONS
 from camscope.plurals import inflect
 
 INTERVAL_METHODS: Mapping[str, tuple[str, str]] = {
@@ -194,15 +195,15 @@ def describe_image_count(stage: MetricsResult | SanityResult) -> Iterator[Markup
 
 def describe_stable_predictions(stable_share: StablePredictionShare) -> Markup:
     """Describe how often the prediction stayed the same under image changes."""
+    condition = ROBUSTNESS_CONDITIONS.get(stable_share.metric, "under the tested changes")
     sentence = (
-        "The prediction for {finding} stayed the same under this share of the changes of {metric}: {share}. Maps under the "
-        "other changes are excluded."
+        f"The prediction for {{finding}} stayed the same in this share of the images {condition}: {{share}}. Only the maps of "
+        "these images are compared."
     )
     if stable_share.share.value is None:
-        unknown = "It is not known how often the prediction for {finding} stayed the same"
-        sentence = f"{unknown} under the changes of {{metric}} ({{reason}})."
-    share, reason = stable_share.share, stable_share.share.reason
-    return fill_sentence(sentence, finding=stable_share.finding, metric=stable_share.metric, share=share, reason=reason)
+        sentence = f"It is not known how often the prediction for {{finding}} stayed the same {condition}: {{reason}}."
+    share, reason = stable_share.share, stable_share.share.reason or "there is no value"
+    return fill_sentence(sentence, finding=stable_share.finding, share=share, reason=reason)
 
 
 def describe_clusters(analysis: ClusterAnalysis) -> Markup:
@@ -221,11 +222,39 @@ def describe_clusters(analysis: ClusterAnalysis) -> Markup:
     return fill_sentence(sentence, **{name: getattr(analysis, name) for name in names})
 
 
+def is_uncounted_removal(intervention: InterventionEffect, summary: Summary) -> bool:
+    """Return whether an effect is the removal of a region that every image has, which decides no verdict."""
+    markers = summary.shortcut.markers_by_finding.get(intervention.finding, ())
+    return intervention.kind == "remove" and intervention.region not in markers
+
+
+def group_review_cases(cases: Sequence[ReviewCase]) -> dict[tuple[str, str], list[str]]:
+    """Return finding and reason -> the ids of the images that should be reviewed for it."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for case in cases:
+        groups.setdefault((case.finding, case.reason), []).append(case.id)
+    return groups
+
+
+def describe_masked_aurocs(summary: Summary) -> str:
+    """Say which AUROC of masked images decides a verdict, and why those of kept regions decide nothing."""
+    has_organ = any(masked.kind == "mask" for masked in summary.shortcut.masked_auroc)
+    first = (
+        "Only the AUROC with the organ masked decides a verdict."
+        if has_organ
+        else "These numbers decide nothing, because the config names no masks of the organ."
+    )
+    return (
+        f"{first} If only a region is kept, the image resembles none of the training images, and the outline of the region may "
+        "show the finding."
+    )
+
+
 def describe_explained_output(summary: Summary) -> str:
     """Describe the model output that the maps explain, and the unit of effects, log odds."""
     outputs = "one class against all others" if summary.resolve.outputs == "softmax" else "the finding's own output"
     limit = (
-        "computed from probabilities and limited where these round to 0 or 1"
+        "computed from probabilities and limited where these round to zero or one"
         if summary.predict.outputs_are_probabilities
         else "computed from the outputs before a softmax or sigmoid"
     )

@@ -75,6 +75,11 @@ def describe_sample(estimate: EstimateSummary, *, has_patients: bool = True) -> 
     return Markup("{} of {} {}").format(images, format_number(estimate.n_groups), noun)
 
 
+def format_sentence(text: str) -> str:
+    """Return a clause as a sentence: with a capital letter and a period. "" stays empty."""
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}." if text else ""
+
+
 @dataclass(frozen=True)
 class TopicVerdicts:
     """The verdicts of one topic by kind, and the questions of the topic."""

@@ -45,9 +45,13 @@ MIN_STAIN_SATURATION: Final = 0.04  # a slide with a lower maximum has no stain
 
 @dataclass(frozen=True)
 class Region:
-    """A kind of image region that is detected from pixel values."""
+    """A kind of image region that is detected from pixel values.
+
+    `phrase`: its name in a sentence. `description`: which pixels it has.
+    """
 
     name: str
+    phrase: str
     description: str
     detect: RegionDetector
 
@@ -59,13 +63,14 @@ class Region:
         values = np.asarray(image)
         if values.ndim not in (2, 3) or not values.size:
             raise InputError(f"received an image of shape {values.shape}; expected (H,W), (H,W,3) or a volume (D,H,W)")
+        name = self.phrase.removeprefix("the ")
         if values.dtype.kind == "f" and not np.isfinite(values).all():
-            raise UndefinedError(f"no region {self.name!r}: the image holds NaN or infinity")
+            raise UndefinedError(f"no {name}: the image holds NaN or infinity")
         mask = self.detect(values)
         if not mask.any():
-            raise UndefinedError(f"no region {self.name!r}: nothing in the image is {self.description}")
+            raise UndefinedError(f"no {name}: nothing in the image is {self.description}")
         if mask.all():
-            raise UndefinedError(f"no region {self.name!r}: the whole image is {self.description}")
+            raise UndefinedError(f"no {name}: the whole image is {self.description}")
         return mask
 
 
@@ -303,22 +308,47 @@ def _fill_holes(mask: Mask) -> Mask:
 
 REGIONS: Final[Mapping[str, Region]] = MappingProxyType(
     {
-        name: Region(name, description, detect)
-        for name, description, detect in (
-            ("border", "within 5 % of an edge", _detect_border),
-            ("corners", "within a fifth of the sides from a corner", _detect_corners),
-            ("padding", "an outermost row or column of one value", _detect_padding),
-            ("outside-body", "outside the largest part above Otsu's threshold", _detect_outside_body),
-            ("outside-body-ct", "outside the largest part above -500 HU", _detect_outside_body_ct),
-            ("outside-field", "below -1100 HU, outside the scanner's field", _detect_outside_scanner_field),
-            ("background", "outside the foreground", _detect_background),
-            ("shell", "along the edge of the foreground", _detect_foreground_shell),
-            ("aperture", "outside the round field", _detect_outside_aperture),
-            ("rim", "along the edge of the round field", _detect_aperture_rim),
-            ("saturated", "a small, hard-edged part at the maximum", _detect_saturated_markers),
-            ("ink", "purple ink", _detect_ink),
-            ("pen", "green, blue or black pen", _detect_pen),
-            ("outside-tissue", "glass without tissue", _detect_outside_tissue),
+        name: Region(name, phrase, description, detect)
+        for name, phrase, description, detect in (
+            ("border", "the image border", "within 5 % of an edge", _detect_border),
+            ("corners", "the image corners", "within a fifth of the sides from a corner", _detect_corners),
+            ("padding", "the blank edges of the image", "an outermost row or column of one value", _detect_padding),
+            (
+                "outside-body",
+                "the area outside the body",
+                "outside the largest part above Otsu's threshold",
+                _detect_outside_body,
+            ),
+            (
+                "outside-body-ct",
+                "the area outside the body",
+                "outside the largest part above -500 HU",
+                _detect_outside_body_ct,
+            ),
+            (
+                "outside-field",
+                "the area outside the scanner's field",
+                "below -1100 HU, outside the scanner's field",
+                _detect_outside_scanner_field,
+            ),
+            ("background", "the background", "outside the foreground", _detect_background),
+            ("shell", "the outer edge of the anatomy", "along the edge of the foreground", _detect_foreground_shell),
+            (
+                "aperture",
+                "the area outside the round field of view",
+                "outside the round field",
+                _detect_outside_aperture,
+            ),
+            ("rim", "the rim of the round field of view", "along the edge of the round field", _detect_aperture_rim),
+            (
+                "saturated",
+                "burned-in text or markers",
+                "a small, hard-edged part at the maximum",
+                _detect_saturated_markers,
+            ),
+            ("ink", "ink marks on the skin", "purple ink", _detect_ink),
+            ("pen", "pen marks", "green, blue or black pen", _detect_pen),
+            ("outside-tissue", "the glass without tissue", "glass without tissue", _detect_outside_tissue),
         )
     }
 )

@@ -25,6 +25,12 @@ NO_EFFECT_BASELINE = 0.0, "no effect"
 DEFAULT_MARGIN_SD: Final = 0.1  # standard deviations of the log odds
 DEFAULT_RELIANCE_PREVALENCE: Final = 0.05  # of patients: a reliance in a smaller share may be missed
 MIN_IMPUTATIONS: Final = 2  # for a removal, because the effect of one imputation may be its artifact
+EFFECT_DESCRIPTIONS: Final = {
+    ("insertion", "supports"): "inserting {region} raises the score",
+    ("insertion", "contradicts"): "inserting {region} lowers the score",
+    ("removal", "supports"): "removing {region} lowers the score",
+    ("removal", "contradicts"): "removing {region} raises the score",
+}  # by the kind of intervention and the direction of its effect
 Effects = Sequence[InterventionEffect]
 
 
@@ -102,7 +108,8 @@ def _describe_few_patients(roles: Mapping[str, Sequence[Hashable]], *, is_domina
     counts = {name: len(set(patients)) for name, patients in roles.items()}
     few = [plural(n, name.removesuffix("s")) for name, n in counts.items() if n < MIN_PATIENTS_FOR_VERDICT]
     if few:
-        return f"{MIN_PATIENTS_FOR_VERDICT} patients of each kind are needed, and there are {' and '.join(few)}"
+        are = "is" if few[0].startswith("1 ") else "are"
+        return f"{MIN_PATIENTS_FOR_VERDICT} patients of each kind are needed, and there {are} {' and '.join(few)}"
     if not is_dominated:
         return ""
     sizes = {name: np.bincount(index_groups(patients, len(patients))) for name, patients in roles.items()}
@@ -141,11 +148,14 @@ def judge_reliance(
     uncounted_reasons = _explain_uncounted_effects(insertions, removals, uncounted_removals)
     if directions := _find_direction_by_kind(counted, margin):
         kind, direction = next(iter(directions.items()))
-        reason = f"{kind} {direction} the finding; {_describe_other_kind(counted, kind, margin, uncounted_reasons)}"
+        change = (
+            f"{EFFECT_DESCRIPTIONS[kind, direction].format(region='the region')} of the finding by more than the margin"
+        )
+        reason = f"{change}; {_describe_other_kind(counted, kind, margin, uncounted_reasons)}"
         if must_support and len(set(directions.values())) == 2:
             return "not testable", f"insertion and removal contradict one another: {reason}"
         if must_support and direction == "contradicts":
-            return "not supported", f"these pixels contradict it: {reason}"
+            return "not supported", f"these pixels count against the finding: {reason}"
         return "supported", reason
     effects = [*counted["insertion"], *counted["removal"]]
     if not effects:
@@ -263,9 +273,9 @@ def _describe_other_kind(
     if not effects:
         return uncounted_reasons[other]
     if direction := _find_common_direction(effects, margin):
-        return f"{other} {direction} it"
+        return f"{EFFECT_DESCRIPTIONS[other, direction].format(region='it')} by more than the margin"
     is_absent = all(_is_within_margin(effect, margin) for effect in effects)
-    return f"{other} does not show it" if is_absent else f"{other} leaves it open"
+    return f"the effect of {other} lies within the margin" if is_absent else f"{other} alone decides nothing"
 
 
 def _explain_no_counted_effect(insertions: Effects, removals: Effects) -> str:
@@ -274,7 +284,7 @@ def _explain_no_counted_effect(insertions: Effects, removals: Effects) -> str:
         few = (
             f"fewer than {MIN_PATIENTS_FOR_VERDICT} patients are given the region, have it, or lack it: {best.n_groups}"
         )
-        return best.reason or few
+        return best.reason.partition("; ")[0] or few
     if measured := _select_effects_with_value(removals):
         n_patients = max(item.effect.n_groups for item in measured)
         return f"there are fewer than {MIN_PATIENTS_FOR_VERDICT} patients with the region: {n_patients}"

@@ -44,7 +44,7 @@ from camscope.errors import GeometryError, NonFiniteError, UndefinedError
 from camscope.evaluation import EvaluationResult, evaluate
 from camscope.explainers import METHODS, Explainer
 from camscope.metrics import RandomizationResult, run_randomization_test
-from camscope.metrics.explain_changed_inputs import ExplainerProbe, reuse_passes
+from camscope.metrics.explain_changed_inputs import ExplainerProbe, clean_maps_and_predictions_shared
 from camscope.metrics.input_transforms import ACQUISITION_TRANSFORMS, InputTransform
 from camscope.metrics.mean_estimates import estimate_mean
 from camscope.metrics.stability_under_transforms import DEFAULT_TRANSFORMS, compute_stable_prediction_share
@@ -170,7 +170,9 @@ def evaluate_sanity(context: AuditContext, results: StageResults) -> SanityResul
         if len(x) < MIN_SANITY_IMAGES:
             continue
         images.update(rows)
-        with reuse_passes():  # all tests take the same prediction, and both tests of a method the same maps
+        with (
+            clean_maps_and_predictions_shared()
+        ):  # all tests take the same prediction, and both tests of a method the same maps
             for explainer in explainers:
                 context.on_progress(n_done := n_done + 1, len(explainers) * len(context.findings))
                 test = _run_randomization_test(context, explainer, x, rows, finding)

@@ -17,7 +17,7 @@ from camscope.evaluation import evaluate
 from camscope.evaluation.metric_value_files import MapSelection
 from camscope.explainers import Explainer
 from camscope.metrics import METRICS
-from camscope.metrics.group_sequential import InterimLook, plan_looks
+from camscope.metrics.group_sequential import InterimLook, plan_interim_looks
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -87,7 +87,7 @@ class SampledStage:
 
     def _plan_looks(self, drawn_rows: Sequence[int]) -> list[InterimLook]:
         n_patients = len({self.context.cohort.patients[row] for row in drawn_rows})
-        looks = plan_looks(n_patients)
+        looks = plan_interim_looks(n_patients)
         return looks if self.context.config.sequential else [InterimLook(1, (n_patients,))]
 
     def _summarize_and_drop_stopped_methods(

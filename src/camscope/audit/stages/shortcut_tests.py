@@ -19,6 +19,7 @@ from camscope.audit.shortcuts.load_images_and_region_masks import (
     load_region_samples,
 )
 from camscope.audit.shortcuts.region_attribution import compute_attribution_mass_by_region, compute_region_overlaps
+from camscope.audit.shortcuts.region_names import name_region
 from camscope.audit.shortcuts.region_removal_and_insertion import InterventionRunner, write_interventions
 
 SHORTCUT_SALT = 4  # separates this random stream from those of other stages
@@ -149,7 +150,7 @@ def _list_sensitive_images(context: AuditContext, runner: InterventionRunner) ->
                 effect = abs(record.log_odds_with - record.log_odds_without)
                 effects[record.row] = max(effects.get(record.row, 0.0), effect)
         rows = sorted(effects, key=lambda row: (-effects[row], row))
-        rows_by_reason[f"changed most by {region}"] = [
+        rows_by_reason[f"changed most by {name_region(region)}"] = [
             row for row in rows if runner.log_odds_std > 0 and effects[row] > threshold
         ]
     return rows_by_reason

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_INTERVAL, MIN_PATIENTS_FOR_VERDICT
 from camscope.audit.core.summary_schema import Summary
 from camscope.audit.shortcuts.region_attribution import find_overlapping_regions
+from camscope.audit.shortcuts.region_names import name_region
 from camscope.explanation import STATUS_MEANINGS
 from camscope.plurals import plural
 from camscope.registry import METHODS
@@ -37,7 +38,8 @@ def list_limitations(summary: Summary) -> Iterator[str]:
         if side > 1:
             place = f", {explainer.stride_mm:.3g} mm on the image" if explainer.stride_mm is not None else ""
             cell = f"{side:.3g} pixels of the model's input wide{place}"
-            yield f"A cell of the maps of {METHODS.display_name(explainer.title)} is {cell}: smaller structures are not resolved."
+            title = METHODS.replace_names_by_titles(explainer.title)
+            yield f"A cell of the maps of {title} is {cell}: smaller structures are not resolved."
     yield from _list_savings(summary)
 
 
@@ -60,14 +62,15 @@ def _list_savings(summary: Summary) -> Iterator[str]:
         for look in getattr(summary, name).stopping_looks:
             if look.reason != "complete":
                 yield (
-                    f"{name.capitalize()} of {METHODS.display_name(look.method)} for {look.finding} stopped at interim look "
+                    f"{name.capitalize()} of {METHODS.replace_names_by_titles(look.method)} for {look.finding} "
+                    "stopped at interim look "
                     f"{look.look} of {look.n_looks}, after {look.n_images} of {plural(look.max_images, 'image')}: "
                     f"{STOP_REASONS[look.reason]}."
                 )
     for name in ("sanity", "robustness"):
         for steps in getattr(summary, name).path_steps:
             yield (
-                f"{name.capitalize()} computes maps of {METHODS.display_name(steps.method)} with {steps.n_steps} of "
+                f"{name.capitalize()} computes maps of {METHODS.replace_names_by_titles(steps.method)} with {steps.n_steps} of "
                 f"{plural(steps.configured_n_steps, 'step')}. Their ranks correlate by {steps.rank_correlation:.3f} with those "
                 f"of the reported maps ({plural(steps.n_images, 'image')})."
             )
@@ -87,7 +90,7 @@ def list_warnings(summary: Summary) -> Iterator[str]:
     for finding, groups in find_overlapping_regions(summary).items():
         for group in groups:
             yield (
-                f"Regions that the prediction for {finding} relies on overlap ({', '.join(group)}): "
+                f"Regions that the prediction for {finding} relies on overlap ({', '.join(map(name_region, group))}): "
                 "one cause may be counted several times."
             )
     for severity in REPORTED_SEVERITIES:
@@ -119,7 +122,8 @@ def _list_map_warnings(summary: Summary) -> Iterator[str]:
         if sum(flagged.values()) > maps.n_maps / 10:
             kinds = ", ".join(f"{status.replace('_', ' ')}: {count}" for status, count in flagged.items())
             share = f"{sum(flagged.values())} of {plural(maps.n_maps, 'map')}"
-            yield f"Maps of {METHODS.display_name(maps.method)} for {maps.finding} with a flag: {share} ({kinds})."
+            yield f"Maps of {METHODS.replace_names_by_titles(maps.method)} for {maps.finding} with a flag: {share} ({kinds})."
         if unverified := maps.status_counts.get("layout_unverified", 0):
             share = f"{unverified} of {plural(maps.n_maps, 'map')}"
-            yield f"{share} of {METHODS.display_name(maps.method)} for {maps.finding}: {STATUS_MEANINGS['layout_unverified']}."
+            title = METHODS.replace_names_by_titles(maps.method)
+            yield f"{share} of {title} for {maps.finding}: {STATUS_MEANINGS['layout_unverified']}."

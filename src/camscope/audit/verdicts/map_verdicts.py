@@ -6,11 +6,8 @@ from camscope.audit.core.stage_result_schema import EstimateSummary, MetricsResu
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_SINGLE_CLUSTER, RARE_CLUSTER_SHARE
 from camscope.audit.core.summary_schema import AttributionMass, ClusterAnalysis, Conclusion, Summary, Verdict
 from camscope.audit.shortcuts.load_images_and_region_masks import FINDING_REGION, ORGAN_REGION
-from camscope.audit.verdicts.model_and_data_verdicts import (
-    format_region,
-    group_by_subgroup_column,
-    judge_subgroup_equality,
-)
+from camscope.audit.shortcuts.region_names import format_region
+from camscope.audit.verdicts.model_and_data_verdicts import group_by_subgroup_column, judge_subgroup_equality
 from camscope.audit.verdicts.verdict_rules import (
     EMPTY_ESTIMATE,
     FAITHFULNESS_VERDICT_METRICS,
@@ -22,6 +19,7 @@ from camscope.audit.verdicts.verdict_rules import (
     join_reasons,
     require_agreement,
 )
+from camscope.metrics import METRICS
 from camscope.plurals import plural
 from camscope.registry import METHODS
 
@@ -29,10 +27,10 @@ ROBUSTNESS_CONDITIONS = {
     "stability": "under small shifts, rotations and noise",
     "acquisition-stability": "under small changes of windowing, resampling and compression",
 }
-DIRECTION_VERBS: Mapping[Conclusion, tuple[str, str]] = {
-    "supported": ("supports", "support"),
-    "not supported": ("contradicts", "contradict"),
-    "not testable": ("neither supports nor contradicts", "neither support nor contradict"),
+CONTROL_COMPARISONS: Mapping[Conclusion, str] = {
+    "supported": "better than the best control map",
+    "not supported": "worse than the best control map",
+    "not testable": "neither clearly better nor clearly worse",
 }
 
 
@@ -63,7 +61,7 @@ def judge_localization(summary: Summary) -> Iterator[Verdict]:
 
 
 def _format_maps_name(method: str) -> str:
-    return f"The maps of {METHODS.display_name(method)}"
+    return f"The maps of {METHODS.replace_names_by_titles(method)}"
 
 
 def _select_metrics(stage: MetricsResult, metrics: Iterable[str], finding: str) -> list[MetricSummary]:
@@ -79,6 +77,8 @@ def _decide_localization(line: MetricSummary, margin: float) -> Decision:
     if reason := describe_unreachable_margin(line.max_value, margin):
         return "not testable", reason
     above_margin, above_control = decide_above_margin(line.value, margin), _decide_above_control(line)
+    if above_margin[0] == "supported" and above_control[0] == "supported":
+        return "supported", join_reasons(above_margin[1], above_control[1])
     decides_control = above_margin[0] == "supported" or above_control[0] == "not supported"
     return above_control if decides_control else above_margin
 
@@ -94,7 +94,8 @@ def _decide_above_control(line: MetricSummary) -> Decision:
         reason = f": {difference.reason}" if difference.reason else ""
         return "not testable", f"its difference to {name}, a control map, has no interval{reason}"
     if difference.low > 0:
-        return "supported", ""
+        best = f", {name}" if line.value.baseline_name else ""
+        return "supported", f"the maps score higher than the best control map{best}"
     if difference.high <= 0:
         return "not supported", f"{name}, a control map, scores as well"
     return "not testable", f"it does not differ clearly from {name}, a control map: more images are needed"
@@ -155,7 +156,8 @@ def combine_metrics_and_find_weakest(lines: Sequence[MetricSummary]) -> tuple[De
     conclusion, reason = _combine_metric_decisions(decisions, any_supported)
     deciding = [name for name, (decided, _) in decisions.items() if decided == conclusion] or list(decisions)
     weakest = min((line for line in lines if line.metric in deciding), key=_get_control_difference)
-    note = f"reported: {weakest.metric}{f' under {weakest.imputation}' if weakest.imputation else ''}"
+    imputation = f" with the imputation {weakest.imputation}" if weakest.imputation else ""
+    note = f"shown is the weakest metric, {METRICS.replace_names_by_titles(weakest.metric)}{imputation}"
     return (conclusion, join_reasons(reason, note)), weakest
 
 
@@ -168,22 +170,27 @@ def _combine_metric_decisions(decisions: Mapping[str, Decision], any_supported: 
 
     `any_supported`: whether any metric is better under any imputation.
     """
-    metrics_by_conclusion: dict[Conclusion, list[str]] = {conclusion: [] for conclusion in DIRECTION_VERBS}
+    metrics_by_conclusion: dict[Conclusion, list[str]] = {conclusion: [] for conclusion in CONTROL_COMPARISONS}
     for name, (conclusion, _) in decisions.items():
-        metrics_by_conclusion[conclusion].append(name)
-    sides = "; ".join(
-        f"{' and '.join(names)} {DIRECTION_VERBS[conclusion][len(names) > 1]} the maps"
+        metrics_by_conclusion[conclusion].append(METRICS.replace_names_by_titles(name))
+    sides = ", ".join(
+        f"{CONTROL_COMPARISONS[conclusion]} by {_join_names(names)}"
         for conclusion, names in metrics_by_conclusion.items()
         if names
     )
     n_metrics = len(decisions)
     if len(metrics_by_conclusion["supported"]) == n_metrics:
-        return "supported", ""
+        return "supported", "by every metric, the maps are better than the best control map"
     if metrics_by_conclusion["not supported"] and not any_supported:
-        return "not supported", sides
+        return "not supported", f"the maps are {sides}"
     if len(metrics_by_conclusion["not testable"]) < n_metrics:
-        return "not testable", f"the metrics do not all agree: {sides}"
+        return "not testable", f"the metrics do not all agree: the maps are {sides}"
     return next(iter(decisions.values()))
+
+
+def _join_names(names: Sequence[str]) -> str:
+    """Join names to `a, b and c`."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def judge_sanity(summary: Summary) -> Iterator[Verdict]:
@@ -192,7 +199,7 @@ def judge_sanity(summary: Summary) -> Iterator[Verdict]:
         tests = [test for test in summary.sanity.tests if test.finding == finding]
         if not tests:
             reason = summary.sanity.reason or f"too few images with {finding} share a size"
-            yield build_verdict("sanity", finding, ("not testable", reason), maps=f"The maps for {finding}")
+            yield build_verdict("sanity", finding, ("not testable", reason), maps="The maps")
         control = next((test for test in tests if test.control), None)
         for test in tests:
             if not test.control:
@@ -209,7 +216,15 @@ def _decide_sanity(test: RandomizationTest, control: RandomizationTest | None) -
     if control.passes:
         reason = "the edge detector passed, although it does not depend on the model: the test is too weak here"
         return "not testable", reason
-    return "supported" if test.passes else "not supported", ""
+    if test.passes:
+        return (
+            "supported",
+            "with randomized weights, maps resemble the originals no more than maps of different images do",
+        )
+    return (
+        "not supported",
+        "even with randomized weights, maps resemble the originals more than maps of different images do",
+    )
 
 
 def _find_deciding_similarity(test: RandomizationTest) -> EstimateSummary:
@@ -242,6 +257,7 @@ def judge_robustness(summary: Summary) -> Iterator[Verdict]:
                 margin,
                 line.method,
                 maps=_format_maps_name(line.method),
+                metric=line.metric,
                 condition=ROBUSTNESS_CONDITIONS[line.metric],
             )
 
@@ -266,14 +282,17 @@ def _decide_clusters(analysis: ClusterAnalysis) -> Decision:
     if analysis.reason:
         return "not testable", analysis.reason
     if analysis.n_clusters > 1:
-        return "supported", ""
+        return "supported", "the clusters reappear in subsamples more often than expected for a single cluster"
     if analysis.n_patients < MIN_PATIENTS_FOR_SINGLE_CLUSTER:
         reason = (
             f"one cluster was found, but among {plural(analysis.n_patients, 'patient')} two clusters are often missed: "
             f"{MIN_PATIENTS_FOR_SINGLE_CLUSTER} are needed"
         )
         return "not testable", reason
-    return "not supported", f"a cluster of fewer than {100 * RARE_CLUSTER_SHARE:.0f} % of the maps is often missed"
+    return "not supported", (
+        "no number of clusters reappears in subsamples more often than expected for a single cluster; a cluster of fewer "
+        f"than {100 * RARE_CLUSTER_SHARE:.0f} % of the maps is often missed"
+    )
 
 
 def _find_reported_stability(analysis: ClusterAnalysis) -> EstimateSummary:

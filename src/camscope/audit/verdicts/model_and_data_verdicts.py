@@ -12,7 +12,9 @@ from camscope.audit.shortcuts.intervention_effects_and_reliance import (
     select_reported_effect,
 )
 from camscope.audit.shortcuts.load_images_and_region_masks import FINDING_REGION, ORGAN_REGION
+from camscope.audit.shortcuts.region_names import format_region
 from camscope.audit.verdicts.verdict_rules import (
+    BELOW_MARGIN_REASON,
     EMPTY_ESTIMATE,
     WIDE_INTERVAL_REASON,
     Decision,
@@ -24,9 +26,6 @@ from camscope.audit.verdicts.verdict_rules import (
 )
 
 INVERTED_REASON = "inverted: the AUROC is below 0.5, and 1 - AUROC is reported"
-REGIONS_WITH_ARTICLE = (
-    "background", "border", "corners", "ink", "padding", "pen", "rim", "shell",
-)  # fmt: skip  # names that read as a noun after "the"
 
 
 def judge_performance(summary: Summary) -> Iterator[Verdict]:
@@ -76,7 +75,8 @@ def judge_subgroup_equality(
             min(level.value.n_groups, max(0, level.difference.n_groups - level.value.n_groups)) for level in differences
         )  # of the level, or of all other levels if these are fewer
         too_few = explain_too_few_patients(n_patients, prevalence) if prevalence else ""
-        decision = ("not testable", too_few) if too_few else ("supported", "")
+        within = "the interval of every subgroup lies within the margin"
+        decision = ("not testable", too_few) if too_few else ("supported", within)
     return build_verdict(
         question, finding, decision, worst.difference, worst.margin, qualifier or column, column=column, **claim_fields
     )
@@ -120,15 +120,6 @@ def judge_other_regions(summary: Summary) -> Iterator[Verdict]:
             f"{column}, effect of {region}",
             region=format_region(region),
         )
-
-
-def format_region(region: str) -> str:
-    """Return the name of a region as used in a sentence."""
-    if region.startswith("outside"):
-        return f"the area {region.replace('outside-', 'outside the ').removesuffix('-ct')}"
-    if region == "saturated":
-        return "small saturated parts"
-    return f"the {region}" if region in REGIONS_WITH_ARTICLE else f"the region {region}"
 
 
 def _judge_reliance(summary: Summary, finding: str, region: str, question: str) -> Verdict:
@@ -208,10 +199,9 @@ def _decide_leakage(probe: ColumnLeakage, margin: float) -> Decision:
     if missing := find_missing_requirement(probe.auroc):
         return "not testable", missing
     if probe.is_decodable:
-        reason = "above the AUROC of every permutation of the labels; the margin applies to the opposite conclusion"
-        return "supported", reason
+        return "supported", "the whole interval lies above chance, and no permutation of the labels reaches the AUROC"
     if probe.auroc.high is not None and probe.auroc.high < margin:
-        return "not supported", ""
+        return "not supported", BELOW_MARGIN_REASON
     if probe.auroc.low is None or probe.auroc.low <= 0.5:
         reason = "the interval includes 0.5, which is chance"
     elif probe.null_max is not None and (probe.auroc.value or 0.0) <= probe.null_max:

@@ -73,6 +73,8 @@ CLUSTERS_RULE = (
 )
 Decision = tuple[Conclusion, str]  # the conclusion and its reason
 EMPTY_ESTIMATE = EstimateSummary(reason="there are no data to test it")
+ABOVE_MARGIN_REASON = "the whole interval lies above the margin"
+BELOW_MARGIN_REASON = "the whole interval lies below the margin"
 NO_VARIATION_REASON = "every image has the same value, equal to the margin"
 WIDE_INTERVAL_REASON = "the interval includes the margin: more images are needed"
 
@@ -138,8 +140,8 @@ QUESTIONS: Mapping[str, Question] = {
         "{maps} do not show what the prediction for {finding} depends on.",
         "maps", "faithfulness", "difference from the best control", FAITHFULNESS_RULE, True),
     "sanity": Question(
-        "{maps} depend on the trained weights.",
-        "{maps} do not depend on the trained weights.",
+        "{maps} for {finding} depend on the trained weights.",
+        "{maps} for {finding} do not depend on the trained weights.",
         "maps", "sanity", "similarity after randomization", SANITY_RULE, True),
     "robustness": Question(
         "{maps} for {finding} stay stable {condition}.",
@@ -163,15 +165,15 @@ def find_topic(question: str) -> str:
 
 
 def decide_above_margin(estimate: EstimateSummary, margin: float) -> Decision:
-    """Decide whether an estimate lies above a margin. Return the conclusion and a reason if undecided."""
+    """Decide whether an estimate lies above a margin. Return the conclusion and the reason."""
     if missing := find_missing_requirement(estimate):
         return "not testable", missing
     if estimate.low is None or estimate.high is None:
         return "not testable", estimate.reason or "there is no interval"
     if estimate.low > margin:
-        return "supported", ""
+        return "supported", ABOVE_MARGIN_REASON
     if estimate.high < margin:
-        return "not supported", ""
+        return "not supported", BELOW_MARGIN_REASON
     return "not testable", NO_VARIATION_REASON if estimate.low == estimate.high else WIDE_INTERVAL_REASON
 
 
@@ -226,6 +228,7 @@ def build_verdict(
     effect: EstimateSummary = EMPTY_ESTIMATE,
     margin: float | None = None,
     qualifier: str = "",
+    metric: str = "",
     **claim_fields: str,
 ) -> Verdict:
     """Build the verdict on a question. It is "not testable" if the effect has no value or too few patients.
@@ -255,4 +258,5 @@ def build_verdict(
         rule=f"{definition.rule}; {MIN_PATIENTS_RULE}",
         reason=reason,
         section=definition.section,
+        metric=metric,
     )

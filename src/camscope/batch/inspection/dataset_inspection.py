@@ -27,9 +27,9 @@ from camscope.batch.inspection.value_counts_and_prevalence import (
     DEFAULT_COLUMNS,
     InspectionTable,
     TargetPrevalence,
+    compute_pixel_value_and_side_length_ranges,
     compute_prevalences,
-    compute_value_ranges,
-    count_values,
+    count_metadata_values,
     resolve_column_names,
 )
 from camscope.errors import InputError, OutputError
@@ -289,7 +289,7 @@ def inspect_images(
     require_columns(keep_columns, existing, "to keep")
     metadata = _read_metadata(manifest, columns["mask"], all_scans, num_threads or os.cpu_count() or 1, on_progress)
     table = InspectionTable(manifest, metadata_to_table(metadata), columns)
-    is_scan_format = set(SCAN_FORMATS).intersection(table.encode_metadata("format").values)
+    is_scan_format = set(SCAN_FORMATS).intersection(table.encode_metadata_column("format").values)
     pseudonymize = profile == "research" or (profile is None and (bool(is_scan_format) or contains_scans(manifest)))
     prevalences = compute_prevalences(table, group_by)
     issues = check_dataset(table, class_names, prevalences, pseudonymize=pseudonymize)
@@ -300,8 +300,8 @@ def inspect_images(
         visible_columns=_select_visible_columns(manifest, visible_names) if pseudonymize else manifest.table,
         metadata=table.metadata,
         issues=tuple(sorted((issue for issue in issues if issue.n_rows), key=lambda issue: ISSUE_ORDER[issue.code])),
-        value_counts=count_values(table),
-        value_ranges=compute_value_ranges(table),
+        value_counts=count_metadata_values(table),
+        value_ranges=compute_pixel_value_and_side_length_ranges(table),
         prevalences=tuple(prevalences),
         missing_roles=tuple(role for role in DEFAULT_COLUMNS if columns[role] is None),
         profile="research" if pseudonymize else profile or "all",

@@ -105,7 +105,7 @@ FLAG_PATTERNS = (
 ISSUE_ORDER = {code: position for position, code in enumerate(ISSUES)}
 
 
-def flags_to_codes(flags: Sequence[str]) -> list[str]:
+def convert_flags_to_issue_codes(flags: Sequence[str]) -> list[str]:
     """Convert the flags of a scan to issue codes without repetitions."""
     codes = [next(code for pattern, code in FLAG_PATTERNS if re.match(pattern, flag)) for flag in flags]
     return list(dict.fromkeys(filter(None, codes)))

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope.batch.image_manifest import LABEL_COLUMN, find_reserved_names, import_arrow
-from camscope.batch.inspection.dataset_issue_codes import DatasetIssue, flags_to_codes
+from camscope.batch.inspection.dataset_issue_codes import DatasetIssue, convert_flags_to_issue_codes
 from camscope.batch.inspection.value_counts_and_prevalence import (
     MAX_GROUPS_PER_ISSUE,
     NO_ROWS,
@@ -88,7 +88,9 @@ def _count_reasons(table: InspectionTable, code: str, rows: IntArray) -> dict[st
     """Count how many rows of an issue have each error message or flag."""
     metadata = table.metadata.select(["error", "flags"]).take(import_arrow().array(rows)).to_pylist()
     if code in FLAG_CODES:
-        reasons = Counter(flag for row in metadata for flag in row["flags"] if flags_to_codes([flag]) == [code])
+        reasons = Counter(
+            flag for row in metadata for flag in row["flags"] if convert_flags_to_issue_codes([flag]) == [code]
+        )
     else:
         reasons = Counter(row["error"] for row in metadata if row["error"] and code in FAILURE_CODES)
     return dict(reasons.most_common(MAX_DETAILS_PER_ISSUE))
@@ -124,12 +126,12 @@ def _check_mask_labels(table: InspectionTable) -> Iterator[DatasetIssue]:
 def _check_mixed_metadata(table: InspectionTable) -> Iterator[DatasetIssue]:
     """Check whether metadata such as modality, unit, color or window differ between images."""
     for name, code in MIXED_COLUMN_CODES.items():
-        yield _build_mixed_values_issue(table.encode_metadata(name), code)
-    yield _build_mixed_values_issue(_encode_units(table), "mixed-units")
+        yield _build_mixed_values_issue(table.encode_metadata_column(name), code)
+    yield _build_mixed_values_issue(_encode_value_units(table), "mixed-units")
     is_color = table.read_numbers("is_color")
     mostly_color = np.nanmean(is_color) >= 0.5 if np.isfinite(is_color).any() else True
     yield DatasetIssue("mixed-colors", np.flatnonzero(is_color == (0 if mostly_color else 1)))
-    photometric = table.encode_metadata("photometric")
+    photometric = table.encode_metadata_column("photometric")
     code_by_name = {name: code for code, name in enumerate(photometric.values)}
     inverted = np.flatnonzero(photometric.codes == code_by_name.get("MONOCHROME1", -2))
     yield DatasetIssue("monochrome1" if "MONOCHROME2" in code_by_name else "all-monochrome1", inverted)
@@ -137,16 +139,16 @@ def _check_mixed_metadata(table: InspectionTable) -> Iterator[DatasetIssue]:
     flat, volumes = (np.flatnonzero(np.asarray(lengths.fill_null(0)) == n_axes) for n_axes in (2, 3))
     details = {"2-D images": len(flat), "volumes": len(volumes)} if len(flat) and len(volumes) else {}
     yield DatasetIssue("mixed-dimensions", min(flat, volumes, key=len), details)
-    yield _check_windows(table)
+    yield _check_display_windows(table)
 
 
 def _build_mixed_values_issue(column: EncodedColumn, code: str) -> DatasetIssue:
     return DatasetIssue(code, column.minority_rows, column.value_counts if len(column.values) > 1 else {})
 
 
-def _encode_units(table: InspectionTable) -> EncodedColumn:
+def _encode_value_units(table: InspectionTable) -> EncodedColumn:
     """Encode the value units of gray DICOM images of one modality. A missing unit counts as "none"."""
-    units, modality = table.encode_metadata("value_unit"), table.encode_metadata("modality")
+    units, modality = table.encode_metadata_column("value_unit"), table.encode_metadata_column("modality")
     if len(modality.values) != 1 or not len(units.values):
         return EncodedColumn(np.full(len(units.codes), -1), [])
     dicom = (modality.codes >= 0) & (table.read_numbers("is_color") == 0)
@@ -154,7 +156,7 @@ def _encode_units(table: InspectionTable) -> EncodedColumn:
     return EncodedColumn(codes, [*units.values, "none"] if (codes == len(units.values)).any() else units.values)
 
 
-def _check_windows(table: InspectionTable) -> DatasetIssue:
+def _check_display_windows(table: InspectionTable) -> DatasetIssue:
     """Check for window tags that are missing in some images, or differ from the most frequent window."""
     rows, pairs = table.read_fixed_length_lists("window", 2)
     without = np.flatnonzero((table.read_numbers("n_windows") == 0) & (table.read_numbers("is_color") == 0))
@@ -190,7 +192,7 @@ def _check_spacings(table: InspectionTable) -> Iterator[DatasetIssue]:
             rows[deviation > min_deviation] for rows, deviation, spread in spacings if min_spread < spread <= max_spread
         ]
         yield DatasetIssue(code, np.sort(np.concatenate(deviating)) if deviating else NO_ROWS)
-    is_medical = (table.encode_metadata("modality").codes >= 0) & np.isfinite(table.read_numbers("minimum"))
+    is_medical = (table.encode_metadata_column("modality").codes >= 0) & np.isfinite(table.read_numbers("minimum"))
     without = np.flatnonzero(is_medical & ~has_spacing) if has_spacing.any() else NO_ROWS
     yield DatasetIssue("no-spacing", without)
 
@@ -200,11 +202,13 @@ def _check_duplicates(table: InspectionTable) -> Iterator[DatasetIssue]:
     pixels, targets = _encode_pixel_digests(table), table.encode_manifest_column("target")
     yield _build_grouped_issue("duplicates", pixels.repeated_rows)
     if targets is not None:
-        yield _build_grouped_issue("duplicates-with-different-targets", pixels.rows_of_mixed_groups(targets))
+        yield _build_grouped_issue(
+            "duplicates-with-different-targets", pixels.rows_of_groups_with_several_values(targets)
+        )
 
 
 def _encode_pixel_digests(table: InspectionTable) -> EncodedColumn:
-    pixels = table.encode_metadata("pixel_digest")
+    pixels = table.encode_metadata_column("pixel_digest")
     is_constant = table.read_numbers("minimum") == table.read_numbers("maximum")
     return EncodedColumn(np.where(is_constant, -1, pixels.codes), pixels.values)
 
@@ -218,7 +222,7 @@ def _check_splits(table: InspectionTable, *, pseudonymize: bool) -> Iterator[Dat
         return
     yield DatasetIssue("no-split", split.rows_without_value)
     columns = {
-        "study-in-several-splits": table.encode_metadata("study_digest"),
+        "study-in-several-splits": table.encode_metadata_column("study_digest"),
         "pixels-in-several-splits": _encode_pixel_digests(table),
     }
     if patient is not None:
@@ -228,7 +232,7 @@ def _check_splits(table: InspectionTable, *, pseudonymize: bool) -> Iterator[Dat
         for number, name in enumerate(split.values, 1)
     ]
     for code, column in columns.items():
-        groups = column.rows_of_mixed_groups(split)
+        groups = column.rows_of_groups_with_several_values(split)
         counts = np.bincount(split.codes[groups.rows], minlength=len(names)).tolist()
         yield _build_grouped_issue(
             code, groups, {name: count for name, count in zip(names, counts, strict=True) if count}
@@ -256,8 +260,8 @@ def _check_slice_positions(table: InspectionTable) -> Iterator[DatasetIssue]:
     rows, planes = table.read_fixed_length_lists("slice_plane", SLICE_PLANE_LENGTH)
     plane_index = np.full(len(table.manifest), -1)
     plane_index[rows] = np.arange(len(rows))
-    slices, series = table.encode_metadata("series_digest").repeated_rows
-    pixels = table.encode_metadata("pixel_digest").codes
+    slices, series = table.encode_metadata_column("series_digest").repeated_rows
+    pixels = table.encode_metadata_column("pixel_digest").codes
     has_plane = plane_index[slices] >= 0
     slices, series = slices[has_plane], series[has_plane]
     next_to_gaps: list[IntArray] = [NO_ROWS]

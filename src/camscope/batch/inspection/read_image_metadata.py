@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from camscope.batch.image_manifest import Manifest, import_arrow
-from camscope.batch.inspection.dataset_issue_codes import flags_to_codes
+from camscope.batch.inspection.dataset_issue_codes import convert_flags_to_issue_codes
 from camscope.batch.path_resolver import is_url, read_image_source
 from camscope.errors import CamscopeError, ImageError, InputError
 from camscope.images.files.find_and_open_image_files import selected_source, split_path_and_index
 from camscope.images.files.redacted_errors_and_file_pseudonyms import redact_errors, suppress_library_output
 from camscope.images.mask_file_reader import SegmentationObjectError, read_label_image, read_mask_scan
-from camscope.images.photo_reader import EXIF_ORIENTATION_TAG, find_file_warnings, read_photo
+from camscope.images.photo_reader import EXIF_ORIENTATION_TAG, find_suffix_and_frame_warnings, read_photo
 from camscope.images.scans import dicom_header_values
 from camscope.images.scans.dicom_file_reader import build_scan, load_dicom_dataset, require_pydicom
 from camscope.images.scans.dicom_slice_positions import read_plane_and_flags
@@ -165,28 +165,28 @@ def metadata_to_table(metadata: Iterable[ImageMetadata]) -> "pa.Table":
     return pa.concat_tables(tables).unify_dictionaries()
 
 
-def read_photo_metadata(source: Any, path: str, metadata: ImageMetadata, hash_key: bytes) -> None:
+def fill_in_photo_metadata(source: Any, path: str, metadata: ImageMetadata, hash_key: bytes) -> None:
     """Fill in the metadata of a photo. `source` is the bytes of a file, or an image of a dataset."""
     if not isinstance(source, bytes):
         metadata.format = "decoded"
         if isinstance(source, Tensor) and source.is_floating_point():
             values = np.asarray(source.detach().cpu().numpy())  # (C,H,W)
             if not values.size:
-                raise ImageError(f"a tensor of shape {tuple(values.shape)}; expected at least one value")
+                raise ImageError(f"the image is a tensor of shape {tuple(values.shape)}; expected at least one value")
         else:
             values = read_photo(source).pixels
         metadata.stored_type = str(values.dtype)
         is_color = values.dtype == np.uint8 and values.ndim == 3 and values.shape[-1] == 3
         metadata.record_pixel_statistics(values, is_color=is_color, hash_key=hash_key)
         return
-    has_high_bit_depth = _read_photo_header(source, metadata)
+    has_high_bit_depth = _fill_in_header_and_detect_high_bit_depth(source, metadata)
     values = read_png_or_tiff_scan(source, frame=0).values if has_high_bit_depth else read_photo(source).pixels
     metadata.record_pixel_statistics(values, is_color=values.ndim == 3, hash_key=hash_key)
-    metadata.flags = find_file_warnings(source, path)
-    metadata.issue_codes += flags_to_codes(metadata.flags)
+    metadata.flags = find_suffix_and_frame_warnings(source, path)
+    metadata.issue_codes += convert_flags_to_issue_codes(metadata.flags)
 
 
-def _read_photo_header(data: bytes, metadata: ImageMetadata) -> bool:
+def _fill_in_header_and_detect_high_bit_depth(data: bytes, metadata: ImageMetadata) -> bool:
     """Fill in the metadata that a photo's header holds. Return whether the photo has more than 8 bits per channel."""
     from PIL import Image
 
@@ -208,28 +208,28 @@ def _read_photo_header(data: bytes, metadata: ImageMetadata) -> bool:
     return has_high_bit_depth
 
 
-def read_scan_metadata(source: Path | bytes, metadata: ImageMetadata, hash_key: bytes) -> Scan:
+def read_scan_and_fill_in_metadata(source: Path | bytes, metadata: ImageMetadata, hash_key: bytes) -> Scan:
     """Read a scan and fill in its metadata. Raise an ImageError if the scan cannot be used."""
     metadata.format = _detect_scan_format(source)
     if metadata.format == "DICOM":  # the file is parsed once
         require_pydicom()
         with selected_source(source, None, "frame") as (path, name, frame):
             dataset, flags = load_dicom_dataset(path, name)
-            _read_dicom_header(dataset, metadata, hash_key)
+            _fill_in_dicom_metadata(dataset, metadata, hash_key)
             scan = build_scan(dataset, frame, name, (), flags)
     else:
         scan = read_scan(source)
         if metadata.format == "DICOM series" and scan.sources:
             with redact_errors(scan.name):
                 dataset, _ = load_dicom_dataset(scan.sources[0], scan.name, with_pixels=False)
-                _read_dicom_header(dataset, metadata, hash_key)
+                _fill_in_dicom_metadata(dataset, metadata, hash_key)
             metadata.series_digest = metadata.slice_plane = None  # the row holds the whole series
             metadata.burned_in = BURNED_IN_TEXT[scan.has_burned_in_text]
     metadata.stored_type = next((step[8:] for step in scan.steps if step.startswith("stored: ")), None)
     metadata.modality = scan.modality or metadata.modality
     metadata.value_unit, metadata.spacing, metadata.flags = scan.unit or None, scan.spacing, scan.flags
     metadata.orientation = None if scan.affine is None else get_axis_codes(scan.affine)
-    metadata.issue_codes += flags_to_codes(scan.flags)
+    metadata.issue_codes += convert_flags_to_issue_codes(scan.flags)
     metadata.record_pixel_statistics(scan.values, is_color=scan.is_color, hash_key=hash_key)
     return scan
 
@@ -243,7 +243,7 @@ def _detect_scan_format(source: Path | bytes) -> str:
     return next((name for suffix, name in FORMAT_BY_SUFFIX.items() if path.name.lower().endswith(suffix)), "DICOM")
 
 
-def _read_dicom_header(dataset: "Dataset", metadata: ImageMetadata, hash_key: bytes) -> None:
+def _fill_in_dicom_metadata(dataset: "Dataset", metadata: ImageMetadata, hash_key: bytes) -> None:
     metadata.codec = dicom_header_values.get_uid_name(dataset.file_meta.TransferSyntaxUID) or "unknown transfer syntax"
     metadata.modality = dicom_header_values.read_code(dataset, "Modality", dicom_header_values.MODALITIES) or None
     metadata.photometric = (
@@ -328,8 +328,8 @@ class ImageMetadataReader:
                 metadata.record_failure("outside-root", "its path leads out of the root folder")
                 return None
         if isinstance(source, Path) or is_scan(source):
-            return read_scan_metadata(source, metadata, self.hash_key).affine
-        read_photo_metadata(source, row["path"], metadata, self.hash_key)
+            return read_scan_and_fill_in_metadata(source, metadata, self.hash_key).affine
+        fill_in_photo_metadata(source, row["path"], metadata, self.hash_key)
         return None
 
     def _read_source(self, path: str) -> bytes | Path:

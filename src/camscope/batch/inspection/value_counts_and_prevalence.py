@@ -99,7 +99,7 @@ class EncodedColumn:
         with_value = np.flatnonzero(self.codes >= 0)
         return self._group_rows(with_value[self.counts[self.codes[with_value]] > 1])
 
-    def rows_of_mixed_groups(self, values: "EncodedColumn") -> GroupedRows:
+    def rows_of_groups_with_several_values(self, values: "EncodedColumn") -> GroupedRows:
         """Group the rows by this column. Return the rows of groups in which `values` has more than one value."""
         rows = np.flatnonzero((self.codes >= 0) & (values.codes >= 0))
         n_values = max(1, len(values.values))
@@ -127,7 +127,7 @@ class InspectionTable:
     metadata: "pa.Table"
     column_names: Mapping[str, str | None]  # role -> column of the manifest
 
-    def encode_metadata(self, name: str) -> EncodedColumn:
+    def encode_metadata_column(self, name: str) -> EncodedColumn:
         """Encode a column of the metadata."""
         return EncodedColumn.encode(self.metadata[name])
 
@@ -218,18 +218,18 @@ def compute_cramers_v(counts: IntArray) -> float | None:
     return float(np.sqrt(chi_squared / (total * (min_side - 1))))
 
 
-def count_values(table: InspectionTable) -> dict[str, dict[str, int]]:
+def count_metadata_values(table: InspectionTable) -> dict[str, dict[str, int]]:
     """For each kind of metadata, count the images with each value. The most frequent value is first."""
-    counts = {name: table.encode_metadata(column).value_counts for name, column in TEXT_COLUMNS.items()}
-    colors, lossy = (table.encode_metadata(name).value_counts for name in ("is_color", "is_lossy"))
+    counts = {name: table.encode_metadata_column(column).value_counts for name, column in TEXT_COLUMNS.items()}
+    colors, lossy = (table.encode_metadata_column(name).value_counts for name in ("is_color", "is_lossy"))
     counts["color"] = {"color" if value == "True" else "gray": count for value, count in colors.items()}
     counts["size"] = _count_number_lists(table, "shape", "{:.0f}", " x ", "")
     counts["spacing"] = _count_number_lists(table, "spacing", "{:.3g}", " x ", " mm")
-    counts["orientation"] = table.encode_metadata("orientation").value_counts
+    counts["orientation"] = table.encode_metadata_column("orientation").value_counts
     counts["window"] = _count_number_lists(table, "window", "{:.6g}", ", ", "")
-    counts["burned-in text"] = table.encode_metadata("burned_in").value_counts
+    counts["burned-in text"] = table.encode_metadata_column("burned_in").value_counts
     counts["lossy"] = {"yes" if value == "True" else "no": count for value, count in lossy.items()}
-    counts["mask"] = table.encode_metadata("mask_status").value_counts
+    counts["mask"] = table.encode_metadata_column("mask_status").value_counts
     for values in counts.values():
         other = list(values)[MAX_LISTED_VALUES:]
         n_other = sum(values.pop(name) for name in other)
@@ -250,7 +250,7 @@ def _count_number_lists(
     return dict(sorted(Counter(texts).items(), key=lambda pair: (-pair[1], pair[0])))
 
 
-def compute_value_ranges(table: InspectionTable) -> dict[str, list[Any]]:
+def compute_pixel_value_and_side_length_ranges(table: InspectionTable) -> dict[str, list[Any]]:
     """Return the minimum and maximum of the pixel values ("values") and of the image side lengths ("sides")."""
     compute, metadata = import_arrow("compute"), table.metadata
     sides = compute.min_max(compute.list_flatten(metadata["shape"])).as_py()

@@ -33,10 +33,10 @@ class ActivationsAndGradients:
 
     def save_activation(self, module: nn.Module, input: object, output: Any) -> None:
         """Store the output of a layer. Its gradient is stored when a backward pass reaches it."""
-        self.activations.append(self._prepare(output))
+        self.activations.append(self._reshape_and_move_to_cpu(output))
         if isinstance(output, Tensor) and output.requires_grad:
             register: Callable[[Callable[[Tensor], None]], object] = output.register_hook
-            register(lambda gradient: self.gradients.insert(0, self._prepare(gradient)))
+            register(lambda gradient: self.gradients.insert(0, self._reshape_and_move_to_cpu(gradient)))
 
     def clear(self) -> None:
         """Delete the stored activations and gradients."""
@@ -48,7 +48,7 @@ class ActivationsAndGradients:
             handle.remove()
         self.clear()
 
-    def _prepare(self, values: Any) -> Tensor:
+    def _reshape_and_move_to_cpu(self, values: Any) -> Tensor:
         shaped: Tensor = values if self.reshape_transform is None else self.reshape_transform(values)
         return shaped.detach().cpu() if self.detach else shaped
 

@@ -39,13 +39,13 @@ def warn_once(key: str, message: str) -> None:
         warn_caller(message)
 
 
-class ActivationOnly(LayerExplainer):
-    """The explainer for a subclass of `BaseCAM` that computes its map from activations alone."""
+class ActivationChannelSum(LayerExplainer):
+    """The explainer whose map is the sum of a layer's activations, for subclasses of `BaseCAM` without gradients."""
 
     name, title, paper = "activation", "Activation", "arXiv:1610.02391"
 
-    def combine(self, features: LayerFeatures) -> Tensor:
-        """Return the sum of the channels."""
+    def compute_layer_map(self, features: LayerFeatures) -> Tensor:
+        """Return the sum of the activation's channels."""
         return features.activation.flatten(2).sum(1)
 
 
@@ -98,7 +98,7 @@ class BaseCAM:
 
         The shape is (N,K), or (N,K,*s) if the method weights each cell.
         """
-        features = self._replace_features(activations, grads)
+        features = self._build_features_from_arrays(activations, grads)
         explainer = self._current_explainer
         if not isinstance(explainer, explainers.BaseWeightedChannels):
             raise NotImplementedError(f"{type(self).__name__} implements neither get_cam_weights nor get_cam_image")
@@ -123,7 +123,7 @@ class BaseCAM:
         weighted = weights * activations
         return get_2d_projection(_to_array(weighted)) if eigen_smooth else weighted.sum(1)
 
-    def _replace_features(self, activations: Any, grads: Any) -> LayerFeatures:
+    def _build_features_from_arrays(self, activations: Any, grads: Any) -> LayerFeatures:
         features = self._features
         if features is None:
             raise RuntimeError("get_cam_weights and get_cam_image run inside of a call of the object")
@@ -134,13 +134,19 @@ class BaseCAM:
     def _create_explainer(self, layer: str) -> LayerExplainer:
         explainer: Any = self.explainer
         if explainer.needs_gradient and not self.uses_gradients:
-            explainer = ActivationOnly
+            explainer = ActivationChannelSum
         settings: dict[str, Any] = (
             {"batch_size": self.batch_size} if hasattr(self, "batch_size") and explainer.runs_model else {}
         )
         settings |= self._explainer_settings()
         created: LayerExplainer = explainer(
-            self.model, layer, call_index=0, reshape=self._reshape, on_nonfinite="warn", mode="as_is", **settings
+            self.model,
+            layer,
+            call_index=0,
+            reshape=self._reshape_and_detach,
+            on_nonfinite="warn",
+            mode="as_is",
+            **settings,
         )
         return created
 
@@ -149,13 +155,13 @@ class BaseCAM:
         return {}
 
     @property
-    def _implements_arrays(self) -> bool:
+    def _has_formula_on_arrays(self) -> bool:
         """Whether a subclass of the user implements `get_cam_weights` or `get_cam_image` on arrays."""
         methods = (getattr(type(self), name).__module__ for name in ("get_cam_weights", "get_cam_image"))
         instance = {"get_cam_weights", "get_cam_image"} & vars(self).keys()
         return bool(instance) or not all(name.startswith(__package__ or "") for name in methods)
 
-    def _reshape(self, output: Any) -> Tensor:
+    def _reshape_and_detach(self, output: Any) -> Tensor:
         values: Tensor = output if self.reshape_transform is None else self.reshape_transform(output)
         return values.detach()
 
@@ -175,18 +181,18 @@ class BaseCAM:
         """Return one map (N,1,H,W) for each layer."""
         size = self.get_target_width_height(input_tensor)
         maps = []
-        for features, layer in self._iter_method_indices_and_features(input_tensor):
+        for features, layer in self._iter_features_and_modules(input_tensor):
             self._features = features
             activations: Any = features.activation
             grads: Any = features.optional_gradient
-            if self._implements_arrays:
+            if self._has_formula_on_arrays:
                 activations, grads = _to_array(activations), _to_array(grads)
             cam = self.get_cam_image(input_tensor, layer, self._targets or [], activations, grads, eigen_smooth)
             maps.append(scale_cam_image(np.maximum(_to_array(cam), 0), size)[:, None])
         self._features = self._current_explainer = None
         return maps
 
-    def _iter_method_indices_and_features(self, x: Tensor) -> Iterator[tuple[LayerFeatures, nn.Module]]:
+    def _iter_features_and_modules(self, x: Tensor) -> Iterator[tuple[LayerFeatures, nn.Module]]:
         """Yield the features and the module of each layer, from one forward and one backward pass.
 
         The features have the values that in-place operations of the model left in the layer's output.
@@ -195,13 +201,13 @@ class BaseCAM:
         if not names:
             raise LayerError("target_layers is empty: name one layer at least")
         score, layer_explainers = self._create_score(x), [self._create_explainer(name) for name in names]
-        outputs = OverwrittenOutputs(find_layers(self.model, self.target_layers), self._reshape)
+        outputs = OverwrittenOutputs(find_layers(self.model, self.target_layers), self._reshape_and_detach)
         with ExitStack() as stack:
             try:
                 with outputs.recorded():
                     shared = stack.enter_context(SharedLayerPass(layer_explainers, names, x, [score]))
             except StructuredOutputError:
-                yield from self._iter_structured_features(x, names, layer_explainers)
+                yield from self._iter_structured_features_and_modules(x, names, layer_explainers)
                 return
             indexed = dict(shared.iter_method_indices_and_features(0))
             if layer_explainers[0].runs_model:
@@ -225,8 +231,8 @@ class BaseCAM:
             if self._targets is None:
                 self._targets = self.choose_targets(output)
             pairs = zip(self._targets, output, strict=False)
-            values = [_read_value(target(row), self.device) for target, row in pairs]
-            like = next((value for value in values if value.is_floating_point()), _read_value(0.0, self.device))
+            values = [_sum_target_result(target(row), self.device) for target, row in pairs]
+            like = next((value for value in values if value.is_floating_point()), _sum_target_result(0.0, self.device))
             values += [like.new_zeros(())] * (len(x) - len(values))
             return torch.stack([value.to(like) for value in values])
 
@@ -296,7 +302,7 @@ class BaseCAM:
         self.activations_and_grads.release()
         return isinstance(details[1], IndexError)
 
-    def _iter_structured_features(
+    def _iter_structured_features_and_modules(
         self, x: Tensor, names: Sequence[str], layer_explainers: Sequence[LayerExplainer]
     ) -> Iterator[tuple[LayerFeatures, nn.Module]]:
         """Yield the features and the module of layers whose output is no tensor, for methods without gradients."""
@@ -326,9 +332,9 @@ class BaseCAM:
             score=score,
             values=values,
             layout=None,
-            to_maps=self._reshape,
-            recompute=_refuse,
-            compute_curvature=_refuse,
+            to_maps=self._reshape_and_detach,
+            recompute=_raise_missing_gradient_error,
+            compute_curvature=_raise_missing_gradient_error,
             batch_size=getattr(self, "batch_size", None),
         )
 
@@ -337,12 +343,12 @@ def _to_tensor(values: Any, like: Tensor) -> Tensor:
     return torch.as_tensor(values, dtype=like.dtype, device=like.device)
 
 
-def _read_value(value: Any, device: torch.device) -> Tensor:
+def _sum_target_result(value: Any, device: torch.device) -> Tensor:
     """Return the sum of a target's result, which is a tensor or a number."""
     return value.sum() if isinstance(value, Tensor) else torch.tensor(float(value), device=device)
 
 
-def _refuse(*args: object) -> Any:
+def _raise_missing_gradient_error(*args: object) -> Any:
     raise LayerError("a layer returns no tensor, and the method needs a gradient there: choose another layer")
 
 

@@ -63,10 +63,10 @@ class _ProjectionCAM(_LayerCAM):
         eigen_smooth: bool = False,
     ) -> Any:
         """Return the maps (N,*s) of one layer."""
-        features = self._replace_features(activations, grads)
+        features = self._build_features_from_arrays(activations, grads)
         if self._current_explainer is None:
             raise RuntimeError("get_cam_image runs inside of a call of the object")
-        cells = self._current_explainer.combine(features)
+        cells = self._current_explainer.compute_layer_map(features)
         return cells.view(len(cells), *features.activation.shape[2:]).cpu().numpy()
 
 
@@ -153,7 +153,8 @@ class _EigenCAMExplainer(LayerExplainer):
 
     name, title, paper = "eigencam", "Eigen-CAM", "arXiv:2008.00299"
 
-    def combine(self, features: LayerFeatures) -> Tensor:
+    def compute_layer_map(self, features: LayerFeatures) -> Tensor:
+        """Project the cells on their first principal component."""
         return torch.from_numpy(get_2d_projection(self.multiply(features).cpu().numpy()))
 
     def multiply(self, features: LayerFeatures) -> Tensor:
@@ -185,7 +186,8 @@ class EigenGradCAM(_ProjectionCAM):
 class _SegEigenCAMExplainer(_EigenGradCAMExplainer):
     """Eigen-CAM of |g| A, with the sign for which its largest absolute value is positive."""
 
-    def combine(self, features: LayerFeatures) -> Tensor:
+    def compute_layer_map(self, features: LayerFeatures) -> Tensor:
+        """Project |g| A on its first principal component, and correct the sign."""
         products = (features.gradient.abs() * features.activation).cpu().numpy()
         return torch.from_numpy(get_2d_projection_with_sign_correction(products))
 
@@ -199,11 +201,12 @@ class SegEigenCAM(_ProjectionCAM):
 class _KPCACAMExplainer(explainers.KPCACAM):
     """KPCA-CAM, with the sign for which its largest absolute value is positive."""
 
-    def combine(self, features: LayerFeatures) -> Tensor:
+    def compute_layer_map(self, features: LayerFeatures) -> Tensor:
+        """Project the activation on its first kernel principal component, and correct the sign."""
         if find_spec("sklearn") is not None:  # the same rounding
             projection = get_2d_projection_kernel(features.activation.cpu().numpy(), self.kernel, self.gamma)
             return torch.from_numpy(projection)
-        cells = super().combine(features).flatten(1)
+        cells = super().compute_layer_map(features).flatten(1)
         return cells * cells.gather(1, cells.abs().argmax(1, keepdim=True)).sign()
 
 
@@ -231,7 +234,8 @@ class KPCA_CAM(_ProjectionCAM):  # noqa: N801 - the name in pytorch-grad-cam
 class _FEMExplainer(explainers.FEM):
     """The sum of the channels, each weighted by the share of its cells beyond μ + k σ."""
 
-    def combine(self, features: LayerFeatures) -> Tensor:
+    def compute_layer_map(self, features: LayerFeatures) -> Tensor:
+        """Return the sum of the channels, each weighted by its share of cells beyond μ + k σ."""
         activation = features.activation.flatten(2).double()
         spread, center = torch.std_mean(activation, SPATIAL_AXIS, correction=0, keepdim=True)
         share = (activation > center + self.k_sigma * spread).double().mean(SPATIAL_AXIS, keepdim=True)
@@ -308,7 +312,7 @@ class AblationCAM(BaseCAM):
         self, input_tensor: Tensor, target_layers: Any, targets: Any, activations: Any, grads: Any
     ) -> Any:
         """Return the weights (N,K)."""
-        features = self._replace_features(activations, grads)
+        features = self._build_features_from_arrays(activations, grads)
         weights = features.activation.new_zeros(features.activation.shape[:2])
         for sample, activation in enumerate(features.activation):
             chosen = self.ablation_layer.activations_to_be_ablated(

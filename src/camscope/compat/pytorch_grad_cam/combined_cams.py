@@ -181,7 +181,7 @@ class SESS:
                 self.paste_cam(cam * weights[i], places[i], (size[0], size[1]))
                 for i, cam in zip(part, cams, strict=True)
             ]
-        joined = self._join(np.stack(maps))
+        joined = self._join_window_maps(np.stack(maps))
         return cv2.GaussianBlur(joined, BLUR_SIZE, BLUR_SIGMA) if self.smooth else joined
 
     def get_scales(self, window_size: int) -> list[int]:
@@ -231,7 +231,7 @@ class SESS:
         canvas[top : top + cam.shape[0], left : left + cam.shape[1]] = cam
         return cv2.resize(canvas, target_size[::-1])
 
-    def _join(self, maps: Array) -> Array:
+    def _join_window_maps(self, maps: Array) -> Array:
         """Join the maps of all windows: by their maximum, or by the mean of the values above `theta`."""
         if self.pool == "max":
             highest: Array = maps.max(axis=0)

@@ -25,7 +25,7 @@ def find_bias_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def compute_bias(layer: nn.Module) -> Tensor:
-    """Return the bias (K,) that a layer adds to each channel. That of a batch norm includes its running statistics."""
+    """Return the bias (K,) that a layer adds to each channel. The bias of a batch norm includes its running statistics."""
     bias: Any = layer.bias
     if isinstance(layer, nn.BatchNorm2d) and layer.running_mean is not None and layer.running_var is not None:
         bias = bias - layer.running_mean * layer.weight / (layer.running_var + layer.eps).sqrt()

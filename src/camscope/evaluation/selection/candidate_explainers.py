@@ -23,7 +23,7 @@ from camscope.explainers import METHODS, Explainer
 from camscope.explainers.comparison.comparison_rows_and_columns import (
     accepts_layer_choice,
     accepts_several_layers,
-    create_at_layers,
+    create_explainers_at_layers,
 )
 from camscope.explainers.core.evaluation_context import get_device_and_dtype, inference_scope, inspect_model
 from camscope.explainers.core.run_methods_in_shared_passes import run_methods
@@ -63,7 +63,7 @@ def build_candidates(
         explainer_cls = METHODS.find(name)
         takes_one_layer = accepts_layer_choice(explainer_cls) and not accepts_several_layers(explainer_cls)
         chosen = layer_names if takes_one_layer else None
-        for explainer in create_at_layers(explainer_cls, model, chosen, {}):
+        for explainer in create_explainers_at_layers(explainer_cls, model, chosen, {}):
             try:
                 run_methods([explainer], x, [None])
             except CamscopeError:

@@ -54,7 +54,7 @@ def load_samples(
     rows = (private_manifest.rows(int(n), int(n) + 1)[0] for n in sampled)
     usable, left_out = [], Counter[str]()
     for loaded in load_images(private_manifest, rows, worker.prepare_model_input, NUM_THREADS):
-        image_target, item = worker.targets_for(loaded)[0], loaded.item
+        image_target, item = worker.get_targets_of_image_or_run(loaded)[0], loaded.item
         index = int(np.searchsorted(manifest.table["row"].to_numpy(), loaded.row["row"]))
         row = manifest.rows(index, index + 1)[0]  # of the manifest, whose names identify masks
         group = None if group_column is None else row[group_column]

@@ -47,7 +47,7 @@ class CandidateState:
         """Method and layer for display, such as `Grad-CAM · layer4`."""
         layer = getattr(self.explainer, "layer", None)
         parts = filter(None, (self.explainer.composed_name, layer if isinstance(layer, str) else None))
-        return METHODS.display_name(" · ".join(parts))
+        return METHODS.replace_names_by_titles(" · ".join(parts))
 
     @property
     def seconds_per_image(self) -> float:

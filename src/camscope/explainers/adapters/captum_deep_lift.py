@@ -14,16 +14,19 @@ from torch import Tensor, nn
 from camscope.errors import InputError, ModelError
 from camscope.explainers.adapters.adapter_explainer import AdapterExplainer, call_with_gradients, check_same_score
 from camscope.explainers.adapters.count_unsupported_deep_lift_operations import UnsupportedOperationCounter
-from camscope.explainers.adapters.deep_lift_module_replacements import convert_clipped_relus, replace_overlapping_pools
+from camscope.explainers.adapters.deep_lift_module_replacements import (
+    replace_overlapping_pools,
+    treat_clipped_relus_as_relus,
+)
 from camscope.explainers.adapters.model_copy_for_hooks import (
     ModuleCallRecords,
     RecordedEvaluator,
     clone_for_hooks,
     restart_call_counts,
 )
+from camscope.explainers.core.base_explainer import register_optional
 from camscope.explainers.core.baselines import BackgroundMixin, BaselineMixin, build_baseline_tensors
 from camscope.explainers.core.evaluation_context import check_finite
-from camscope.explainers.core.explainer import register_optional
 from camscope.explainers.core.perturbed_evaluator import PerturbedEvaluator
 from camscope.explainers.path.additive_explainer import AdditiveAttribution, AdditiveExplainer
 from camscope.images.files.redacted_errors_and_file_pseudonyms import ignore_warnings
@@ -92,14 +95,16 @@ class DeepLIFTBase(AdapterExplainer, AdditiveExplainer):
             _ScoreModule(score, evaluator.call_records, sample),
             UnsupportedOperationCounter(),
         )
-        unsupported_ops.track_supported_modules(score_module)
+        unsupported_ops.exclude_operations_in_supported_modules(score_module)
         multipliers = call_with_gradients(lambda: _compute_multipliers(score_module, x, baseline, unsupported_ops))
         check_finite("the multipliers at the input", multipliers, self.on_nonfinite)
         value, reference = score_module.last_scores
         if self.mode == "eval":
             check_same_score(score, sample, value, evaluator.clean_scores[sample])
         values = full_precision(multipliers) * (full_precision(x) - full_precision(baseline))
-        return AdditiveAttribution(values, value.double() - reference.double(), remark=unsupported_ops.describe())
+        return AdditiveAttribution(
+            values, value.double() - reference.double(), remark=unsupported_ops.describe_counted_operations()
+        )
 
 
 @register_optional("captum", "captum")
@@ -159,7 +164,7 @@ class _ScoreModule(nn.Module):
         super().__init__()
         self.clone = clone_for_hooks(score.model, call_records)
         replace_overlapping_pools(self.clone)
-        convert_clipped_relus(self.clone)
+        treat_clipped_relus_as_relus(self.clone)
         self._score = copy.copy(score)
         self._score.model = self.clone
         self._sample = sample
@@ -176,8 +181,8 @@ class _ScoreModule(nn.Module):
         return values
 
 
-def compute_smallest_difference(x: Tensor, score: Score) -> float:
-    """Return the difference above which captum takes two activations as different: the smallest number of their dtype."""
+def get_captum_difference_threshold(x: Tensor, score: Score) -> float:
+    """Return captum's threshold for a difference of two activations: the smallest normal number of their dtype."""
     with score.forward_context():
         device_type = x.device.type
         cast_dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else x.dtype
@@ -193,7 +198,7 @@ def _compute_multipliers(
 
     unsupported_ops.reset()
     # captum treats two inputs as equal if they are closer than `eps`, whatever their scale
-    method = DeepLift(score_module, eps=compute_smallest_difference(x, score_module._score))
+    method = DeepLift(score_module, eps=get_captum_difference_threshold(x, score_module._score))
     try:
         with ignore_warnings(message_pattern="Setting forward, backward hooks"), unsupported_ops:
             multipliers: Tensor = method.attribute(

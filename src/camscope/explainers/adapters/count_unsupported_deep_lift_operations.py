@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from camscope.hooks.deep_lift_rescale_rule import RESCALED_FUNCTIONS
-from camscope.hooks.intercept_torch_functions import MAX_FUNCTIONS, BaseFunctionMode, function_name
+from camscope.hooks.intercept_torch_functions import MAX_FUNCTIONS, BaseFunctionMode, get_function_name
 from camscope.pytree import iter_leaves
 
 _OTHER_NONLINEAR_NAMES = (
@@ -28,9 +28,9 @@ class UnsupportedOperationCounter(BaseFunctionMode):
         """Reset the counts. Call this method before each pass."""
         self._supported_module_depth, self.counts = 0, Counter[str]()
 
-    def track_supported_modules(self, model: nn.Module) -> None:
-        """Do not count operations inside modules that captum has a rule for. Each of these modules gets a copy of its
-        input.
+    def exclude_operations_in_supported_modules(self, model: nn.Module) -> None:
+        """Exclude operations inside modules that captum has a rule for from the counts. Each such module gets a copy of
+        its input.
 
         captum replaces the gradient of that input. Without the copy, the gradient of other uses of the tensor would be
         lost.
@@ -49,9 +49,9 @@ class UnsupportedOperationCounter(BaseFunctionMode):
                 module.register_forward_pre_hook(enter_module)
                 module.register_forward_hook(leave_module)
 
-    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_intercepted_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call a function and return its result. Count it if it is non-linear and captum has no rule for it."""
-        name = function_name(func)
+        name = get_function_name(func)
         if func is Tensor.register_hook and not args[0].requires_grad:
             return None  # captum sets its hooks also where gradients are disabled: the value is a constant there
         result = func(*args, **kwargs)
@@ -63,7 +63,7 @@ class UnsupportedOperationCounter(BaseFunctionMode):
             self.counts[name] += 1
         return result
 
-    def describe(self) -> str:
-        """Return the counted operations as a clause for the end of a sentence. It is empty if nothing was counted."""
+    def describe_counted_operations(self) -> str:
+        """Return the counted operations as a clause for the end of a sentence. Return "" if nothing was counted."""
         operations = ", ".join(f"{name} ({count} x)" for name, count in sorted(self.counts.items()))
         return f"; captum has no rule for {operations}, which keep their gradient" if operations else ""

@@ -13,7 +13,7 @@ from camscope.explainers.adapters.model_copy_for_hooks import iter_parent_name_a
 CLIPPED_RELU_TYPES = (nn.ReLU6, nn.Hardtanh)
 
 
-def convert_clipped_relus(model: nn.Module) -> None:
+def treat_clipped_relus_as_relus(model: nn.Module) -> None:
     """Give clipping modules, such as ReLU6, the type ReLU, so that captum uses its rule for ReLUs. The modules still clip."""
     modules: Iterator[Any] = model.modules()  # whose types change
     for part in modules:
@@ -53,11 +53,12 @@ def replace_overlapping_pools(model: nn.Module) -> None:
     """Replace each max pooling with overlapping windows in a model by an equivalent module that captum supports."""
     for parent, key, child in list(iter_parent_name_and_child(model)):
         rank = RANK_BY_MAX_POOL.get(type(child), 0)
-        if rank and _has_overlapping_windows(child, rank):
+        if rank and _is_replaceable_overlapping_pool(child, rank):
             parent._modules[key] = NonOverlappingMaxPool(child, rank)
 
 
-def _has_overlapping_windows(pool: Any, rank: int) -> bool:
+def _is_replaceable_overlapping_pool(pool: Any, rank: int) -> bool:
+    """Whether a pooling has overlapping windows, and neither hooks nor options that its replacement lacks."""
     if pool.ceil_mode or pool.return_indices or pool._forward_hooks or pool._forward_pre_hooks:
         return False
     sizes, steps, dilations = (_expand_per_axis(v, rank) for v in (pool.kernel_size, pool.stride, pool.dilation))

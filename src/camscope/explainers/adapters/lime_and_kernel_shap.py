@@ -13,11 +13,11 @@ from torch import Tensor
 
 from camscope.errors import InputError
 from camscope.explainers.adapters.adapter_explainer import AdapterExplainer
+from camscope.explainers.core.base_explainer import register_optional
 from camscope.explainers.core.baselines import BaselineMixin
-from camscope.explainers.core.explainer import register_optional
 from camscope.explainers.core.input_segments import (
     SegmentsLike,
-    check_segments,
+    check_segments_setting,
     label_grid_cells,
     resolve_segment_labels,
 )
@@ -103,7 +103,7 @@ MaskScorer = Callable[[Tensor], Tensor]  # (S,M) of ones, and zeros for hidden c
 class SurrogateExplainer(BaselineMixin, AdapterExplainer):
     """Base class of maps from a linear model of the score. Each pixel has the coefficient of its cell.
 
-    A subclass implements `build_captum` and `fit_linear_model`. captum draws the samples and weighs them; as many run
+    A subclass implements `create_captum_explainer` and `fit_linear_model`. captum draws the samples and weighs them; as many run
     at a time as fit into memory. A cell is hidden in all channels.
 
     Args:
@@ -122,11 +122,11 @@ class SurrogateExplainer(BaselineMixin, AdapterExplainer):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive_integer(grid_size=self.grid_size, n_samples=self.n_samples)
-        check_segments(None, segments=self.segments)
+        check_segments_setting(None, segments=self.segments)
 
     @abstractmethod
-    def build_captum(self, scorer: MaskScorer, interpretable_model: InterpretableModel) -> Any:
-        """Create captum's explainer. `scorer` computes the scores for masks of visible cells."""
+    def create_captum_explainer(self, scorer: MaskScorer, interpretable_model: InterpretableModel) -> Any:
+        """Create the explainer of captum, with `scorer` for the scores of masks of visible cells."""
 
     @abstractmethod
     def fit_linear_model(self, masks: Tensor, scores: Tensor, weights: Tensor) -> LinearFit:
@@ -171,7 +171,7 @@ class SurrogateExplainer(BaselineMixin, AdapterExplainer):
                 fit.scores = differences.cpu()
                 return fit.scores
 
-            method = self.build_captum(score_masks, fit)
+            method = self.create_captum_explainer(score_masks, fit)
             all_shown = torch.ones(1, n_cells, dtype=torch.float32, device="cpu")
             n = self.n_samples  # captum passes all masks in one call: they are small, however large the image is
             try:
@@ -222,7 +222,7 @@ class LIME(SurrogateExplainer):
         check_positive_number(kernel_width=self.kernel_width, high=1e6)
         check_number(low=0, alpha=self.alpha)
 
-    def build_captum(self, scorer: MaskScorer, interpretable_model: InterpretableModel) -> Any:
+    def create_captum_explainer(self, scorer: MaskScorer, interpretable_model: InterpretableModel) -> Any:
         """Create captum's explainer. See `SurrogateExplainer`."""
         from captum.attr._core.lime import Lime, get_exp_kernel_similarity_function
 
@@ -261,7 +261,7 @@ class KernelSHAP(SurrogateExplainer):
 
     name, title, paper = "kernelshap", "KernelSHAP", "arXiv:1705.07874"
 
-    def build_captum(self, scorer: MaskScorer, interpretable_model: InterpretableModel) -> Any:
+    def create_captum_explainer(self, scorer: MaskScorer, interpretable_model: InterpretableModel) -> Any:
         """Create captum's explainer. See `SurrogateExplainer`."""
         from captum.attr import KernelShap
 
@@ -301,7 +301,7 @@ TENSOR_FACTORIES = FLOAT_TENSOR_FACTORIES | {torch.tensor, torch.full, torch.ara
 class CPUFloat32Mode(BaseFunctionMode):
     """A function mode in which this thread creates tensors on the CPU in float32, independent of the user's defaults."""
 
-    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_intercepted_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call a function and return its result. A function that creates a tensor gets the CPU and float32 as defaults."""
         if func in TENSOR_FACTORIES:
             kwargs.setdefault("device", torch.device("cpu"))

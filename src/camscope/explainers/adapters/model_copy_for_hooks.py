@@ -68,7 +68,7 @@ class RepeatedModule(nn.Module):
         self.copies, self.next_call = nn.ModuleList(copies), 0
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the copy for the next call, and return its output."""
+        """Run the module's copy for this call, and return its output."""
         if self.next_call >= len(self.copies):
             raise ModelError(
                 f"{type(self.copies[0]).__name__} ran {plural(len(self.copies), 'time')} in the first pass, but "

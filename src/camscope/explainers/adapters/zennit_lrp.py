@@ -15,9 +15,13 @@ from camscope.explainers.adapters.model_copy_for_hooks import (
     clone_for_hooks,
     restart_call_counts,
 )
-from camscope.explainers.adapters.zennit_lrp_rules import RelevanceRuleMode, has_zennit_rule, make_relative_stabilizer
+from camscope.explainers.adapters.zennit_rules_for_functions import (
+    RelevanceRuleMode,
+    has_zennit_rule,
+    make_relative_stabilizer,
+)
+from camscope.explainers.core.base_explainer import register_optional
 from camscope.explainers.core.evaluation_context import check_finite
-from camscope.explainers.core.explainer import register_optional
 from camscope.explainers.core.perturbed_evaluator import PerturbedEvaluator
 from camscope.explainers.core.setting_checks import check_number, check_one_of
 from camscope.explainers.path.additive_explainer import AdditiveAttribution, AdditiveExplainer
@@ -81,7 +85,7 @@ class LRP(AdapterExplainer, AdditiveExplainer):
         score.model = clone
         merged, unmerged = find_mergeable_norms(model, call_records)
         x = evaluator.x[sample, None]
-        self._check_first_layer(model, call_records)
+        self._check_first_layer_runs_first(model, call_records)
         composite, rule_mode = self._build_rules(x, merged)
         sample_index = torch.tensor([sample], device=x.device)
         try:
@@ -89,13 +93,13 @@ class LRP(AdapterExplainer, AdditiveExplainer):
                 for _, name in merged:  # zennit keeps eps, and the merged norm must be the identity
                     clone.get_submodule(name).eps = MERGED_NORM_EPS  # type: ignore[assignment]  # a module's attributes are of any type
                 for module in filter(has_zennit_rule, clone.modules()):
-                    rule_mode.track_ruled_module(module)
+                    rule_mode.skip_functions_inside_module(module)
                 value, start, relevance = call_with_gradients(
                     lambda: _propagate_relevance(score, x, sample_index, clone, rule_mode)
                 )
                 advance(1)
         finally:  # both refer to themselves, so only the garbage collector would free them
-            rule_mode.release_hooks()
+            rule_mode.remove_hooks()
             vars(composite).clear()
         if self.mode == "eval":
             check_same_score(evaluator.score, sample, value, evaluator.clean_scores[sample])
@@ -118,8 +122,8 @@ class LRP(AdapterExplainer, AdditiveExplainer):
         composite = KNOWN[self.composite](**settings, canonizers=[NamedMergeBatchNorm(list(merged_norms))])
         return RelevanceRules(composite, RelevanceRuleMode(stabilizer, make_relative_stabilizer(rounding)))
 
-    def _check_first_layer(self, model: nn.Module, call_records: ModuleCallRecords) -> None:
-        """Raise ModelError if a composite has a rule for the first layer, and another layer runs first."""
+    def _check_first_layer_runs_first(self, model: nn.Module, call_records: ModuleCallRecords) -> None:
+        """Raise ModelError if the composite has a rule for the first layer by name, but another layer runs first."""
         from zennit.types import Linear
 
         parts = dict(model.named_modules())

@@ -9,7 +9,7 @@ from torch import Tensor
 from camscope.errors import LayerError
 from camscope.explainers.attention.rollout import multiply_rows
 from camscope.explainers.attention.token_attention_explainer import AttentionTrace, TokenAttentionExplainer
-from camscope.explainers.core.explainer import register
+from camscope.explainers.core.base_explainer import register
 
 
 @register

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from camscope.explainers.attention.token_attention_explainer import AttentionTrace, TokenAttentionExplainer
-from camscope.explainers.core.explainer import register
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.validated_setting_types import PositiveInteger
 
 
@@ -33,5 +33,5 @@ class LeGrad(TokenAttentionExplainer):
 
     def relevance(self, trace: AttentionTrace) -> Tensor:
         """Compute the relevance (N,T) of each token: the mean positive gradient at the attention of all blocks."""
-        gradients = trace.compute_early_gradients(self.n_blocks)
+        gradients = trace.compute_gradients_as_if_last_block(self.n_blocks)
         return torch.stack([gradient.relu().mean((1, 2)) for gradient in gradients]).mean(0)

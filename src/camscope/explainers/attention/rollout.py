@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from camscope.explainers.attention.token_attention_explainer import AttentionTrace, TokenAttentionExplainer
-from camscope.explainers.core.explainer import register
+from camscope.explainers.core.base_explainer import register
 
 HeadFusion = Literal["mean", "max", "min"]
 
@@ -33,7 +33,7 @@ class Rollout(TokenAttentionExplainer):
     head_fusion: HeadFusion = "mean"
 
     def relevance(self, trace: AttentionTrace) -> Tensor:
-        """Return the relevance (N,T) of each token."""
+        """Compute the relevance (N,T) of each token, by a product of the attention matrices of all blocks."""
         functions: dict[str, Callable[..., Tensor]] = {"mean": torch.mean, "max": torch.amax, "min": torch.amin}
         fuse = functions[self.head_fusion]
         return _roll_out_attention(trace.score_token_weights, [fuse(P, dim=1) for P in trace.probabilities])
@@ -58,7 +58,7 @@ class GradientRollout(TokenAttentionExplainer):
     needs_all_gradients: ClassVar[bool] = True
 
     def relevance(self, trace: AttentionTrace) -> Tensor:
-        """Return the relevance (N,T) of each token."""
+        """Compute the relevance (N,T) of each token, by a product of attention times gradient of all blocks."""
         pairs = zip(trace.gradients, trace.probabilities, strict=True)
         return _roll_out_attention(trace.score_token_weights, [(g * P).mean(1).relu() for g, P in pairs])
 

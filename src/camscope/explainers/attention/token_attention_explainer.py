@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import LayerError
+from camscope.explainers.core.base_explainer import Explainer
 from camscope.explainers.core.base_method import BaseMethod
 from camscope.explainers.core.evaluation_context import check_finite
-from camscope.explainers.core.explainer import Explainer
 from camscope.explainers.core.maps_with_flags import (
     AttributionMaps,
     DeferredMap,
@@ -64,8 +64,8 @@ class AttentionTrace:
         rows = (self.gradients[-1] != 0).any(-1).any(1).to(self.gradients[-1].dtype)
         return rows / rows.sum(1, keepdim=True).clamp(min=1)
 
-    def compute_early_gradients(self, n_blocks: int | None) -> list[Tensor]:
-        """Compute the gradient (N,heads,T,T) at each of the last `n_blocks` blocks, as if this block were the last one.
+    def compute_gradients_as_if_last_block(self, n_blocks: int | None) -> list[Tensor]:
+        """Compute the gradient (N,heads,T,T) at each of the last `n_blocks` blocks, as if no block came after it.
 
         With None, all blocks are used.
         """
@@ -84,13 +84,13 @@ def record_token_counts(model: nn.Module, scope: ExitStack) -> set[int]:
     """While the scope is open, collect in a set how many tokens linear layers and norms return."""
     lengths: set[int] = set()
 
-    def record_count(module: nn.Module, args: object, output: object) -> None:
+    def collect_token_counts(module: nn.Module, args: object, output: object) -> None:
         if isinstance(output, Tensor) and output.ndim > 2:
             lengths.update((output.shape[0], output.shape[1], math.prod(output.shape[1:-1])))
 
     for module in unwrap(model).modules():
         if isinstance(module, nn.Linear | nn.LayerNorm):
-            scope.callback(module.register_forward_hook(thread_local_hook(record_count)).remove)
+            scope.callback(module.register_forward_hook(thread_local_hook(collect_token_counts)).remove)
     return lengths
 
 
@@ -153,8 +153,10 @@ def select_token_attentions(
     return TokenAttentions(selected, image_layout, notes)
 
 
-def is_layout_unverified(method_name: str, score: Score, x: Tensor, layout: Layout, n_tokens: int) -> bool:
-    """Test with noise whether tokens have a layout. Return True if the test is undecided, and raise LayerError if it fails."""
+def is_layout_undecided_by_noise_test(method_name: str, score: Score, x: Tensor, layout: Layout, n_tokens: int) -> bool:
+    """Test with noise whether tokens have a layout. Return whether the test is undecided. Raise LayerError if it
+    contradicts the layout.
+    """
 
     def read_values_of_first_attention(run: Callable[[Tensor], object], inputs: Tensor) -> list[Tensor | None]:
         with AttentionRecorder() as recorder:
@@ -189,8 +191,8 @@ class AttentionGradients(NamedTuple):
 def compute_attention_gradients(
     values: Tensor, attentions: Sequence[Attention], *, all_blocks: bool
 ) -> AttentionGradients:
-    """Compute the gradients of scores (N,) at the last attention on which they depend. With `all_blocks`, also at those
-    before.
+    """Compute the gradients of scores (N,) at the last attention that affects the scores. With `all_blocks`, also
+    compute the gradients at all earlier attentions.
     """
     for count in range(len(attentions), 0, -1) if values.requires_grad else ():
         used = list(attentions[:count])
@@ -241,7 +243,7 @@ class TokenAttentionExplainer(Explainer):
         return self.compute_maps(x, [score])[0].attribution
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Compute the maps of several scores. All share one forward pass."""
+        """Compute the maps of several scores from one forward pass."""
         return [
             compute_map_or_raise(entry) for entry in TokenAttentionExplainer.compute_shared_maps([self], x, scores)[0]
         ]
@@ -280,10 +282,11 @@ class TokenAttentionExplainer(Explainer):
                 for row, explainer in zip(rows, attention_explainers, strict=True):
                     row.append(explainer._build_maps(trace, value, skipped_notes))
         count = attentions[0].probabilities.shape[-1]
-        unverified = first.layout is None and is_layout_unverified(first.name, scores[0], x, layout, count)
+        unverified = first.layout is None and is_layout_undecided_by_noise_test(first.name, scores[0], x, layout, count)
         return [[replace(maps, layout_unverified=unverified) for maps in row] for row in rows]
 
     def _build_maps(self, trace: AttentionTrace, values: Tensor, skipped_notes: Sequence[str]) -> AttributionMaps:
+        """Convert the relevance of the tokens to maps with notes and flags. `values` (N,) are the scores."""
         layout, weights, score = trace.layout, trace.score_token_weights, trace.score
         attribution = layout.to_maps(self.relevance(trace).detach()[..., None])[:, 0].clone()
         count, n_tokens = plural(len(trace.attentions), "self-attention"), plural(weights.shape[1], "token")

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from camscope.explainers.cam.layer_features import ActivationVariants, LayerFeatures
 from camscope.explainers.cam.weighted_channels_explainer import SPATIAL_AXIS, BaseWeightedChannels
-from camscope.explainers.core.explainer import register
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.memory_chunks import BatchedMixin
 
 
@@ -33,11 +33,11 @@ class AblationCAM(BaseWeightedChannels, BatchedMixin):
         """Return the drop of the score (N,K,1) if a channel is set to zero, channel by channel."""
         alive = features.activation.flatten(2).any(SPATIAL_AXIS).nonzero()
 
-        def build_removals(part: slice) -> ActivationVariants:
+        def build_variants_without_channel(part: slice) -> ActivationVariants:
             samples, channels = alive[part].T
             rows = torch.arange(len(samples), device=samples.device)
             return ActivationVariants(lambda maps: maps.index_put_((rows, channels), maps.new_zeros(())), samples)
 
         weights = features.values.new_zeros(features.activation.shape[:2])
-        weights[alive[:, 0], alive[:, 1]] = features.compute_score_losses(len(alive), build_removals)
+        weights[alive[:, 0], alive[:, 1]] = features.compute_score_losses(len(alive), build_variants_without_channel)
         return weights[..., None].to(features.activation.dtype)

@@ -15,8 +15,8 @@ from camscope.errors import InputError
 from camscope.explainers.cam.layer_explainer import LayerExplainer
 from camscope.explainers.cam.layer_features import ActivationVariants, LayerFeatures
 from camscope.explainers.cam.shared_layer_pass import SharedLayerPass
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.evaluation_context import evaluation_context, inspect_model
-from camscope.explainers.core.explainer import register
 from camscope.explainers.core.memory_chunks import BatchedMixin
 from camscope.explainers.core.model_input import ModelInput
 from camscope.explainers.core.nonnegative_factorization import MatrixFactors, factorize_nonnegative
@@ -142,7 +142,7 @@ class Concepts:
         return render.draw_regions(picture, numbers, opacity, colors, alpha=alpha, covered=covered)
 
     def figure(self, *, alpha: float = 0.8, columns: int | None = None, height: int = 320) -> render.RGBImage:
-        """Draw all images as in `concept_image`, next to the legend.
+        """Draw each image with the strongest concept of each pixel, as in `concept_image`, next to the legend.
 
         Args:
             alpha: Opacity of the strongest cell.
@@ -210,7 +210,7 @@ class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
     n_iterations: PositiveInteger = 200
     tolerance: NonNegativeNumber = 1e-6
 
-    def combine(self, features: LayerFeatures) -> Tensor:
+    def compute_layer_map(self, features: LayerFeatures) -> Tensor:
         """Compute the map: the effect of each concept on the score, spread over the cells of the concept."""
         activation = features.activation.flatten(2)
         finite = activation.isfinite().flatten(1).all(1)[:, None]

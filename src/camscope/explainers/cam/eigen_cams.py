@@ -12,7 +12,7 @@ from torch import Tensor
 
 from camscope.explainers.cam.layer_explainer import LayerExplainer
 from camscope.explainers.cam.layer_features import LayerFeatures
-from camscope.explainers.core.explainer import register
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.principal_component import project_on_first_component, project_with_reference_sign
 
 
@@ -34,8 +34,8 @@ class EigenCAM(LayerExplainer):
     name, title, paper = "eigencam", "Eigen-CAM", "arXiv:2008.00299"
     class_specific: ClassVar[bool] = False
 
-    def combine(self, features: LayerFeatures) -> Tensor:
-        """Return the signed projection of each cell on the first component."""
+    def compute_layer_map(self, features: LayerFeatures) -> Tensor:
+        """Project each cell of the activation on the first singular vector, with a sign."""
         activation = features.activation.flatten(2)
         return project_with_reference_sign(activation, activation.double().square().sum(1))
 
@@ -56,8 +56,8 @@ class EigenGradCAM(LayerExplainer):
     name, title, paper, backward_passes = "eigengradcam", "Eigen-Grad-CAM", "arXiv:2008.00299", "1"
     needs_gradient = True
 
-    def combine(self, features: LayerFeatures) -> Tensor:
-        """Return the signed projection of each cell on the first component."""
+    def compute_layer_map(self, features: LayerFeatures) -> Tensor:
+        """Project each cell of gradient x activation on the first singular vector, with a sign."""
         return project_on_first_component((features.gradient * features.activation).flatten(2))
 
 
@@ -79,7 +79,7 @@ class SegEigenCAM(LayerExplainer):
     name, title, paper, backward_passes = "segeigencam", "Seg-Eigen-CAM", "doi:10.3390/app15137562", "1"
     needs_gradient = True
 
-    def combine(self, features: LayerFeatures) -> Tensor:
-        """Return the projection of each cell on the first component, with the sign of its largest absolute value."""
+    def compute_layer_map(self, features: LayerFeatures) -> Tensor:
+        """Project each cell of |gradient| x activation on the first singular vector. The largest absolute value is positive."""
         cells = project_on_first_component((features.gradient.abs() * features.activation).flatten(2))
         return torch.where(-cells.amin(1, keepdim=True) > cells.amax(1, keepdim=True), -cells, cells)

@@ -8,7 +8,7 @@ from camscope.explainers.cam.kpca_cam import RELATIVE_ROUNDING
 from camscope.explainers.cam.layer_explainer import LayerExplainer
 from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.cam.weighted_channels_explainer import SPATIAL_AXIS
-from camscope.explainers.core.explainer import register
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.validated_setting_types import NonNegativeNumber
 
 
@@ -33,7 +33,7 @@ class FEM(LayerExplainer):
     class_specific: ClassVar[bool] = False
     k_sigma: NonNegativeNumber = 2.0
 
-    def combine(self, features: LayerFeatures) -> Tensor:
+    def compute_layer_map(self, features: LayerFeatures) -> Tensor:
         """Sum over the channels: a channel adds its mean at its unusually strong cells, and 0 at all others."""
         activation = features.activation.flatten(2).double()
         mean = activation.mean(SPATIAL_AXIS, keepdim=True)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from camscope.errors import TargetError
 from camscope.explainers.cam.gradcam_variants import GradCAM
-from camscope.explainers.core.explainer import register
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.validated_setting_types import Number, PositiveInteger
 from camscope.targets import Score, class_scores, full_precision
 

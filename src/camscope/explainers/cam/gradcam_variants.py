@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from camscope.explainers.cam.weighted_channels_explainer import SPATIAL_AXIS, BaseCAM, BaseQuotientCAM, QuotientTerms
-from camscope.explainers.core.explainer import register
+from camscope.explainers.core.base_explainer import register
 
 
 @register

@@ -6,7 +6,7 @@ from torch import Tensor
 from camscope.explainers.cam.layer_explainer import LayerExplainer
 from camscope.explainers.cam.layer_features import InputVariants, LayerFeatures
 from camscope.explainers.cam.weighted_channels_explainer import SPATIAL_AXIS
-from camscope.explainers.core.explainer import register
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.memory_chunks import BatchedMixin
 from camscope.explainers.core.resize_and_blur import blur_input, compute_minimum_and_range, enlarge_to_input
 from camscope.explainers.core.validated_setting_types import PositiveInteger
@@ -39,7 +39,7 @@ class GroupCAM(LayerExplainer, BatchedMixin):
     needs_gradient = runs_model = True
     n_groups: PositiveInteger = 32
 
-    def combine(self, features: LayerFeatures) -> Tensor:
+    def compute_layer_map(self, features: LayerFeatures) -> Tensor:
         """Compute the map: the sum of the group masks, weighted by the probability that each mask restores."""
         x, masks = features.x, self._build_group_masks(features)
         background = blur_input(x, BLUR_SIGMA, BLUR_RADIUS)

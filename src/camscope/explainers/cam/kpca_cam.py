@@ -15,8 +15,8 @@ from camscope.errors import InputError
 from camscope.explainers.cam.layer_explainer import LayerExplainer
 from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.cam.weighted_channels_explainer import SPATIAL_AXIS
-from camscope.explainers.core.explainer import register
-from camscope.explainers.core.memory_chunks import count_copies_in_memory, map_chunks
+from camscope.explainers.core.base_explainer import register
+from camscope.explainers.core.memory_chunks import count_copies_that_fit_in_memory, map_chunks
 from camscope.explainers.core.principal_component import (
     compute_leading_axes,
     find_nearest_vector_in_span,
@@ -53,7 +53,7 @@ class KPCACAM(LayerExplainer):
     kernel: Kernel = "sigmoid"
     gamma: PositiveNumber | None = None
 
-    def combine(self, features: LayerFeatures) -> Tensor:
+    def compute_layer_map(self, features: LayerFeatures) -> Tensor:
         """Project each cell of the activation on the first kernel principal component (N,cells)."""
         activation = features.activation.flatten(2)
         n_cells = activation.shape[2]
@@ -67,10 +67,12 @@ class KPCACAM(LayerExplainer):
                 f"layer {features.layer!r} has {plural(n_cells, 'cell')}; kpcacam compares all pairs of cells and "
                 f"accepts at most {MAX_CELLS}: choose a coarser layer{example_layer}"
             )
-        at_once = count_copies_in_memory(BYTES_PER_KERNEL_VALUE * n_cells**2, activation.device)
-        return map_chunks(len(activation), at_once, lambda part: self._compute_first_components(activation[part]))
+        at_once = count_copies_that_fit_in_memory(BYTES_PER_KERNEL_VALUE * n_cells**2, activation.device)
+        return map_chunks(
+            len(activation), at_once, lambda part: self._project_on_first_kernel_component(activation[part])
+        )
 
-    def _compute_first_components(self, channels: Tensor) -> Tensor:
+    def _project_on_first_kernel_component(self, channels: Tensor) -> Tensor:
         """Project each cell of an activation (N,K,cells) on the first kernel principal component (N,cells)."""
         activation = channels.double()
         finite = activation.isfinite().flatten(1).all(1)[:, None]
@@ -84,7 +86,7 @@ class KPCACAM(LayerExplainer):
         return torch.where(finite, cells, torch.nan).to(channels.dtype)
 
     def _compute_kernel(self, cell_vectors: Tensor) -> Tensor:
-        """Compute the kernel (N,cells,cells) of all pairs of cells, from their vectors (N,cells,K)."""
+        """Compute the kernel (N,cells,cells) of all pairs of cells, from the vector of each cell (N,cells,K)."""
         gamma = 1 / cell_vectors.shape[2] if self.gamma is None else self.gamma
         if self.kernel == "cosine":
             length = cell_vectors.norm(dim=2, keepdim=True)

@@ -24,21 +24,21 @@ from camscope.targets import Score
 
 
 class LayerExplainer(LayerSelectionMixin):
-    """Base class of methods that compute a map from the channels of one layer. A subclass implements `combine`.
+    """Base class of methods that compute a map from the channels of one layer. A subclass implements `compute_layer_map`.
 
     >>> from camscope import LayerExplainer, load_model
     >>> from camscope.phantom import draw_radiograph
     >>> model, image = load_model("phantom"), draw_radiograph(0, "nodule").image
     >>> class ActivationNorm(LayerExplainer):
     ...     name = "activation norm"
-    ...     def combine(self, features):
+    ...     def compute_layer_map(self, features):
     ...         return features.activation.norm(dim=1)
     >>> ActivationNorm(model, "layer4").explain(image, "nodule").grid
     (16, 16)
     """
 
     @abstractmethod
-    def combine(self, features: LayerFeatures) -> Tensor:
+    def compute_layer_map(self, features: LayerFeatures) -> Tensor:
         """Compute the map of the method from the features of the layer, as (N,*s) or flattened to (N,cells)."""
 
     @property
@@ -51,7 +51,7 @@ class LayerExplainer(LayerSelectionMixin):
         return self.compute_maps(x, [score])[0].attribution
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Compute the maps of several scores. All share one forward pass, and each has one backward pass."""
+        """Compute the maps of several scores, with one forward pass in all and one backward pass for each score."""
         return [compute_map_or_raise(entry) for entry in LayerExplainer.compute_shared_maps([self], x, scores)[0]]
 
     @property
@@ -79,15 +79,16 @@ class LayerExplainer(LayerSelectionMixin):
             with SharedLayerPass(layer_explainers, layers, x, group) as shared:
                 for i in range(len(group)):
                     for t, features in shared.iter_method_indices_and_features(i):
-                        compute = partial(layer_explainers[t]._combine_to_maps, features)
+                        compute = partial(layer_explainers[t]._compute_map_with_notes_and_flags, features)
                         is_deferred = layer_explainers[t].runs_model
                         results[t].append(compute if is_deferred else compute_map_or_return_error(compute))
         return results
 
-    def _combine_to_maps(self, features: LayerFeatures) -> AttributionMaps:
+    def _compute_map_with_notes_and_flags(self, features: LayerFeatures) -> AttributionMaps:
+        """Compute the map of the method, without padding of the input, and add notes and flags."""
         score, gradient = features.score, features.optional_gradient
         with score.score_range_tracked() as scores:
-            cells = self.combine(features)
+            cells = self.compute_layer_map(features)
         attribution = cells.view(len(cells), *features.activation.shape[2:]) if cells.ndim == 2 else cells
         notes = [*self.describe_chosen_layer(features.layer, score.model), *features.notes]
         if features.input_shares is not None:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import LayerError
-from camscope.explainers.core.memory_chunks import ActivationBytes, count_copies_in_memory, map_chunks
-from camscope.hooks.partial_forward import PrefixCache, replace_output_by_variants
+from camscope.explainers.core.memory_chunks import ActivationBytes, count_copies_that_fit_in_memory, map_chunks
+from camscope.hooks.cache_prefix_and_vary_output import PrefixCache, replace_output_by_variants
 from camscope.hooks.thread_local_hooks import Hooks, thread_local_hook
 from camscope.layers.layout import Layout
 from camscope.targets import Score
@@ -47,8 +47,8 @@ ScoreReader = Callable[[object, int, Tensor | None], Tensor]  # output, number o
 
 
 @contextmanager
-def record_input_shares(model: nn.Module) -> Iterator[list[InputShares]]:
-    """Record the share of each axis that the image covers, if a torchvision detector pads its input."""
+def record_image_share_of_padded_input(model: nn.Module) -> Iterator[list[InputShares]]:
+    """Record which share of each axis of the padded input the image covers, if a torchvision detector pads its input."""
     recorded: list[InputShares] = []
 
     def record_shares(module: nn.Module, args: object, output: Any) -> None:
@@ -105,7 +105,7 @@ class LayerFeatures:
     >>> from camscope import LayerExplainer, load_model
     >>> class FeatureShape(LayerExplainer):
     ...     name = "feature shape"
-    ...     def combine(self, features: LayerFeatures):
+    ...     def compute_layer_map(self, features: LayerFeatures):
     ...         print(features.layer, tuple(features.activation.shape), tuple(features.values.shape))
     ...         return features.activation.sum(1)
     >>> FeatureShape(load_model("phantom"), "layer4").attribute(torch.ones(2, 1, 128, 128), 1).shape
@@ -160,7 +160,7 @@ class LayerFeatures:
             inputs, sample_index = build_variants(part)
             return read_output(self.score.forward(inputs, sample_index), len(inputs), sample_index).detach()
 
-        chunk_size = self.count_copies_in_memory(self.activation_bytes.largest_in_model)
+        chunk_size = self.choose_n_variants_per_pass(self.activation_bytes.largest_in_model)
         return map_chunks(n_variants, chunk_size, score_variants_of_chunk).to(self.values)
 
     def score_activations(
@@ -180,7 +180,7 @@ class LayerFeatures:
         """
         strategy, read_score = self._batching_strategy, self.score.read_score
 
-        def subtract_from_clean(edit: ActivationEdit, sample_index: Tensor) -> Tensor:
+        def compute_losses_of_chunk(edit: ActivationEdit, sample_index: Tensor) -> Tensor:
             if strategy == "batch":
                 return self.values[sample_index] - self._score_rows(strategy, read_score, edit, sample_index)
             present, position = sample_index.unique(return_inverse=True)
@@ -188,7 +188,7 @@ class LayerFeatures:
             scores = self._score_rows(strategy, read_score, lambda maps: edit(maps[:n_rows]), rows)
             return scores[n_rows:][position] - scores[:n_rows]
 
-        return self._run_in_chunks(strategy, n_variants, build_variants, subtract_from_clean)
+        return self._run_in_chunks(strategy, n_variants, build_variants, compute_losses_of_chunk)
 
     def run_with_edit(self, edit: ActivationEdit) -> Any:
         """Run the model with an edited layer: `edit` changes the activation (N,K,*s) in place. Return the model's output."""
@@ -205,12 +205,12 @@ class LayerFeatures:
         for sample in (changes.abs().amax(1) < MIN_ROUNDING_STEPS * rounding).nonzero()[:, 0].tolist():
             self.add_note(sample, f"{statement} by much more than its rounding in {self.score.dtype}")
 
-    def count_copies_in_memory(self, bytes_of_pass: int) -> int:
+    def choose_n_variants_per_pass(self, bytes_of_pass: int) -> int:
         """Return how many variants run in one pass: `batch_size`, or as many as fit into memory.
 
         `bytes_of_pass` are those of the largest tensor in a pass of x.
         """
-        return self.batch_size or count_copies_in_memory(max(1, bytes_of_pass // len(self.x)), self.x.device)
+        return self.batch_size or count_copies_that_fit_in_memory(max(1, bytes_of_pass // len(self.x)), self.x.device)
 
     def _get_score_reader(self, as_probability: bool) -> ScoreReader:
         return self.score.probability if as_probability else self.score.read_score
@@ -282,23 +282,23 @@ class LayerFeatures:
             return self.values.new_zeros(0)
         sizes = self.activation_bytes
         largest = sizes.largest_in_model if strategy == "whole" else sizes.largest_behind_layer
-        chunk_size = self.count_copies_in_memory(largest)
+        chunk_size = self.choose_n_variants_per_pass(largest)
         sample_index = build_variants(slice(0, n_variants))[1]
         ends = list(range(n_variants - 1)) if strategy == "batch" else []
         if strategy == "apart":
             ends = sample_index.diff().nonzero()[:, 0].tolist()
 
-        def run_part(start: int, part: slice) -> Tensor:
+        def run_variants_of_part(start: int, part: slice) -> Tensor:
             return run_chunk(*build_variants(slice(part.start + start, part.stop + start)))
 
         bounds = pairwise([0, *(end + 1 for end in ends), n_variants])
-        chunks = [map_chunks(stop - start, chunk_size, partial(run_part, start)) for start, stop in bounds]
+        chunks = [map_chunks(stop - start, chunk_size, partial(run_variants_of_part, start)) for start, stop in bounds]
         return torch.cat(chunks).to(self.values)
 
     def _score_rows(
         self, strategy: str, read_output: ScoreReader, edit: ActivationEdit, sample_index: Tensor
     ) -> Tensor:
-        """Run one forward pass with edited activations. Return the scores (R,) of its rows."""
+        """Run one forward pass with edited activations. Return the scores (R,) of the R variants."""
         x, n_rows = self.x, len(sample_index)
         if strategy == "together":
             with self._prefix_cache:
@@ -320,13 +320,18 @@ class LayerFeatures:
 
         `input_sample_index` says of which sample each row of x is a variant.
         """
-        edit_rows, output_index, call_index = partial(self._apply_edit, edit), self.output_index, self.call_index
+        edit_rows, output_index, call_index = (
+            partial(self._edit_rows_in_place, edit),
+            self.output_index,
+            self.call_index,
+        )
         with replace_output_by_variants(
             self.score.model, self.layer, rows, edit_rows, output_index=output_index, call_index=call_index
         ):
             return self.score.forward(x, input_sample_index)
 
-    def _apply_edit(self, edit: ActivationEdit, rows: Tensor) -> Tensor:
+    def _edit_rows_in_place(self, edit: ActivationEdit, rows: Tensor) -> Tensor:
+        """Edit output rows of the layer in place, as maps, and return the rows. Raise LayerError if the maps are a copy."""
         maps = self.to_maps(rows)
         if maps.untyped_storage().data_ptr() != rows.untyped_storage().data_ptr():
             raise LayerError(

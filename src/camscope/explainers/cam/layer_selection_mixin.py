@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
-from camscope.explainers.core.explainer import Explainer
+from camscope.explainers.core.base_explainer import Explainer
 from camscope.explainers.core.setting_checks import check_integer
 from camscope.hooks.find_layers import find_layer, unwrap
 from camscope.layers.choose_layer import choose_layer
@@ -23,7 +23,7 @@ class LayerSelectionMixin(Explainer):
 
     - `needs_gradient`: it needs the gradient of the score at the layer.
     - `second_order`: it also needs second derivatives.
-    - `runs_model`: it runs the model again inside `combine`.
+    - `runs_model`: it runs the model again inside `compute_layer_map`.
     - `runs_partial_forward`: in those runs, the part before the layer gets the same input again.
     - `has_custom_backward`: the layer receives something other than a gradient, so the backward pass cannot be
       shortened.

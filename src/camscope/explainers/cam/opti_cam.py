@@ -8,7 +8,7 @@ from torch import Tensor
 
 from camscope.explainers.cam.layer_explainer import LayerExplainer
 from camscope.explainers.cam.layer_features import LayerFeatures
-from camscope.explainers.core.explainer import register
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.random_mixin import ADAM_EPSILON
 from camscope.explainers.core.resize_and_blur import enlarge_to_input, find_nonconstant_channels, scale_to_unit_range
 from camscope.explainers.core.validated_setting_types import PositiveInteger, PositiveNumber
@@ -42,7 +42,7 @@ class OptiCAM(LayerExplainer):
     n_steps: PositiveInteger = 50
     learning_rate: PositiveNumber = 0.1
 
-    def combine(self, features: LayerFeatures) -> Tensor:
+    def compute_layer_map(self, features: LayerFeatures) -> Tensor:
         """Compute the map: the optimized mean of the channels, minus its smallest cell."""
         channels = features.activation.relu()
         live = find_nonconstant_channels(channels)

@@ -8,7 +8,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from camscope.errors import LayerError, ModelError, TargetError
 from camscope.explainers.cam.layer_features import SCORE_TOLERANCE_BY_DTYPE, ActivationVariants, LayerFeatures
 from camscope.explainers.cam.weighted_channels_explainer import SPATIAL_AXIS, BaseWeightedChannels
-from camscope.explainers.core.explainer import register
+from camscope.explainers.core.base_explainer import register
 from camscope.hooks.find_layers import find_layer, unwrap
 from camscope.plurals import plural
 
@@ -47,7 +47,7 @@ class CAM(BaseWeightedChannels):
         super().__post_init__()
         if self.head is not None:
             self.head, module = find_layer(unwrap(self.model), self.head)
-            if not _is_channelwise_linear(module):
+            if not _is_linear_or_1x1_convolution(module):
                 kind = type(module).__name__
                 raise LayerError(f"head {self.head!r} is a {kind}; expected a Linear or a 1x1 convolution")
 
@@ -69,7 +69,7 @@ class CAM(BaseWeightedChannels):
                 f"cam needs a linear head, and {missing} the {plural(K, 'channel')} of layer {layer!r} to "
                 f"{plural(n_classes, 'class')}; {layer_hint}use gradcam, its generalization"
             )
-        rows = _find_head_weights(features, logits, pairs, heads)
+        rows = _find_head_weights_of_all_classes(features, logits, pairs, heads)
         if rows is not None:
             return _select_target_weights(rows, pairs)[..., None]
         head_names = " or ".join(map(repr, heads))
@@ -90,24 +90,26 @@ class CAM(BaseWeightedChannels):
         """Find the linear modules that map the channels of the layer to the classes. Return weight and bias by name."""
         like, heads = features.activation, LinearHeads()
         for name, module in features.score.model.named_modules():
-            if self.head in (None, name) and _is_channelwise_linear(module):
+            if self.head in (None, name) and _is_linear_or_1x1_convolution(module):
                 weight, bias = module.weight.detach().flatten(1).to(like), module.bias
                 if weight.shape == (n_classes, like.shape[1]):
                     heads[name] = weight, weight.new_zeros(n_classes) if bias is None else bias.detach().to(like)
         return heads
 
 
-def _is_channelwise_linear(module: nn.Module) -> bool:
-    """Whether a module maps the channels of each cell linearly, by a Linear or a 1x1 convolution."""
+def _is_linear_or_1x1_convolution(module: nn.Module) -> bool:
+    """Whether a module is a Linear or a 1x1 convolution, which mix the channels of each cell linearly."""
     if isinstance(module, _ConvNd):
         return set(module.kernel_size) == {1}
     return isinstance(module, nn.Linear)
 
 
-def _find_head_weights(
+def _find_head_weights_of_all_classes(
     features: LayerFeatures, logits: Tensor, class_pairs: Tensor, heads: LinearHeads
 ) -> Tensor | None:
-    """Find the head that computes the class scores from the pooled layer. Return its weights (classes,K), or None."""
+    """Find the head that computes the class scores from the pooled layer. Return the weights (classes,K) of the head,
+    or None if no head fits.
+    """
     cells = features.activation.flatten(2)
     poolings = cells.mean(SPATIAL_AXIS), cells.sum(SPATIAL_AXIS)  # these keep a linear head linear in the cells
     candidates = [(rows, bias, pooled) for rows, bias in heads.values() for pooled in poolings]
@@ -125,8 +127,8 @@ def _find_head_weights(
 
 
 def _select_target_weights(head_weights: Tensor, class_pairs: Tensor) -> Tensor:
-    """Select the head weights of each sample's class (N,K). If it is compared with another class, subtract the weights
-    of that.
+    """Select the head weights of each sample's class (N,K). If the target compares two classes, subtract the weights of
+    the second class.
     """
     first, second = class_pairs.T
     rows = head_weights[first]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from camscope.explainers.cam.layer_explainer import LayerExplainer
 from camscope.explainers.cam.layer_features import ActivationVariants, LayerFeatures
-from camscope.explainers.core.explainer import register
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.memory_chunks import BatchedMixin
 
 
@@ -37,12 +37,12 @@ class ReciproCAM(LayerExplainer, BatchedMixin):
     runs_model = runs_partial_forward = True
     gaussian: bool = False
 
-    def combine(self, features: LayerFeatures) -> Tensor:
+    def compute_layer_map(self, features: LayerFeatures) -> Tensor:
         """Compute p(A ∘ B_c) - p(0) for each cell c: the class probability with only this cell, minus the probability without
         any cell.
         """
         activation, grid = features.activation, features.activation.shape[2:]
-        weights, n_cells = [self._compute_axis_weights(length, activation) for length in grid], prod(grid)
+        weights, n_cells = [self._compute_kept_shares_along_axis(length, activation) for length in grid], prod(grid)
         n_rows = n_cells + 1  # of a sample: the last one has no cell
 
         def build_cell_edits(part: slice) -> ActivationVariants:
@@ -63,8 +63,10 @@ class ReciproCAM(LayerExplainer, BatchedMixin):
         features.add_rounding_notes("no cell alone changes the score", cells, probabilities)
         return cells.to(activation.dtype)
 
-    def _compute_axis_weights(self, length: int, activation: Tensor) -> Tensor:
-        """Return the weights (length,length) along one axis. Row i says how much of each position is kept for cell i."""
+    def _compute_kept_shares_along_axis(self, length: int, activation: Tensor) -> Tensor:
+        """Return the share (length,length) of each position along an axis that is kept. Row i is for the variant that
+        keeps cell i.
+        """
         identity = torch.eye(length, dtype=activation.dtype, device=activation.device)
         near = identity.new_ones(length - 1).diag(1)
         return identity / 2 + (near + near.T) / 4 if self.gaussian else identity

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from camscope.explainers.cam.layer_features import InputVariants, LayerFeatures
-from camscope.explainers.cam.weighted_channels_explainer import BaseWeightedChannels, compute_value_range
-from camscope.explainers.core.explainer import register
+from camscope.explainers.cam.weighted_channels_explainer import BaseWeightedChannels, compute_value_range_per_sample
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.memory_chunks import BatchedMixin
 from camscope.explainers.core.random_mixin import RandomMixin
 from camscope.explainers.core.resize_and_blur import (
@@ -29,7 +29,7 @@ from camscope.explainers.core.validated_setting_types import PositiveInteger, Po
 class Masking(NamedTuple):
     """A function that applies masks to inputs, and the number of variants that each mask has.
 
-    `apply_masks` takes inputs (R,C,*S), masks (R,1,*S) and the variant number (R,) of each row.
+    `apply_masks` takes inputs (R,C,*S), masks (R,1,*S) and the variant index (R,) of each row.
     """
 
     apply_masks: Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -58,10 +58,12 @@ class BaseScoreCAM(BaseWeightedChannels, BatchedMixin):
 
     @abstractmethod
     def create_masking(self, x: Tensor) -> Masking:
-        """Define how masks are applied to inputs (N,C,*S)."""
+        """Create the function that applies masks to inputs (N,C,*S), with the number of variants of each mask."""
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
-        """Compute the channel weights (N,K,1): the softmax of the scores of the inputs that each channel masks."""
+        """Compute the channel weights (N,K,1). Each channel masks the input. The weights are the softmax of the scores
+        of the masked inputs.
+        """
         activation, x = features.activation, features.x
         chosen, live = select_strongest_channels(activation, self.n_channels), find_nonconstant_channels(activation)
         samples, channels = (chosen & live).nonzero().T
@@ -123,7 +125,7 @@ class ScoreCAM(BaseScoreCAM):
 
     def create_masking(self, x: Tensor) -> Masking:
         """Define the masking of Score-CAM, x ∘ H."""
-        return Masking(lambda inputs, masks, variant_numbers: inputs * masks)
+        return Masking(lambda inputs, masks, variant_indices: inputs * masks)
 
 
 @register
@@ -157,10 +159,10 @@ class SSCAM(BaseScoreCAM, RandomMixin):
         drawn = torch.randn(shape, generator=self.generator(), dtype=torch.float32, device="cpu")
         noises = self.sigma * drawn.to(x)
 
-        def apply_noisy_masks(inputs: Tensor, masks: Tensor, noise_numbers: Tensor) -> Tensor:
+        def apply_noisy_masks(inputs: Tensor, masks: Tensor, noise_indices: Tensor) -> Tensor:
             if self.noise == "map":
-                return inputs * (masks + noises[noise_numbers])
-            return inputs * masks + compute_value_range(inputs) * noises[noise_numbers]
+                return inputs * (masks + noises[noise_indices])
+            return inputs * masks + compute_value_range_per_sample(inputs) * noises[noise_indices]
 
         return Masking(apply_noisy_masks, self.n_samples, self.n_samples)
 
@@ -190,5 +192,5 @@ class ISCAM(BaseScoreCAM):
         steps = torch.arange(1, self.n_samples + 1, dtype=torch.float64, device="cpu") / self.n_samples
         factors = steps.to(x).view(-1, *[1] * (x.ndim - 1))
         return Masking(
-            lambda inputs, masks, variant_numbers: inputs * (masks * factors[variant_numbers]), self.n_samples
+            lambda inputs, masks, variant_indices: inputs * (masks * factors[variant_indices]), self.n_samples
         )

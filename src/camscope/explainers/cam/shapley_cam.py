@@ -11,7 +11,7 @@ from camscope.explainers.cam.weighted_channels_explainer import (
     SPATIAL_AXIS,
     BaseWeightedChannels,
 )
-from camscope.explainers.core.explainer import register
+from camscope.explainers.core.base_explainer import register
 from camscope.targets import Score
 
 

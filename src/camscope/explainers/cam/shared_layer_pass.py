@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from camscope.errors import CamscopeError, LayerError, ModelError
-from camscope.explainers.cam.layer_features import LayerFeatures, record_input_shares
+from camscope.explainers.cam.layer_features import LayerFeatures, record_image_share_of_padded_input
 from camscope.explainers.cam.layer_selection_mixin import LayerSelectionMixin
 from camscope.explainers.core.evaluation_context import check_finite
 from camscope.explainers.core.memory_chunks import ActivationBytes, measure_activation_bytes
+from camscope.hooks.cache_prefix_and_vary_output import PrefixCache
 from camscope.hooks.find_layers import find_layer, find_layers, unwrap
 from camscope.hooks.input_gradients import HALF_PRECISION_BOOSTS
 from camscope.hooks.layer_tap import Tap, TappedCall
-from camscope.hooks.partial_forward import PrefixCache
 from camscope.hooks.spatial_map_tracker import SpatialMapTracker, is_interception_exact
 from camscope.layers.infer_layout import has_unequal_strides
 from camscope.layers.layout import CHANNELS_FIRST, CHANNELS_FIRST_MODULES, Layout
@@ -33,7 +33,7 @@ from camscope.layers.layout_noise_probe import (
     probe_layout,
 )
 from camscope.layers.layout_verdict import LayoutProbeResult, LayoutVerdict
-from camscope.layers.spatial_layers import find_doubt_reason, infer_layer_layout, record_layout_hints
+from camscope.layers.spatial_layers import find_layout_doubt_reason, infer_layer_layout, record_layout_hints
 from camscope.plurals import plural
 from camscope.targets import Score, full_precision
 from camscope.unusual_tensors import check_ordinary_tensor
@@ -119,7 +119,7 @@ class SharedLayerPass(ExitStack):
             measured = find_layers(model, again) if again else {}
             self._activation_bytes = around.enter_context(measure_activation_bytes(model, measured)) if again else {}
             around.enter_context(self._replay or nullcontext())
-            padded = around.enter_context(record_input_shares(model))
+            padded = around.enter_context(record_image_share_of_padded_input(model))
             self._layout_hints = record_layout_hints(model, around)
             is_unknown = any(map(self._needs_layout_inference, self._explainers, self._layers))
             watched = is_unknown and is_interception_exact(model)
@@ -175,7 +175,9 @@ class SharedLayerPass(ExitStack):
                 misplaced_layers=[layer] if is_misplaced else [],
             )[0]
         if result.verdict is LayoutVerdict.UNDECIDED:
-            doubt = find_doubt_reason(score.model, layout, calls[call_index].activation.shape, self._layout_hints)
+            doubt = find_layout_doubt_reason(
+                score.model, layout, calls[call_index].activation.shape, self._layout_hints
+            )
             result = LayoutProbeResult(LayoutVerdict.CONTRADICTED, doubt) if doubt else result
         if result.verdict is LayoutVerdict.CONTRADICTED:
             raise build_contradicted_layout_error(f"layer {layer!r}", layout, result.reason)

@@ -8,10 +8,10 @@ from camscope.explainers.cam.weighted_channels_explainer import (
     SPATIAL_AXIS,
     BaseWeightedChannels,
     QuotientTerms,
-    compute_value_range,
+    compute_value_range_per_sample,
     sum_quotients,
 )
-from camscope.explainers.core.explainer import register
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.random_mixin import RandomMixin
 from camscope.explainers.core.validated_setting_types import NonNegativeNumber, PositiveInteger
 
@@ -44,7 +44,7 @@ class SmoothGradCAMPlusPlus(BaseWeightedChannels, RandomMixin):
     def channel_weights(self, features: LayerFeatures) -> Tensor:
         """Compute the Smooth Grad-CAM++ weights (N,K,1), from gradients at noisy inputs."""
         x, generator = features.x, self.generator()
-        spread = compute_value_range(x) * self.sigma
+        spread = compute_value_range_per_sample(x) * self.sigma
         largest = features.gradient.flatten(1).abs().amax(1).view(-1, 1, 1)
         unit = torch.where(largest > 0, largest, 1)  # cubes of small gradients are too small for a float
         first = second = third = torch.zeros_like(features.activation.flatten(2))

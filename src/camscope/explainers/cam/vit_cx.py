@@ -8,8 +8,8 @@ from torch import Tensor
 
 from camscope.explainers.cam.layer_explainer import LayerExplainer
 from camscope.explainers.cam.layer_features import InputVariants, LayerFeatures
-from camscope.explainers.cam.weighted_channels_explainer import compute_value_range
-from camscope.explainers.core.explainer import register
+from camscope.explainers.cam.weighted_channels_explainer import compute_value_range_per_sample
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.memory_chunks import BatchedMixin
 from camscope.explainers.core.random_mixin import RandomMixin
 from camscope.explainers.core.resize_and_blur import enlarge_to_input, resize_maps, scale_to_unit_range
@@ -46,12 +46,12 @@ class ViTCX(LayerExplainer, BatchedMixin, RandomMixin):
     distance: NonNegativeNumber = 0.1
     sigma: NonNegativeNumber = 0.05
 
-    def combine(self, features: LayerFeatures) -> Tensor:
+    def compute_layer_map(self, features: LayerFeatures) -> Tensor:
         """Compute the map: the mean effect of the masks that show a cell on the class probability."""
         masks = self._build_cluster_masks(features)
         live = masks.flatten(2).any(2)
         probabilities = masks.new_zeros(*live.shape, 2)
-        probabilities[live] = self._compute_probabilities(features, masks, live)
+        probabilities[live] = self._compute_masked_and_noisy_probabilities(features, masks, live)
         gains = probabilities[..., 0] - probabilities[..., 1]
         # subtracted before the mean, so that one mask, or equal ones, give 0 and not rounding
         gains = torch.where(live, gains - gains.masked_fill(~live, torch.inf).amin(1, keepdim=True), 0)
@@ -64,16 +64,20 @@ class ViTCX(LayerExplainer, BatchedMixin, RandomMixin):
 
     def _build_cluster_masks(self, features: LayerFeatures) -> Tensor:
         """Build one mask per cluster of similar channels (N,K,*s): their sum, scaled to 0..1. All other masks are 0."""
-        channels = scale_each_to_unit_range(features.activation)
-        clusters = cluster_masks(compute_cosine_distances(channels, features.x.shape[2:]), self.distance)
+        channels = scale_each_mask_to_unit_range(features.activation)
+        clusters = cluster_masks_by_complete_linkage(
+            compute_cosine_distances(channels, features.x.shape[2:]), self.distance
+        )
         members = clusters[..., None] == torch.arange(clusters.shape[1], device=clusters.device)
-        return scale_each_to_unit_range((members.mT.to(channels) @ channels.flatten(2)).view_as(channels))
+        return scale_each_mask_to_unit_range((members.mT.to(channels) @ channels.flatten(2)).view_as(channels))
 
-    def _compute_probabilities(self, features: LayerFeatures, masks: Tensor, is_nonempty: Tensor) -> Tensor:
+    def _compute_masked_and_noisy_probabilities(
+        self, features: LayerFeatures, masks: Tensor, is_nonempty: Tensor
+    ) -> Tensor:
         """Compute two probabilities for each nonempty mask M (masks,2): p(x M + Z (1 - M)) and p(x + Z (1 - M))."""
         x, (samples, mask_index) = features.x, is_nonempty.nonzero().T
         drawn = torch.randn(x.shape[1:], generator=self.generator(), dtype=torch.float32, device="cpu")
-        noise = self.sigma * compute_value_range(x) * drawn.to(x)
+        noise = self.sigma * compute_value_range_per_sample(x) * drawn.to(x)
 
         def build_inputs(part: slice) -> InputVariants:
             numbers = torch.arange(part.start, part.stop, device=x.device)
@@ -87,7 +91,7 @@ class ViTCX(LayerExplainer, BatchedMixin, RandomMixin):
         return scores.to(masks.dtype).view(-1, 2)
 
 
-def scale_each_to_unit_range(masks: Tensor) -> Tensor:
+def scale_each_mask_to_unit_range(masks: Tensor) -> Tensor:
     """Scale each mask (N,K,*s) to 0..1 by its minimum and maximum. A constant mask becomes 0."""
     return scale_to_unit_range(masks.flatten(0, 1)).view_as(masks)
 
@@ -105,8 +109,8 @@ def compute_cosine_distances(masks: Tensor, size: Sequence[int]) -> Tensor:
     return torch.where(scale > 0, (1 - products / scale).clamp(min=0), torch.inf)
 
 
-def cluster_masks(distances: Tensor, max_distance: float) -> Tensor:
-    """Cluster masks by complete linkage of their distances (N,K,K).
+def cluster_masks_by_complete_linkage(distances: Tensor, max_distance: float) -> Tensor:
+    """Cluster masks by complete linkage, from the distances (N,K,K) between masks.
 
     Return the index (N,K) of the first mask in each mask's cluster.
     """

@@ -36,7 +36,7 @@ class BaseWeightedChannels(LayerExplainer):
     def channel_weights(self, features: LayerFeatures) -> Tensor:
         """Compute the weight of each channel (N,K,1), or of each cell of each channel (N,K,cells)."""
 
-    def combine(self, features: LayerFeatures) -> Tensor:
+    def compute_layer_map(self, features: LayerFeatures) -> Tensor:
         """Compute the map: the sum of the weighted channels, with a ReLU if the method has one."""
         cells = self.contributions(features).sum(1)
         return cells.relu() if self.relu else cells
@@ -120,7 +120,7 @@ def sum_quotients(features: LayerFeatures, terms: QuotientTerms) -> Tensor:
     return parts.sum(SPATIAL_AXIS, keepdim=True)
 
 
-def compute_value_range(x: Tensor) -> Tensor:
+def compute_value_range_per_sample(x: Tensor) -> Tensor:
     """Return the range of each input (R,C,*S), its maximum minus its minimum, as (R,1,1,...)."""
     axes = tuple(range(1, x.ndim))
     return x.amax(axes, keepdim=True) - x.amin(axes, keepdim=True)

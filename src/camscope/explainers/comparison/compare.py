@@ -17,16 +17,16 @@ from camscope.errors import InputError, LayerError, OutputError, TargetError
 from camscope.explainers.comparison.comparison_rows_and_columns import (
     GridEntry,
     arrange_in_grid,
-    create_at_layers,
+    create_explainers_at_layers,
     select_explanation_with_commonest_label,
 )
 from camscope.explainers.comparison.equal_maps import correlate_maps, describe_equal_maps, find_equal_maps
 from camscope.explainers.comparison.explain_by_supported_methods import MethodTimer, explain_supported
+from camscope.explainers.core.base_explainer import METHODS, Explainer, get_explainer_class
 from camscope.explainers.core.evaluation_context import Precision
-from camscope.explainers.core.explainer import METHODS, Explainer, get_explainer_class
+from camscope.explainers.core.keywords_of_other_toolkits import reject_foreign_keywords
 from camscope.explainers.core.model_input import NO_EXTRA_INPUTS, ExtraInputs
 from camscope.explainers.core.run_methods_in_shared_passes import OnPass, explain_grid
-from camscope.explainers.core.split_call_keywords import reject_foreign_keywords
 from camscope.explanation import AUTO, Explanation, FloatArray, PixelArray, ScaleOption, shared_scales
 from camscope.targets import TargetLike
 
@@ -65,8 +65,8 @@ class Comparison:
 
     @property
     def equivalence_notes(self) -> tuple[str, ...]:
-        """Sentences about equal maps: the methods, and the reason."""
-        names = {id(entry.explanation): METHODS.display_name(entry.method_label) for entry in self.entries}
+        """One sentence for each group of equal maps, which names the methods and the reason."""
+        names = {id(entry.explanation): METHODS.replace_names_by_titles(entry.method_label) for entry in self.entries}
         return describe_equal_maps(self.equivalent_maps, names, self.n_targets)
 
     @property
@@ -181,7 +181,7 @@ class Comparison:
         if photo is not None and first.attribution.ndim != 2:  # a signal or a volume, drawn as an image
             photo = first.overlay(alpha=0, height=height)
         for image, entry in zip(images, self.entries, strict=True):
-            explanation, caption = entry.explanation, METHODS.display_name(self.column_labels[entry.column])
+            explanation, caption = entry.explanation, METHODS.replace_names_by_titles(self.column_labels[entry.column])
             if explanation.label != self._select_explanation_with_commonest_label(entry.target_index).label:
                 caption = f"{caption} · {explanation.label_and_score}"
             cells[entry.row, entry.column] = render.CaptionedImage(image, caption, explanation.warning_text)
@@ -307,7 +307,7 @@ def compare(
             method_cls = get_explainer_class(method)
             names = signature(method_cls).parameters
             own_settings = {name: value for name, value in settings.items() if name in names}
-            explainers += create_at_layers(method_cls, model, layers, own_settings)
+            explainers += create_explainers_at_layers(method_cls, model, layers, own_settings)
     extra = ExtraInputs(tuple(args), dict(kwargs or {}))
     return compare_explainers(explainers, image, targets, extra, skip_unsupported=skip_unsupported, on_pass=on_pass)
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from camscope.errors import InputError
-from camscope.explainers.core.explainer import Explainer
+from camscope.explainers.core.base_explainer import Explainer
 from camscope.explainers.ensemble.wrapper import Wrapper
 from camscope.explanation import Explanation
 from camscope.hooks.find_layers import find_layer, unwrap
@@ -96,13 +96,13 @@ def accepts_several_layers(explainer_cls: type[Explainer]) -> bool:
     return "layers" in signature(explainer_cls).parameters
 
 
-def create_at_layers(
+def create_explainers_at_layers(
     explainer_cls: type[Explainer],
     model: nn.Module,
     layers: Sequence[str | nn.Module] | None,
     settings: Mapping[str, Any],
 ) -> list[Explainer]:
-    """Create one explainer of a method for each layer. Create a single one if the method does not explain one layer."""
+    """Create one explainer of a method for each layer. If the method does not explain one layer, create a single explainer."""
     for layer in layers or ():
         find_layer(unwrap(model), layer)  # a mistyped name is an error, even if the method ignores it
     if layers is None or not accepts_layer_choice(explainer_cls):
@@ -129,7 +129,9 @@ def format_method_labels(explainers: Sequence[Explainer]) -> list[str]:
 
 
 def _describe_settings(explainer: Explainer) -> dict[str, str]:
-    """Return the settings of an explainer as text by name, without the layer. For a wrapper, add those of its explainers."""
+    """Return the settings of an explainer as text by name, without the layer. For a wrapper, add the settings of the
+    inner explainers.
+    """
     merged: dict[str, list[str]] = {}
     for inner in explainer.inner if isinstance(explainer, Wrapper) else ():
         for name, value in _describe_settings(inner).items():

@@ -64,7 +64,7 @@ def _rank_values(values: FloatArray) -> FloatArray:
 def describe_equal_maps(
     groups: Sequence[tuple[Explanation, ...]], method_labels: Mapping[int, str], n_targets: int
 ) -> tuple[str, ...]:
-    """Return a sentence for each group of equal maps: the methods, and the reason.
+    """Return a sentence for each group of equal maps, which names the methods and the reason.
 
     `method_labels` are the labels of the methods, by `id` of the explanation.
     """

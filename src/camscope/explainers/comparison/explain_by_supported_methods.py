@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from camscope.errors import CamscopeError, ImageError, PreprocessError, warn_caller
 from camscope.explainers.comparison.comparison_rows_and_columns import format_method_labels
+from camscope.explainers.core.base_explainer import METHODS, Explainer
 from camscope.explainers.core.base_method import BaseMethod
-from camscope.explainers.core.explainer import METHODS, Explainer
 from camscope.explainers.core.model_input import NO_EXTRA_INPUTS, ExtraInputs
 from camscope.explainers.core.run_methods_in_shared_passes import MethodErrors, OnPass, explain_grid, group_by_share_key
 from camscope.explanation import Explanation
@@ -60,7 +60,7 @@ def explain_supported(
         raise errors[explainers[0]]
     for label, explainer in zip(format_method_labels(explainers), explainers, strict=True):
         if explainer in errors:
-            layer, title = getattr(explainer, "layer", None), METHODS.display_name(label)
+            layer, title = getattr(explainer, "layer", None), METHODS.replace_names_by_titles(label)
             warn_caller(f"{f'{title} at {layer}' if layer else title} is left out: {errors[explainer]}")
     return SupportedExplanations(supported, [rows[explainer] for explainer in supported])
 

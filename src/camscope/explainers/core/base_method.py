@@ -78,7 +78,7 @@ class BaseMethod(ABC):
 
     def __post_init__(self) -> None:
         for name, value in list(vars(self).items()):
-            setattr(self, name, _to_builtin_number(value))
+            setattr(self, name, _to_builtin_numbers(value))
         check_settings(self)
         inspect_model(self.model)
         card = get_card(unwrap(self.model))
@@ -132,7 +132,8 @@ class BaseMethod(ABC):
         return [AttributionMaps(self.attribution(x, score)) for score in scores]
 
     def with_chosen_layers(self, x: Tensor, score: Score) -> Self:
-        """Choose for an input what the user left open, such as the layer. Return the method with these choices.
+        """Return a copy of the method in which every setting that the user left open, such as the layer, is chosen for
+        this input.
 
         Args:
             x: The model's input (N,C,*S).
@@ -153,7 +154,7 @@ class BaseMethod(ABC):
 
     @property
     def composed_name(self) -> str:
-        """The name in the results: `name`, or the name of a composed method, such as `gradcam, denoised`."""
+        """The name of the method in results: `name`, or for a composed method a name such as `gradcam, denoised`."""
         return self.name
 
     @property
@@ -328,19 +329,22 @@ class BaseMethod(ABC):
 
 
 def _raise_unknown_geometry(points: ArrayLike) -> NDArray[Any]:
+    """Raise TargetError. This stands in for a coordinate transform that is unknown."""
     raise TargetError(
         "a point of the image cannot be located on the model's input: the geometry of the preprocessing is unknown"
     )
 
 
-def _to_builtin_number(value: Any) -> Any:
-    """Convert a number of another library, such as NumPy, to a Python number. Convert lists and tuples item by item."""
+def _to_builtin_numbers(value: Any) -> Any:
+    """Convert a number of another library, such as NumPy, to a Python number. Convert each item of a list or tuple in
+    the same way.
+    """
     if isinstance(value, bool):
         return value
     if isinstance(value, numbers.Real):
         return int(value) if isinstance(value, numbers.Integral) else float(value)
     if type(value) in (list, tuple) and any(isinstance(item, numbers.Real) for item in value):
-        return type(value)(map(_to_builtin_number, value))
+        return type(value)(map(_to_builtin_numbers, value))
     return value
 
 

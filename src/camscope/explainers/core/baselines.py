@@ -149,7 +149,7 @@ def build_baseline_tensor(baseline: BaselineLike, x: Tensor, explainer: BaseMeth
     if tensor is None:
         tensor = explainer.prepare_input(baseline).x.to(x)
     in_background = isinstance(explainer, BackgroundMixin) and isinstance(explainer.background, Tensor)
-    _check_baseline_shape(tensor, x, in_background=in_background)
+    _check_baseline_shape_and_values(tensor, x, in_background=in_background)
     return tensor.reshape(1, *x.shape[1:]).expand_as(x)
 
 
@@ -180,8 +180,8 @@ def compute_baseline_from_input(kind: str, x: Tensor, seed: int = 0) -> Tensor |
     return None
 
 
-def _check_baseline_shape(baseline: Tensor, x: Tensor, *, in_background: bool) -> None:
-    """Raise InputError if a baseline is not finite, or does not have the shape of one sample of x (N,C,*S)."""
+def _check_baseline_shape_and_values(baseline: Tensor, x: Tensor, *, in_background: bool) -> None:
+    """Raise InputError if a baseline has NaN or infinite values, or does not have the shape of one sample of x (N,C,*S)."""
     expected = tuple(x.shape[1:])
     if tuple(baseline.shape) not in (expected, (1, *expected)):
         hint = f"pass a tensor {expected}, an image that the preprocessing brings to that size, or 'zero'"

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from camscope.errors import InputError
 from camscope.hooks.find_layers import unwrap
-from camscope.hooks.intercept_torch_functions import SPATIAL_RANKS, function_name
+from camscope.hooks.intercept_torch_functions import SPATIAL_RANKS, get_function_name
 from camscope.hooks.run_without_hooks import hooks_muted
 from camscope.hooks.spatial_map_tracker import SpatialMapTracker
 from camscope.plurals import plural
@@ -24,11 +24,11 @@ class _FirstConvolution(SpatialMapTracker):
     shape: tuple[int, ...] | None = None
     is_input_misplaced = False
 
-    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        if self.shape is None and function_name(func) in {f"conv{rank}d" for rank in SPATIAL_RANKS}:
+    def run_intercepted_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if self.shape is None and get_function_name(func) in {f"conv{rank}d" for rank in SPATIAL_RANKS}:
             source = args[0] if args else kwargs["input"]
             self.shape, self.is_input_misplaced = tuple(source.shape), self.is_misplaced(source)
-        return super().run_function(func, args, kwargs)
+        return super().run_intercepted_function(func, args, kwargs)
 
 
 def check_input_channels_not_last(x: Tensor, score: Score) -> None:

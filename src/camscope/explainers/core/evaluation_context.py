@@ -14,12 +14,16 @@ from torch.nn.parameter import is_lazy
 
 from camscope.errors import InputError, ModelError, NonFiniteError, warn_caller
 from camscope.explainers.core.check_input_channel_axis import check_input_channels_not_last
-from camscope.explainers.core.model_input import NO_EXTRA_INPUTS, ExtraInputs, check_dense_tensor
+from camscope.explainers.core.model_input import NO_EXTRA_INPUTS, ExtraInputs, check_input_tensor_is_ordinary
 from camscope.explainers.core.sample_interaction_probe import samples_interact
 from camscope.hooks.evaluation_mode import evaluation_mode
 from camscope.hooks.exclude_hooks_from_copies import hooks_excluded_from_copies
-from camscope.hooks.find_layers import check_initialized, unwrap
-from camscope.hooks.restore_buffers_and_rng import buffers_and_rng_restored, eval_mode_buffers_restored, rng_restored
+from camscope.hooks.find_layers import check_lazy_layers_initialized, unwrap
+from camscope.hooks.restore_buffers_and_rng import (
+    buffers_and_rng_restored,
+    eval_mode_buffers_restored,
+    rng_restored_in_single_thread,
+)
 from camscope.hooks.thread_local_hooks import autocast_uncached
 from camscope.plurals import plural
 from camscope.pytree import map_leaves
@@ -76,7 +80,7 @@ def inspect_model(model: nn.Module) -> ModelInfo:
             if value is None:
                 continue
             if is_lazy(value):
-                check_initialized(inner)
+                check_lazy_layers_initialized(inner)
             if (kind := describe_unusual_tensor(value)) is not None and not kind.has_values:
                 fix = "load the weights first" if value.is_meta else f"expected {kind.replacement}"
                 raise ModelError(f"{path}.{key} of {name} is {kind.description}; {fix}")
@@ -100,7 +104,7 @@ def inference_scope(model_info: ModelInfo, mode: Mode) -> Iterator[None]:
             scope.enter_context(buffers_and_rng_restored(model_info.model))
         else:
             scope.enter_context(eval_mode_buffers_restored(model_info.model))
-            scope.enter_context(rng_restored(model_info.devices))
+            scope.enter_context(rng_restored_in_single_thread(model_info.devices))
             scope.enter_context(evaluation_mode(model_info.model))
         if model_info.is_compiled:
             scope.enter_context(_force_eager())
@@ -229,7 +233,7 @@ def check_and_detach_input(x: object, model_info: ModelInfo, explainer: Evaluati
         raise InputError(
             f"the input is a {type(x).__name__}; expected a float tensor (N,C,H,W) as the model takes it{hint}"
         )
-    check_dense_tensor(x)
+    check_input_tensor_is_ordinary(x)
     if x.dtype == torch.bool or x.is_complex():
         raise InputError(f"the input is {x.dtype}; expected a float tensor (N,C,H,W) as the model takes it")
     if not x.is_floating_point() and not explainer.accepts_integer_input:
@@ -275,7 +279,7 @@ def clone_inference_tensor(value: Tensor) -> Tensor:
     return value.clone() if value.is_inference() else value
 
 
-def check_differentiable(model_info: ModelInfo) -> None:
+def check_no_inference_mode_weights(model_info: ModelInfo) -> None:
     """Raise ModelError if a weight was created under `inference_mode`, so that autograd cannot run through it."""
     if model_info.inference_tensor_name:
         raise ModelError(

@@ -17,7 +17,7 @@ SLIC_COMPACTNESS = 10.0  # weight of distance relative to color in SLIC
 MAX_LAB_LIGHTNESS = 100  # SLIC's color range; an input without colors ranges from 0 to 1
 
 
-def check_segments(*allowed: object, segments: object) -> None:
+def check_segments_setting(*allowed: object, segments: object) -> None:
     """Raise InputError if the setting `segments` is not valid for `resolve_segment_labels`, and not one of `allowed`."""
     if isinstance(segments, list | tuple):
         raise InputError(

@@ -55,7 +55,7 @@ def compute_memory_budget_of_pass(device: torch.device, default: int | None = No
     return default or DEFAULT_MEMORY_BUDGET_BYTES
 
 
-def count_copies_in_memory(bytes_per_copy: int, device: torch.device) -> int:
+def count_copies_that_fit_in_memory(bytes_per_copy: int, device: torch.device) -> int:
     """Return how many copies of a sample can run in one forward pass with the available memory.
 
     `bytes_per_copy`: the bytes of the largest tensor of one copy.

@@ -54,7 +54,7 @@ def complete_docstring(cls: type) -> str | None:
         "" if is_wrapper else _describe_cost(cls),
         "\n".join(["Args:", *(f"    {name}: {settings[name]}" for name in names)]) if names else "",
         *raised,
-        _add_setup(cls, example[0]) if example else "",
+        _add_setup_lines_to_example(cls, example[0]) if example else "",
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -73,19 +73,19 @@ def _describe_cost(cls: type) -> str:
     return " ".join(f"{sentence}." for sentence in [*sentences, *([f"Reference: {paper}"] if paper else [])])
 
 
-def _add_setup(cls: type, example: str) -> str:
+def _add_setup_lines_to_example(cls: type, example: str) -> str:
     """Add to an example the lines that it needs: imports, and the model and image that it uses."""
     if cls.__module__.partition(".")[0] != PACKAGE or ">>> class " in example or not hasattr(cls, "name"):
         return example
 
-    def uses(name: str) -> bool:
+    def example_uses(name: str) -> bool:
         return re.search(rf"\b{name}\b", example) is not None
 
-    has_model, has_image, has_transformer = uses("model"), uses("image"), uses("vit")
+    has_model, has_image, has_transformer = example_uses("model"), example_uses("image"), example_uses("vit")
     lines = [f"from {PACKAGE} import {cls.__name__}{', load_model' * has_model}"]
-    if uses("torch") or has_transformer:
+    if example_uses("torch") or has_transformer:
         lines.insert(0, "import torch")
-    if has_image or uses("draw_radiograph"):
+    if has_image or example_uses("draw_radiograph"):
         lines.append(f"from {PACKAGE}.phantom import draw_radiograph")
     if has_transformer:
         lines += TRANSFORMER_SETUP

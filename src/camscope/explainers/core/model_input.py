@@ -87,11 +87,11 @@ def read_model_input(
             f"instances as torch.stack(instances) with frames_first=True"
         )
     if isinstance(source, Tensor):
-        check_dense_tensor(source)
+        check_input_tensor_is_ordinary(source)
     if isinstance(source, Tensor) and (
         source.dtype != torch.uint8 or (preprocess is None and _is_channels_first_image(source))
     ):
-        x = _to_single_input(source, 3 if frames_first else infer_spatial_rank(model, source.shape))
+        x = _require_single_input(source, 3 if frames_first else infer_spatial_rank(model, source.shape))
         return _read_tensor(x.transpose(0, 1) if frames_first else x, preprocess)
     from camscope.images.files.redacted_errors_and_file_pseudonyms import pseudonymize_source
     from camscope.images.photo_reader import read_photo
@@ -123,8 +123,8 @@ def _read_tensor(x: Tensor, preprocess: PreprocessFunction | None) -> ModelInput
     return ModelInput(x, Placement.identity(tuple(x.shape[1:])), "tensor", None, render_model_input(x, preprocess))
 
 
-def check_dense_tensor(x: Tensor) -> None:
-    """Raise InputError if a tensor is sparse, nested or otherwise unusual, or inside a transform of `torch.func`."""
+def check_input_tensor_is_ordinary(x: Tensor) -> None:
+    """Raise InputError if a tensor is sparse, nested or otherwise unusual, or if a transform of `torch.func` is active."""
     if is_inside_transform():
         raise InputError(
             "torch.func (vmap, grad, jvp, functionalize) cannot transform the hooks and backward passes of camscope: "
@@ -151,7 +151,7 @@ def prepare_scan(
     `with_images` says whether the result holds images to draw the map on.
     """
     from camscope.images.scans.monai_preprocess import MonaiPreprocess
-    from camscope.images.scans.scan import convert_scan_to_display_pixels, convert_scan_to_rgb
+    from camscope.images.scans.scan import convert_scan_to_display_pixels, convert_to_rgb_and_scaled_scan
     from camscope.images.scans.scan_preprocess import ScanPreprocess
 
     problem, fix = "", "pass preprocess=ScanPreprocess(...)"
@@ -171,7 +171,7 @@ def prepare_scan(
         image = convert_scan_to_display_pixels(scan, scan_preprocess.window) if visible else None
         steps = (*scan.steps, *scan_preprocess.steps)
     else:
-        pixels, display = convert_scan_to_rgb(scan)
+        pixels, display = convert_to_rgb_and_scaled_scan(scan)
         (x, placement), steps = _apply_preprocess(scan_preprocess, pixels, scan.name), display.steps
         image = pixels if visible else None
     input_image = render_model_input(x, preprocess) if visible else None
@@ -232,7 +232,8 @@ def _is_channels_first_image(x: Tensor) -> bool:
     return x.ndim > 3 or (x.ndim == 3 and (x.shape[0] in (1, 3, 4) or x.shape[2] not in (1, 3, 4)))
 
 
-def _to_single_input(x: Tensor, n_spatial_axes: int) -> Tensor:
+def _require_single_input(x: Tensor, n_spatial_axes: int) -> Tensor:
+    """Return a tensor (C,*S) or (1,C,*S) as (C,*S). Raise InputError for any other shape or dtype."""
     if not x.is_floating_point() and x.dtype != torch.uint8:
         raise InputError(f"the tensor is {x.dtype}: pass a float tensor that is the model's input, or a uint8 image")
     if x.ndim == n_spatial_axes + 2 and x.shape[0] == 1:

@@ -12,7 +12,7 @@ from camscope.explainers.core.memory_chunks import (
     DEFAULT_MEMORY_BUDGET_BYTES,
     ActivationBytes,
     compute_memory_budget_of_pass,
-    count_copies_in_memory,
+    count_copies_that_fit_in_memory,
     measure_activation_bytes,
     process_chunks,
 )
@@ -46,7 +46,7 @@ class PerturbedEvaluator:
 
     def score_variants(self, sample: int, variants: Tensor, *, as_probability: bool = False) -> Tensor:
         """Compute the scores (R,) of R variants (R,C,*S) of one sample, or the class probabilities."""
-        values = self._evaluate(sample, variants, as_probability).detach()
+        values = self._compute_scores_of_variants(sample, variants, as_probability).detach()
         check_finite("the score of a changed input", values, self.explainer.on_nonfinite)
         return values
 
@@ -78,7 +78,7 @@ class PerturbedEvaluator:
     ) -> tuple[Tensor, Tensor]:
         """Compute the scores (R,) of variants of one sample and their gradients (R,C,*S). Probabilities may replace scores."""
         (values,), (gradients,) = compute_scores_and_input_gradients(
-            variants, lambda x: [self._evaluate(sample, x, as_probability)]
+            variants, lambda x: [self._compute_scores_of_variants(sample, x, as_probability)]
         )
         check_finite("the gradient at the input", gradients, self.explainer.on_nonfinite)
         return values, gradients
@@ -118,11 +118,11 @@ class PerturbedEvaluator:
             return self.explainer.batch_size
         n_samples, device = len(self.x), self.x.device
         if not with_gradients:
-            return count_copies_in_memory(max(1, self._activation_bytes.largest_in_model // n_samples), device)
+            return count_copies_that_fit_in_memory(max(1, self._activation_bytes.largest_in_model // n_samples), device)
         saved_bytes = max(1, SAVED_TENSORS_PER_OUTPUT * self._activation_bytes.sum_of_outputs // n_samples)
         return max(1, compute_memory_budget_of_pass(device, 2 * DEFAULT_MEMORY_BUDGET_BYTES) // saved_bytes)
 
-    def _evaluate(self, sample: int, variants: Tensor, as_probability: bool) -> Tensor:
+    def _compute_scores_of_variants(self, sample: int, variants: Tensor, as_probability: bool) -> Tensor:
         sample_index = torch.full((len(variants),), sample, dtype=torch.long, device=self.x.device)
         read = self.score.probability if as_probability else self.score.read_score
         return read(self.score.forward(variants, sample_index), len(variants), sample_index)

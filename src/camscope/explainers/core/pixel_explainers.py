@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from camscope.explainers.core.base_explainer import Explainer
 from camscope.explainers.core.evaluation_context import check_finite
-from camscope.explainers.core.explainer import Explainer
 from camscope.explainers.core.maps_with_flags import AttributionMaps, find_samples_below_precision
 from camscope.explainers.core.memory_chunks import (
     BatchedMixin,

@@ -33,7 +33,7 @@ class RandomMixin(BaseMethod):
 
 
 def draw_seeds(count: int, generator: torch.Generator) -> list[int]:
-    """Draw `count` seeds, one for each random sample. Then the numbers of a sample do not depend on the size of a batch."""
+    """Draw `count` seeds, one for each random sample, so that its random numbers do not depend on the size of a batch."""
     seeds: list[int] = torch.randint(2**63 - 1, (count,), generator=generator, device="cpu").tolist()
     return seeds
 

@@ -38,7 +38,7 @@ def is_number_or_word(value: Any) -> bool:
 
 
 def redact_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace all settings that could contain a file name, those that are not simple, by their type and a digest."""
+    """Replace each setting that could contain a file name by its type and a digest. Numbers and single words stay."""
     return {
         name: value if is_number_or_word(value) else _format_type_and_digest(value)
         for name, value in parameters.items()

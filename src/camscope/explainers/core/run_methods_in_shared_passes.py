@@ -13,8 +13,8 @@ from camscope.errors import CamscopeError, InputError, ModelError, TargetError, 
 from camscope.explainers.core.base_method import BaseMethod
 from camscope.explainers.core.evaluation_context import (
     ModelInfo,
-    check_differentiable,
     check_finite,
+    check_no_inference_mode_weights,
     evaluation_context,
     has_interacting_samples,
     inspect_model,
@@ -65,7 +65,7 @@ def run_methods(
     find_constant_scores: bool = True,
     errors: MethodErrors | None = None,
 ) -> list[MethodResult]:
-    """Run several methods on one input x (N,C,*S), and return the result of each.
+    """Run several methods on one input x (N,C,*S), and return one result for each method.
 
     `on_pass` is called before each pass with the methods that share it. `warn_flagged` gives warnings about maps with a
     status other than "ok". `find_constant_scores` tests for this status whether noise changes the score. If `errors` is
@@ -73,7 +73,7 @@ def run_methods(
     """
     model_info = inspect_model(explainers[0].model)
     if any(explainer.uses_gradients for explainer in explainers):
-        check_differentiable(model_info)
+        check_no_inference_mode_weights(model_info)
     weights = model_info.read_weight_versions()
     results: dict[int, MethodResult] = {}
     for indices in group_by_share_key(explainers):
@@ -102,15 +102,18 @@ def run_methods(
             maps.notes = (*maps.notes, WEIGHTS_CHANGED_NOTE)
     for t, explainer in enumerate(explainers):
         for maps in results[t].maps:
-            with _collect_error(explainer, errors):
+            with _method_error_collected(explainer, errors):
                 check_finite(f"the map of {explainer.composed_name}", maps.attribution, explainer.on_nonfinite)
                 for status in sorted(set(determine_statuses(maps)) - {STATUS_OK}) if warn_flagged else ():
-                    warn_caller(f"{METHODS.display_name(explainer.composed_name)}: {STATUS_MEANINGS[status]}")
+                    warn_caller(
+                        f"{METHODS.replace_names_by_titles(explainer.composed_name)}: {STATUS_MEANINGS[status]}"
+                    )
     return [results[t] for t in range(len(explainers))]
 
 
 @contextmanager
-def _collect_error(explainer: BaseMethod, errors: MethodErrors | None) -> Iterator[None]:
+def _method_error_collected(explainer: BaseMethod, errors: MethodErrors | None) -> Iterator[None]:
+    """Store an error of camscope inside the `with` as the error of this method. Raise the error if `errors` is None."""
     try:
         yield
     except CamscopeError as error:
@@ -130,7 +133,7 @@ def _run_group(
     *,
     find_constant_scores: bool,
 ) -> list[MethodResult]:
-    """Run methods that share passes on one input. If samples of a batch affect one another, run them one by one."""
+    """Run methods that share passes on one input. If the samples of a batch affect one another, run the samples one by one."""
     main, runs_copies = explainers[0], any(hasattr(explainer, "batch_size") for explainer in explainers)
     if has_interacting_samples(model_info, main, x, extra_inputs):
         samples = []
@@ -150,7 +153,7 @@ def _run_group(
                     find_constant_scores=find_constant_scores,
                 )
             )
-        return [_join_samples(parts) for parts in zip(*samples, strict=True)]
+        return [_join_sample_results(parts) for parts in zip(*samples, strict=True)]
     with evaluation_context(model_info, main, x, extra_inputs, runs_copies=runs_copies) as context:
         scores = [context.create_score(main.resolve_target(target)) for target in targets]
         rows = compute_group_maps(explainers, context.x, scores, on_pass, errors)
@@ -195,7 +198,7 @@ def select_sample_target(target: TargetLike, sample: int, n_samples: int) -> Tar
     return cast(TargetLike, target[sample : sample + 1])
 
 
-def _join_samples(parts: Sequence[MethodResult]) -> MethodResult:
+def _join_sample_results(parts: Sequence[MethodResult]) -> MethodResult:
     """Join the results of samples that were explained one by one. If a sample has an error, the result has no maps."""
     scores = [Score.concatenate(samples) for samples in zip(*(part.scores for part in parts), strict=True)]
     by_target = zip(*(part.maps for part in parts), strict=False)
@@ -229,7 +232,7 @@ def compute_group_maps(
     shared = explainers[0].compute_shared_maps(explainers, x, scores)
     rows: list[list[AttributionMaps]] = [[] for _ in explainers]
     for t in sorted(range(len(explainers)), key=lambda t: not explainers[t].runs_partial_forward):
-        with _collect_error(explainers[t], errors):
+        with _method_error_collected(explainers[t], errors):
             maps = []
             for entry in shared[t]:
                 if callable(entry) and on_pass is not None:

@@ -76,7 +76,7 @@ def _find_samples_with_unchanged_score(x: Tensor, score: Score, include_probabil
     score_copy, scores, constant = copy.copy(score), ScoreRange(), None
     if score.values is None:
         return None
-    scores.add("score", score.values, None, len(x))
+    scores.include_scores("score", score.values, None, len(x))
     devices = [x.device] if x.device.type == "cuda" else []
     try:
         for seed in range(MAX_NOISE_TRIALS):
@@ -84,9 +84,9 @@ def _find_samples_with_unchanged_score(x: Tensor, score: Score, include_probabil
                 output = score_copy.forward(draw_noise_like(x, seed))
                 values = score_copy.read_score(output, len(x)).detach()
                 probabilities = score_copy.probability(output, len(x)).detach() if include_probabilities else None
-            scores.add("score", values, None, len(x))
+            scores.include_scores("score", values, None, len(x))
             if probabilities is not None:
-                scores.add("probability", probabilities, None, len(x))
+                scores.include_scores("probability", probabilities, None, len(x))
             constant = scores.is_constant(score.machine_epsilon)
             if constant is None or not bool(constant.any()):
                 return constant

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from camscope.errors import CamscopeError, InputError
-from camscope.explainers.core.explainer import Explainer
+from camscope.explainers.core.base_explainer import Explainer
 from camscope.explainers.core.maps_with_flags import AttributionMaps, merge_notes_and_flags
 from camscope.explainers.core.resize_and_blur import resize_input, resize_maps
 from camscope.explainers.ensemble.wrapper import Wrapper
@@ -130,7 +130,9 @@ def _undo_flip(maps: AttributionMaps, axes: Sequence[int], reference: Attributio
 def _average_views(views_by_scale: Sequence[Sequence[AttributionMaps]]) -> AttributionMaps:
     """Compute the mean map over all views. The first list of `views_by_scale` is of the original scale."""
     sums = [torch.stack([view.attribution for view in views]).sum(0) for views in views_by_scale]
-    sizes = [torch.stack([_mean_magnitude(view.attribution) for view in views]).sum(0) for views in views_by_scale]
+    sizes = [
+        torch.stack([_compute_mean_magnitude(view.attribution) for view in views]).sum(0) for views in views_by_scale
+    ]
     total_map = sums[0]
     for total, size in zip(sums[1:], sizes[1:], strict=True):
         total_map = total_map + total * torch.where(size > 0, sizes[0] / size, 0)
@@ -138,6 +140,6 @@ def _average_views(views_by_scale: Sequence[Sequence[AttributionMaps]]) -> Attri
     return merge_notes_and_flags(views, total_map / len(views), f"the mean of {plural(len(views), 'view')}")
 
 
-def _mean_magnitude(attribution: Tensor) -> Tensor:
+def _compute_mean_magnitude(attribution: Tensor) -> Tensor:
     """Compute the mean absolute value (N,1,...) of each map."""
     return attribution.abs().mean(tuple(range(1, attribution.ndim)), keepdim=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from camscope.errors import TargetError
-from camscope.explainers.core.explainer import Explainer
+from camscope.explainers.core.base_explainer import Explainer
 from camscope.explainers.core.maps_with_flags import AttributionMaps
 from camscope.explainers.ensemble.wrapper import Wrapper
 from camscope.targets import Difference, Score, TargetLike

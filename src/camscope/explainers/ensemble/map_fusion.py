@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from camscope.errors import InputError
 from camscope.explainers.cam.layer_explainer import LayerExplainer
-from camscope.explainers.core.explainer import Explainer
+from camscope.explainers.core.base_explainer import Explainer
 from camscope.explainers.core.maps_with_flags import AttributionMaps, determine_statuses, merge_notes_and_flags
 from camscope.explainers.core.resize_and_blur import resize_maps
 from camscope.explainers.core.run_methods_in_shared_passes import compute_group_maps, group_by_share_key
@@ -96,7 +96,7 @@ class Fused(Wrapper):
             fused.append(merge_layer_maps(maps, attribution, FUSION_SCALING_NOTE))
         return fused
 
-    def _with_inner(self, inner: Sequence[Explainer]) -> Self:
+    def _with_inner_explainers(self, inner: Sequence[Explainer]) -> Self:
         return type(self)(inner, self.fusion_mode)
 
 
@@ -175,7 +175,7 @@ def fuse(explanations: Sequence[Explanation], fusion_mode: FusionMode = "max") -
     check_one_of("fusion_mode", fusion_mode, *FUSION_MODES)
     first = explanations[0]
     for explanation in explanations[1:]:
-        _check_same_input_and_target(first, explanation)
+        _check_same_input_target_and_model(first, explanation)
     dtype = np.result_type(np.float32, *(explanation.attribution.dtype for explanation in explanations))
     maps = [torch.from_numpy(explanation.attribution.astype(dtype))[None] for explanation in explanations]
     flagged = [explanation for explanation in explanations if explanation.status != STATUS_OK]
@@ -192,7 +192,7 @@ def fuse(explanations: Sequence[Explanation], fusion_mode: FusionMode = "max") -
     )
 
 
-def _check_same_input_and_target(reference: Explanation, other: Explanation) -> None:
+def _check_same_input_target_and_model(reference: Explanation, other: Explanation) -> None:
     """Raise InputError if two explanations differ in their input, target, method or model."""
     for fact in ("name", "method", "target", "label", "input_size", "placement", "model"):
         if getattr(other, fact) != getattr(reference, fact):

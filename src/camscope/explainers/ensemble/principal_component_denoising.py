@@ -10,8 +10,8 @@ from torch import Tensor
 
 from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.cam.weighted_channels_explainer import BaseWeightedChannels
+from camscope.explainers.core.base_explainer import Explainer
 from camscope.explainers.core.base_method import BaseMethod
-from camscope.explainers.core.explainer import Explainer
 from camscope.explainers.core.maps_with_flags import AttributionMaps
 from camscope.explainers.core.principal_component import project_on_first_component
 from camscope.explainers.core.run_methods_in_shared_passes import compute_group_maps
@@ -60,7 +60,7 @@ class Denoised(Wrapper):
             return [wrapper.compute_maps(x, scores) for wrapper in explainers]
         principal_methods = [copy.copy(method) for method in channel_methods]  # with the same passes
         for principal, method in zip(principal_methods, channel_methods, strict=True):
-            vars(principal)["combine"] = partial(_combine_along_principal_component, method)
+            vars(principal)["compute_layer_map"] = partial(_project_on_principal_component, method)
         return compute_group_maps(principal_methods, x, scores)
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
@@ -71,12 +71,14 @@ class Denoised(Wrapper):
         if isinstance(inner, Denoised):
             return inner.compute_maps(x, scores)
         if isinstance(inner, Wrapper):
-            return inner._with_inner([Denoised(explainer) for explainer in inner.inner]).compute_maps(x, scores)
+            return inner._with_inner_explainers([Denoised(explainer) for explainer in inner.inner]).compute_maps(
+                x, scores
+            )
         note = f"{inner.composed_name} computes a single map, so that nothing was denoised"
         return [replace(maps, notes=(*maps.notes, note)) for maps in inner.compute_maps(x, scores)]
 
 
-def _combine_along_principal_component(method: BaseWeightedChannels, features: LayerFeatures) -> Tensor:
+def _project_on_principal_component(method: BaseWeightedChannels, features: LayerFeatures) -> Tensor:
     """Project the map (N,cells) of a method on the first principal component of its channel contributions."""
     parts = method.contributions(features)
     total, component = parts.sum(1), project_on_first_component(parts)

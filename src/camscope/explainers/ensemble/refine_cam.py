@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from camscope.errors import InputError
 from camscope.explainers.cam.layer_explainer import LayerExplainer
+from camscope.explainers.core.base_explainer import METHODS, Explainer, register
 from camscope.explainers.core.base_method import SETTINGS_WITHOUT_EFFECT
-from camscope.explainers.core.explainer import METHODS, Explainer, register
 from camscope.explainers.core.maps_with_flags import AttributionMaps
 from camscope.explainers.core.resize_and_blur import resize_maps, scale_to_unit_range
 from camscope.explainers.ensemble.map_fusion import compute_all_maps, merge_layer_maps
 from camscope.hooks.find_layers import find_layer, unwrap
-from camscope.layers.spatial_layers import SpatialLayer, drop_contradicted_layers, find_spatial_layers
+from camscope.layers.spatial_layers import SpatialLayer, drop_layers_with_contradicted_layout, find_spatial_layers
 from camscope.targets import Score
 
 MAX_STAGES = 4
@@ -86,15 +86,16 @@ class RefineCAM(Explainer):
         return self.compute_maps(x, [score])[0].attribution
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Compute the map of each score. All layers share one forward pass, and each score has one backward pass."""
+        """Compute the map of each score. The layers share one forward pass, and each score has one backward pass."""
         if self.layers is not None:
-            return self._compute_maps_at_layers(self.layers, x, scores)
+            return self._multiply_maps_of_layers(self.layers, x, scores)
         groups = groupby(scores, partial(self._choose_layers, x))
-        return [maps for layers, some in groups for maps in self._compute_maps_at_layers(layers, x, list(some))]
+        return [maps for layers, some in groups for maps in self._multiply_maps_of_layers(layers, x, list(some))]
 
-    def _compute_maps_at_layers(
+    def _multiply_maps_of_layers(
         self, layers: Sequence[str | nn.Module], x: Tensor, scores: Sequence[Score]
     ) -> list[AttributionMaps]:
+        """Return for each score the product of the maps of the layers."""
         explainers, merged = [replace(self._base_explainer, layer=layer) for layer in layers], []
         for maps in zip(*compute_all_maps(explainers, x, scores), strict=True):
             attribution = _multiply_maps([layer_maps.attribution for layer_maps in maps])
@@ -119,7 +120,7 @@ class RefineCAM(Explainer):
             while True:  # until the cells of each stage react to the parts of the input that they are drawn over
                 stages = find_last_layer_per_resolution(model, layers, deepest)
                 checked = [layer for layer in layers if layer.name in stages[:-1]]
-                valid = drop_contradicted_layers(model, checked, score.forward, x)
+                valid = drop_layers_with_contradicted_layout(model, checked, score.forward, x)
                 if len(valid) == len(checked):
                     break
                 layers = [layer for layer in layers if layer not in checked or layer in valid]

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from camscope.errors import TargetError
-from camscope.explainers.core.explainer import Explainer
+from camscope.explainers.core.base_explainer import Explainer
 from camscope.explainers.core.maps_with_flags import AttributionMaps, merge_notes_and_flags
 from camscope.explainers.core.resize_and_blur import resize_input, resize_maps
 from camscope.explainers.core.setting_checks import check_positive_integer, check_positive_number

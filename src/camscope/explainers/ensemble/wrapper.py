@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 
 from camscope.errors import InputError
-from camscope.explainers.core.explainer import Explainer
+from camscope.explainers.core.base_explainer import Explainer
 from camscope.explainers.core.maps_with_flags import AttributionMaps
 from camscope.explainers.core.run_methods_in_shared_passes import check_compatible_explainers
 from camscope.targets import Difference, Score, TargetLike
@@ -50,7 +50,7 @@ class Wrapper(Explainer):
 
     def with_chosen_layers(self, x: Tensor, score: Score) -> Self:
         """Let the inner explainers choose their layers for the input. Return the wrapper around them."""
-        return self._with_inner([explainer.with_chosen_layers(x, score) for explainer in self.inner])
+        return self._with_inner_explainers([explainer.with_chosen_layers(x, score) for explainer in self.inner])
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
         """Return the attribution map (N,*s) of an input (N,C,*S)."""
@@ -63,7 +63,7 @@ class Wrapper(Explainer):
 
     def with_settings(self, **settings: Any) -> Self:
         """Return a copy of the wrapper with changed settings. Each inner explainer takes the settings that its method knows."""
-        return self._with_inner(
+        return self._with_inner_explainers(
             [
                 explainer.with_settings(**{k: value for k, value in settings.items() if k in explainer.setting_names})
                 for explainer in self.inner
@@ -97,9 +97,9 @@ class Wrapper(Explainer):
 
     def with_method(self, method: str | type[Explainer]) -> Explainer:
         """Create the same wrapper around another method for the same model."""
-        return self._with_inner([explainer.with_method(method) for explainer in self.inner])
+        return self._with_inner_explainers([explainer.with_method(method) for explainer in self.inner])
 
-    def _with_inner(self, inner: Sequence[Explainer]) -> Self:
+    def _with_inner_explainers(self, inner: Sequence[Explainer]) -> Self:
         """Create the same wrapper around other explainers."""
         return type(self)(inner[0], **self._wrapper_settings)
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from camscope.explainers.cam.layer_explainer import LayerExplainer
 from camscope.explainers.cam.layer_features import LayerFeatures
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.base_method import BaseMethod
-from camscope.explainers.core.explainer import register
 from camscope.explainers.core.maps_with_flags import AttributionMaps
 from camscope.explainers.gradient.excitation_rules import (
     check_excitation_rules,
@@ -56,7 +56,7 @@ class ExcitationBackprop(LayerExplainer):
     compute_shared_maps = staticmethod(BaseMethod.compute_shared_maps)
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Compute the maps of several scores. All share one forward pass, and each has one backward pass."""
+        """Compute the maps of several scores, with one forward pass in all and one backward pass for each score."""
         model = scores[0].model
         explainer = self if self.to_pixels else self.with_chosen_layers(x, scores[0])  # before the mode is on
         with excitation_backprop_scope(model, to_pixels=self.to_pixels) as mode:
@@ -77,7 +77,7 @@ class ExcitationBackprop(LayerExplainer):
             enable_contrast(output)
         return score.read_score(output, n_samples)
 
-    def combine(self, features: LayerFeatures) -> Tensor:
+    def compute_layer_map(self, features: LayerFeatures) -> Tensor:
         """Compute the map: the sum of the probabilities of all channels at each cell."""
         for sample, note in enumerate(self._describe_lost_probability(features.score, features.gradient)):
             if note:

@@ -24,10 +24,10 @@ from camscope.hooks.intercept_torch_functions import (
     BaseFunctionMode,
     activation_lower_bound,
     bypass_torch_function,
-    function_name,
-    has_negative_weights,
+    get_function_name,
+    may_average_with_negative_weights,
 )
-from camscope.hooks.relu_backward_rules import iter_graph_nodes, operation_name
+from camscope.hooks.relu_backward_rules import get_operation_name, iter_graph_nodes
 from camscope.hooks.thread_local_hooks import Hooks, thread_local_hook
 from camscope.pytree import iter_leaves
 from camscope.targets import full_precision
@@ -64,23 +64,25 @@ class RuledFunction(torch.autograd.Function):
             return None, None, None, *ctx.rule(full_precision(p), *saved)
 
 
-def pass_through(p: Tensor) -> tuple[Tensor, ...]:
-    """Pass on all probability: the rule of operations in which each output has one input."""
+def pass_to_only_input(p: Tensor) -> tuple[Tensor, ...]:
+    """Pass the whole probability of each output to its only input."""
     return (p,)
 
 
-def pass_positive_factors(p: Tensor, factor_sign: Tensor) -> tuple[Tensor, ...]:
-    """Pass on probability where the factor is positive: the rule of a product with a constant."""
+def pass_where_factor_is_positive(p: Tensor, factor_sign: Tensor) -> tuple[Tensor, ...]:
+    """Pass the probability of a product with a constant to its input where the constant is positive, and 0 elsewhere."""
     return (torch.where(factor_sign > 0, p, 0),)
 
 
-def share_among_terms(shapes: Sequence[torch.Size], p: Tensor, *shares: Tensor) -> tuple[Tensor, ...]:
-    """Share probability among the terms of an addition, in proportion to their positive parts."""
+def share_among_summands(shapes: Sequence[torch.Size], p: Tensor, *shares: Tensor) -> tuple[Tensor, ...]:
+    """Share the probability p of a sum among its terms, in proportion to the positive part of each term."""
     return tuple((p * share).sum_to_size(shape) for share, shape in zip(shares, shapes, strict=True))
 
 
-def share_among_averaged(function: Callable[[Tensor], Tensor], p: Tensor, x: Tensor) -> tuple[Tensor, ...]:
-    """Share probability among the inputs of a mean, or of a sum with positive weights, in proportion to their sizes."""
+def share_among_averaged_inputs(function: Callable[[Tensor], Tensor], p: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    """Share the probability p of a mean, or of a sum with positive weights, among its inputs, in proportion to the size
+    of each input.
+    """
     return (share_among_linear_inputs(p, x.clamp(min=0), function),)
 
 
@@ -104,17 +106,23 @@ class LinearRule:
         x = full_precision(x)
         space = tuple(range(2, x.ndim)) or (1,)
         response = x - x.amin(space, keepdim=True) if self.from_channel_minimum else x.clamp(min=0)
-        shares = self._propagate(p, response, 1)
-        return (shares - self._propagate(p, response, -1) if self.contrastive else shares,)
+        shares = self._share_among_inputs_through_norm(p, response, 1)
+        return (shares - self._share_among_inputs_through_norm(p, response, -1) if self.contrastive else shares,)
 
-    def _propagate(self, p: Tensor, response: Tensor, sign: int) -> Tensor:
+    def _share_among_inputs_through_norm(self, p: Tensor, response: Tensor, sign: int) -> Tensor:
+        """Share p among the inputs by the weights of one sign, or of the other sign where a merged batch norm is negative."""
         if self.norm_signs is None:
-            return self._propagate_signed(p, response, sign)
+            return self._share_among_inputs_by_weight_sign(p, response, sign)
         up, down = (torch.where(chosen, p, 0) for chosen in (self.norm_signs > 0, self.norm_signs < 0))
-        shares = self._propagate_signed(up, response, sign)
-        return shares + self._propagate_signed(down, response, -sign) if bool((self.norm_signs < 0).any()) else shares
+        shares = self._share_among_inputs_by_weight_sign(up, response, sign)
+        return (
+            shares + self._share_among_inputs_by_weight_sign(down, response, -sign)
+            if bool((self.norm_signs < 0).any())
+            else shares
+        )
 
-    def _propagate_signed(self, p: Tensor, response: Tensor, sign: int) -> Tensor:
+    def _share_among_inputs_by_weight_sign(self, p: Tensor, response: Tensor, sign: int) -> Tensor:
+        """Share p among the inputs `response`, in proportion to the products with the weights of one sign."""
         weight = (sign * full_precision(self.weight.detach())).clamp(min=0)
         weight = weight / weight.amax().clamp(min=torch.finfo(weight.dtype).tiny)  # no ratio depends on the scale
         return share_among_linear_inputs(p, response, lambda a: self.function(a, weight))
@@ -168,7 +176,7 @@ class ExcitationBackpropMode(BaseFunctionMode):
         """Set whether the functions that are called next belong to the forward pass of the model."""
         self._is_inside_model, self._last_linear_call = inside, None
 
-    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_intercepted_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call a function and return its result. If it has an excitation rule, its backward pass uses the rule."""
         if func is torch.autograd.grad:  # which runs checkpoints again
             return self._run_grad_with_rules(func, args, kwargs)
@@ -178,7 +186,7 @@ class ExcitationBackpropMode(BaseFunctionMode):
             with torch.no_grad() if is_constant else nullcontext():
                 return func(*args, **kwargs)
         kwargs.pop("input", None)
-        return self._call_with_rule(function_name(func), partial(func, **kwargs), first, args[1:], kwargs)
+        return self._call_with_rule(get_function_name(func), partial(func, **kwargs), first, args[1:], kwargs)
 
     def _run_grad_with_rules(self, grad: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self.set_inside_model(True)
@@ -194,22 +202,24 @@ class ExcitationBackpropMode(BaseFunctionMode):
         other = args[0] if args else kwargs.get("other")
         if name in LINEAR_FUNCTIONS:
             return self._call_linear(func, x, args, kwargs)
-        if name in AVERAGING_FUNCTIONS and not has_negative_weights(kwargs):
-            return _apply_rule(func, partial(share_among_averaged, lambda a: func(a, *args)), (x.detach(),), (x,), args)
+        if name in AVERAGING_FUNCTIONS and not may_average_with_negative_weights(kwargs):
+            return _apply_rule(
+                func, partial(share_among_averaged_inputs, lambda a: func(a, *args)), (x.detach(),), (x,), args
+            )
         if name == "batch_norm":
-            return self._call_batch_norm(func, x, args, kwargs)
+            return self._call_or_merge_batch_norm(func, x, args, kwargs)
         if name in ADDITION_FUNCTIONS and _carries_probability(other) and kwargs.get("alpha", 1) == 1:
-            return _apply_addition(func, x, other, args)
+            return _apply_addition_rule(func, x, other, args)
         if name in SCALING_FUNCTIONS and not _carries_probability(other):
             sign = torch.as_tensor(other, device=x.device).detach().sign()
-            return _apply_rule(func, pass_positive_factors, (sign,), (x,), args)
+            return _apply_rule(func, pass_where_factor_is_positive, (sign,), (x,), args)
         if name in ACTIVATIONS | DROPOUTS:  # each output has one input: a unit and its own activation are one
             if name in ACTIVATIONS and activation_lower_bound(name, args, kwargs) < 0:
                 self.signed_activations[name] += 1
             with torch.no_grad():
                 result: Tensor = func(x, *args)
             # an activation in place adds no step to the graph
-            return result if result is x else _apply_rule(lambda _: result, pass_through, (), (x,), ())
+            return result if result is x else _apply_rule(lambda _: result, pass_to_only_input, (), (x,), ())
         return func(x, *args)
 
     def _call_linear(self, func: Callable[..., Any], x: Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
@@ -225,7 +235,7 @@ class ExcitationBackpropMode(BaseFunctionMode):
         self._last_linear_call = result, x, (result._version, x._version), rule
         return result
 
-    def _call_batch_norm(
+    def _call_or_merge_batch_norm(
         self, func: Callable[..., Any], x: Tensor, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Tensor:
         """Apply a batch norm. If it directly follows a linear layer, merge it into the rule of this layer."""
@@ -236,7 +246,7 @@ class ExcitationBackpropMode(BaseFunctionMode):
             if versions == (x._version, source._version):
                 merged, detached = replace(rule, norm_signs=signs), x.detach()
                 return _apply_rule(lambda _: func(detached, *args), merged, (source.detach(),), (source,), ())
-        return _apply_rule(func, pass_positive_factors, (signs,), (x,), args)
+        return _apply_rule(func, pass_where_factor_is_positive, (signs,), (x,), args)
 
 
 def check_excitation_rules(output: Any, method: str) -> None:
@@ -245,7 +255,7 @@ def check_excitation_rules(output: Any, method: str) -> None:
     The autograd graph of `output` lists the operations.
     """
     nodes = iter_graph_nodes(_find_differentiable_tensors(output))
-    missing = Counter(operation_name(node) for node in nodes if not _has_excitation_rule(node))
+    missing = Counter(get_operation_name(node) for node in nodes if not _has_excitation_rule(node))
     if missing:
         listed = ", ".join(f"{kind} x {count}" for kind, count in missing.most_common(4))
         raise ModelError(
@@ -271,8 +281,10 @@ def _find_differentiable_tensors(output: Any) -> list[Tensor]:
 
 
 def _has_excitation_rule(node: Node) -> bool:
-    kind = operation_name(node)
-    inputs = [before is not None and operation_name(before) != "AccumulateGrad" for before, _ in node.next_functions]
+    kind = get_operation_name(node)
+    inputs = [
+        before is not None and get_operation_name(before) != "AccumulateGrad" for before, _ in node.next_functions
+    ]
     adds_constant = kind == "Add" and sum(inputs) <= 1
     subtracts_constant = kind == "Sub" and inputs[:1] == [True] and sum(inputs) == 1
     return adds_constant or subtracts_constant or kind in COPY_NODES or hasattr(node, "rule")
@@ -292,8 +304,8 @@ def _depends_on_parameters_only(args: Sequence[Any], kwargs: Mapping[str, Any]) 
 def _is_first_layer_input(x: Tensor) -> bool:
     """Whether x goes into the first layer of the model. Copies, constants and activation functions are no layers."""
     node = x.grad_fn
-    while node is not None and operation_name(node) != "AccumulateGrad":
-        if getattr(node, "rule", pass_through) not in (pass_through, pass_positive_factors):
+    while node is not None and get_operation_name(node) != "AccumulateGrad":
+        if getattr(node, "rule", pass_to_only_input) not in (pass_to_only_input, pass_where_factor_is_positive):
             return False
         node = node.next_functions[0][0]
     return True
@@ -310,9 +322,9 @@ def _apply_rule(
     return output
 
 
-def _apply_addition(func: Callable[..., Any], a: Tensor, b: Tensor, args: Sequence[Any]) -> Tensor:
+def _apply_addition_rule(func: Callable[..., Any], a: Tensor, b: Tensor, args: Sequence[Any]) -> Tensor:
     with torch.no_grad():
         first, second = a.clamp(min=0), b.clamp(min=0)
         total = first + second
         shares = tuple(torch.where(total > 0, summand / total, 0) for summand in (first, second))
-    return _apply_rule(func, partial(share_among_terms, (a.shape, b.shape)), shares, (a, b), args)
+    return _apply_rule(func, partial(share_among_summands, (a.shape, b.shape)), shares, (a, b), args)

@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from camscope.errors import ModelError
-from camscope.explainers.core.explainer import register
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.maps_with_flags import AttributionMaps
 from camscope.explainers.core.pixel_explainers import (
     InputGradientExplainer,
@@ -27,15 +27,15 @@ class RectifiedGradientExplainer(InputGradientExplainer):
     rule: ClassVar[ReluRule]
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Compute the maps of several scores. All share one forward pass, and each has one backward pass."""
+        """Compute the maps of several scores, with one forward pass in all and one backward pass for each score."""
         reports: list[ReluReport] = []
         signals = self.compute_gradients(x, scores, lambda values: reports.append(apply_relu_rule(values, self.rule)))
-        notes = describe_relus(reports[-1], self.composed_name)  # of the pass whose graph reached the input
+        notes = describe_relus_or_raise(reports[-1], self.composed_name)  # of the pass whose graph reached the input
         return [self.compute_maps_from_gradient(x, *pair, *notes) for pair in zip(scores, signals, strict=True)]
 
 
-def describe_relus(report: ReluReport, title: str) -> list[str]:
-    """Return notes about the ReLUs and other activations in a graph. Raise ModelError if there is no ReLU."""
+def describe_relus_or_raise(report: ReluReport, title: str) -> list[str]:
+    """Return notes about the ReLUs and other activations in an autograd graph. Raise ModelError if the graph has no ReLU."""
     if not report.relus:
         operations = _format_counts(report.other_activations + report.opaque_operations) or "no activation"
         raise ModelError(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from camscope.explainers.cam.gradcam_variants import GradCAM
 from camscope.explainers.cam.layer_selection_mixin import LayerSelectionMixin
-from camscope.explainers.core.explainer import register
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.maps_with_flags import AttributionMaps
 from camscope.explainers.core.resize_and_blur import enlarge_to_input
 from camscope.explainers.gradient.guided_backprop import RectifiedGradientExplainer
@@ -32,7 +32,7 @@ class GuidedGradCAM(RectifiedGradientExplainer, LayerSelectionMixin):
     rule: ClassVar[ReluRule] = "guided"
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Compute the maps of several scores. All share two forward passes, and each has two backward passes."""
+        """Compute the maps of several scores, with two forward passes in all and two backward passes for each score."""
         cams = self.with_chosen_layers(x, scores[0]).with_method(GradCAM).compute_maps(x, scores)
         chosen = self.describe_chosen_layer(str(cams[0].layer), scores[0].model)
         maps = []

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from camscope.explainers.core.explainer import register
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.pixel_explainers import ChannelReduction, InputGradientExplainer
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from camscope.explainers.core.explainer import register
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.maps_with_flags import AttributionMaps
 from camscope.explainers.core.perturbed_evaluator import PerturbedEvaluator
 from camscope.explainers.core.pixel_explainers import (

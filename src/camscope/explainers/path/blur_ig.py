@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from camscope.explainers.core.explainer import register
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.perturbed_evaluator import PerturbedEvaluator
 from camscope.explainers.core.validated_setting_types import PositiveInteger, PositiveNumber
 from camscope.explainers.path.additive_explainer import AdditiveAttribution, AdditiveExplainer
@@ -46,12 +46,12 @@ class BlurIG(AdditiveExplainer):
 
         def add_gradients(part: slice) -> None:
             factors = blurs.compute_frequency_factors(widths[part.start : part.stop + 1])
-            midpoints = blurs.apply_factors((factors[:-1] + factors[1:]) / 2) + blurs.channel_offset
+            midpoints = blurs.apply_frequency_factors((factors[:-1] + factors[1:]) / 2) + blurs.channel_offset
             gradients = evaluator.compute_scores_and_gradients(sample, midpoints.to(x.dtype))[1]
-            total.add_((blurs.apply_factors(factors.diff(dim=0)) * gradients).sum(0, dtype=torch.float64))
+            total.add_((blurs.apply_frequency_factors(factors.diff(dim=0)) * gradients).sum(0, dtype=torch.float64))
 
         evaluator.process_chunks(sample, self.n_steps, add_gradients, with_gradients=True)
-        start = blurs.apply_factors(blurs.compute_frequency_factors(widths[:1])) + blurs.channel_offset
+        start = blurs.apply_frequency_factors(blurs.compute_frequency_factors(widths[:1])) + blurs.channel_offset
         change = evaluator.clean_scores[sample] - evaluator.score_variants(sample, start.to(x.dtype))[0]
         return AdditiveAttribution(total.to(start.dtype), change, self.n_steps, blurs.is_nonconstant)
 
@@ -80,7 +80,7 @@ class BlurredCopies:
             exponent = exponent - 0.5 * squares * frequencies.square().view(-1, *[1] * (exponent.ndim - 1 - axis))
         return exponent.exp()
 
-    def apply_factors(self, factors: Tensor) -> Tensor:
+    def apply_frequency_factors(self, factors: Tensor) -> Tensor:
         """Filter the input: multiply its frequencies by R sets of factors (R,1,*S). Return R inputs (R,C,*S)."""
         spectrum = (self._spectrum * factors).to(self._inverse_transforms[0].dtype)
         return multiply_along_axes(spectrum, self._inverse_transforms)

@@ -6,8 +6,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.baselines import BackgroundMixin, build_baseline_tensors
-from camscope.explainers.core.explainer import register
 from camscope.explainers.core.perturbed_evaluator import PerturbedEvaluator
 from camscope.explainers.core.random_mixin import draw_normal, draw_seeds
 from camscope.explainers.core.validated_setting_types import NonNegativeNumber, PositiveInteger
@@ -72,7 +72,7 @@ class ExpectedGradients(BackgroundMixin, AdditiveExplainer):
         scores = torch.empty(len(baselines), dtype=evaluator.clean_scores.dtype, device=x.device)
 
         def add_gradients(part: slice) -> None:
-            starts, ends = baselines[picks[part].to(x.device)], self.draw_path_ends(x, draws, part)
+            starts, ends = baselines[picks[part].to(x.device)], self.compute_path_ends(x, draws, part)
             shares = draws.fractions[part].to(x).view(-1, *[1] * x.ndim)
             gradients = evaluator.compute_scores_and_gradients(sample, starts + (ends - starts) * shares)[1]
             products = (full_precision(ends) - full_precision(starts)) * gradients
@@ -92,7 +92,7 @@ class ExpectedGradients(BackgroundMixin, AdditiveExplainer):
     def _draw_path_samples(self) -> PathSamples:
         return PathSamples.draw(self.n_samples, len(self.list_baselines()), self.generator())
 
-    def draw_path_ends(self, x: Tensor, path_samples: PathSamples, rows: slice) -> Tensor:
+    def compute_path_ends(self, x: Tensor, path_samples: PathSamples, rows: slice) -> Tensor:
         """Return the end points (R,C,*S) of a slice of the paths. By default each path ends at the sample (C,*S)."""
         return x.expand(rows.stop - rows.start, *x.shape)
 
@@ -115,6 +115,6 @@ class GradientSHAP(ExpectedGradients):
     name, title, paper = "gradientshap", "GradientSHAP", "arXiv:1705.07874"
     sigma: NonNegativeNumber = 0.1
 
-    def draw_path_ends(self, x: Tensor, path_samples: PathSamples, rows: slice) -> Tensor:
+    def compute_path_ends(self, x: Tensor, path_samples: PathSamples, rows: slice) -> Tensor:
         """Return the end points (R,C,*S) of a slice of the paths: noisy copies of the sample (C,*S)."""
         return x + draw_normal(path_samples.noise_seeds[rows], x) * (self.sigma * (x.amax() - x.amin()))

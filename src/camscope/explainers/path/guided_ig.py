@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from camscope.explainers.core.explainer import register
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.perturbed_evaluator import PerturbedEvaluator
 from camscope.explainers.core.validated_setting_types import Fraction, PositiveInteger
 from camscope.explainers.path.additive_explainer import AdditiveAttribution, BaselinePathExplainer

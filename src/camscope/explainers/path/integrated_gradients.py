@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from camscope.explainers.core.explainer import register
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.perturbed_evaluator import PerturbedEvaluator
 from camscope.explainers.core.validated_setting_types import PositiveInteger, PositiveNumber
 from camscope.explainers.path.additive_explainer import AdditiveAttribution, BaselinePathExplainer

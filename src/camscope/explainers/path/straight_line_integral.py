@@ -41,7 +41,9 @@ def integrate_straight_line(
 
 
 def compute_step_midpoints(n_steps: int, *, only_new: bool = False) -> Tensor:
-    """Return the midpoints of `n_steps` equal steps in 0..1. With `only_new`, leave out the midpoints of n_steps / 3 steps."""
+    """Return the midpoints of `n_steps` equal steps in 0..1. With `only_new`, omit each midpoint that `n_steps / 3`
+    equal steps also have.
+    """
     places = torch.arange(n_steps, dtype=torch.float64, device="cpu")
     return ((places[places % 3 != 1] if only_new else places) + 0.5) / n_steps
 

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from camscope.errors import InputError
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.baselines import BaselineLike, parse_baselines
-from camscope.explainers.core.explainer import register
 from camscope.explainers.core.input_segments import import_skimage
 from camscope.explainers.core.maps_with_flags import AttributionMaps
 from camscope.explainers.core.perturbed_evaluator import PerturbedEvaluator
@@ -45,8 +45,8 @@ def segment_image(x: Tensor, scales: Sequence[float], min_size: int, margin: int
 
 
 def average_over_segments(values: Tensor, segments: SparseMatrix, min_new_pixels: int) -> Tensor:
-    """Assign each pixel to a segment, those with the largest mean value first. Return the mean (H,W) of each pixel's
-    segment.
+    """Assign each pixel to a segment, and give segments with a larger mean value precedence. Return the mean (H,W) of
+    each pixel's segment.
 
     A segment with fewer than `min_new_pixels` unassigned pixels gets none. All pixels that are left form one segment.
     """

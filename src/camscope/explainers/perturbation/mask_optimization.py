@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from camscope.errors import InputError
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.baselines import BaselineLike
-from camscope.explainers.core.explainer import register
 from camscope.explainers.core.random_mixin import ADAM_EPSILON
 from camscope.explainers.core.resize_and_blur import enlarge_to_input
 from camscope.explainers.core.validated_setting_types import NonNegativeNumber, PositiveInteger, PositiveNumber
@@ -16,7 +16,7 @@ from camscope.explainers.perturbation.perturbation_explainer import (
     MaskedInput,
     PerturbationAttribution,
     PerturbationExplainer,
-    expand_per_axis,
+    expand_and_limit_per_axis,
 )
 from camscope.plurals import plural
 
@@ -75,7 +75,7 @@ class ExtremalPerturbation(PerturbationExplainer):
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
         """Optimize one mask per area and return the mean of the masks."""
         x, evaluator = masked_input.x, masked_input.evaluator
-        shape = len(self.areas), *expand_per_axis(self.grid_size, x.shape[1:])
+        shape = len(self.areas), *expand_and_limit_per_axis(self.grid_size, x.shape[1:])
         dtype = torch.promote_types(x.dtype, torch.float32)
         coarse = torch.full(shape, INITIAL_MASK_VALUE, dtype=dtype, device=x.device)
         speed = torch.zeros_like(coarse)
@@ -174,7 +174,7 @@ class MeaningfulPerturbation(PerturbationExplainer):
 
     def _select_initial_mask(self, masked_input: MaskedInput) -> Tensor:
         """Return the mask (1,*s) that hides the smallest central disc without which the class probability is lost."""
-        discs = build_disc_masks(expand_per_axis(self.grid_size, masked_input.x.shape[1:]), masked_input.x)
+        discs = build_disc_masks(expand_and_limit_per_axis(self.grid_size, masked_input.x.shape[1:]), masked_input.x)
         left = masked_input.score_all_masks(
             len(discs), lambda part: enlarge_to_input(discs[part], masked_input.evaluator.x), as_probability=True
         ).mean(0)

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from camscope.errors import InputError
-from camscope.explainers.core.explainer import register
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.input_segments import (
     SLIC_COMPACTNESS,
     SegmentsLike,
-    check_segments,
+    check_segments_setting,
     resolve_segment_labels,
 )
 from camscope.explainers.core.setting_checks import check_positive_integer
@@ -21,7 +21,7 @@ from camscope.explainers.perturbation.perturbation_explainer import (
     MaskedInput,
     PerturbationAttribution,
     PerturbationExplainer,
-    expand_per_axis,
+    expand_and_limit_per_axis,
 )
 from camscope.explainers.perturbation.window_scorer import WindowScorer
 from camscope.plurals import plural
@@ -72,7 +72,7 @@ class Occlusion(PerturbationExplainer):
         scores = scorer.score_windows(corners.to(masked_input.x.device))
         lost = (masked_input.clean_score - scores.mean(0)).view([len(cover) for cover in covers])
         notes = [f"{plural(len(corners), 'window')} of {' x '.join(map(str, size))} pixels"]
-        if share := scorer.saved_share:
+        if share := scorer.saved_multiplication_share:
             notes.append(f"{share:.0%} of the multiplications are of what no window reaches, and were left out")
         attribution = average_over_windows(lost, [cover.to(lost.device) for cover in covers])
         return PerturbationAttribution(attribution, notes=tuple(notes))
@@ -82,8 +82,10 @@ class Occlusion(PerturbationExplainer):
         window, stride = self.window, self.stride
         try:
             default = [-(-length // DEFAULT_WINDOW_DIVISOR) for length in size]
-            windows = expand_per_axis(default if window is None else window, size)
-            strides = expand_per_axis([-(-length // 2) for length in windows] if stride is None else stride, size)
+            windows = expand_and_limit_per_axis(default if window is None else window, size)
+            strides = expand_and_limit_per_axis(
+                [-(-length // 2) for length in windows] if stride is None else stride, size
+            )
         except ValueError as error:
             raise InputError(
                 f"window={window!r}, stride={stride!r}: expected one number, or one for each spatial axis ({len(size)})"
@@ -134,7 +136,7 @@ class SegmentAblation(PerturbationExplainer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_segments(segments=self.segments)
+        check_segments_setting(segments=self.segments)
 
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
         """Compute the drop of the score if a segment is hidden. Each pixel of the map has the drop of its segment."""

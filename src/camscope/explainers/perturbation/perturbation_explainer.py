@@ -125,7 +125,7 @@ def describe_convergence(relative_error: float, tolerance: float | None, n_sampl
     return text if is_settled else f"{text}: not settled to tolerance={tolerance:g}"
 
 
-def expand_per_axis(value: int | Sequence[int], size: Sequence[int]) -> tuple[int, ...]:
-    """Return one number per axis, from one value for all axes or one for each. No number exceeds the length of its axis."""
+def expand_and_limit_per_axis(value: int | Sequence[int], size: Sequence[int]) -> tuple[int, ...]:
+    """Return one number per axis, from a single value or one value per axis. Limit each number to the length of the axis."""
     values = [value] * len(size) if isinstance(value, int) else value
     return tuple(min(int(number), length) for number, length in zip(values, size, strict=True))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from camscope.errors import InputError
-from camscope.explainers.core.explainer import register
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.validated_setting_types import PositiveInteger, PositiveNumber
 from camscope.explainers.perturbation.perturbation_explainer import (
     MaskChunkBuilder,
@@ -18,7 +18,7 @@ from camscope.explainers.perturbation.perturbation_explainer import (
     PerturbationExplainer,
     compute_relative_error,
     describe_convergence,
-    expand_per_axis,
+    expand_and_limit_per_axis,
 )
 from camscope.plurals import plural
 
@@ -73,7 +73,7 @@ class SampledExplainer(PerturbationExplainer):
 
     @abstractmethod
     def build_masks(self, masked_input: MaskedInput) -> MaskChunkBuilder:
-        """Return a function that builds a slice of the masks. It builds the same masks in each call, so that none is stored."""
+        """Return a function that builds a slice of the masks. Each call builds the same masks, so that no mask is stored."""
 
     @abstractmethod
     def center_masks(self, masks: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ class RISE(SampledExplainer):
     def build_masks(self, masked_input: MaskedInput) -> MaskChunkBuilder:
         """Draw the random numbers of all masks, and return a function that builds a slice of the masks from them."""
         x, size = masked_input.x, masked_input.x.shape[1:]
-        counts = expand_per_axis(self.grid_size, size)
+        counts = expand_and_limit_per_axis(self.grid_size, size)
         grid = torch.Size([count + 1 for count in counts])
         n_cells, n_numbers = grid.numel(), grid.numel() + len(size)
         if (n_bytes := 4 * self.n_samples * n_numbers) > MAX_MASK_BYTES:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from camscope.errors import InputError
-from camscope.explainers.core.explainer import register
+from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.input_segments import label_grid_cells
 from camscope.explainers.core.validated_setting_types import PositiveInteger, PositiveNumber
 from camscope.explainers.perturbation.perturbation_explainer import (
@@ -20,7 +20,7 @@ from camscope.explainers.perturbation.perturbation_explainer import (
     PerturbationExplainer,
     compute_relative_error,
     describe_convergence,
-    expand_per_axis,
+    expand_and_limit_per_axis,
 )
 
 KERNEL_ROWS_PER_BLOCK = 512
@@ -44,7 +44,7 @@ class MaskDesign(NamedTuple):
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class GridSensitivityExplainer(PerturbationExplainer):
-    """Base class of methods that measure the sensitivity of the score to grid cells. A subclass implements `build_design`.
+    """Base class of methods that measure the sensitivity of the score to grid cells. A subclass implements `build_mask_design`.
 
     Each pixel has the value of its cell.
 
@@ -71,15 +71,17 @@ class GridSensitivityExplainer(PerturbationExplainer):
             raise InputError(f"n_samples={self.n_samples}: expected at least 2, because one sample has no variance")
 
     @abstractmethod
-    def build_design(self, masked_input: MaskedInput, cell_labels: Tensor, n_cells: int) -> MaskDesign:
-        """Define the masks of one sample. `cell_labels` (*S) is the number of the grid cell of each pixel."""
+    def build_mask_design(self, masked_input: MaskedInput, cell_labels: Tensor, n_cells: int) -> MaskDesign:
+        """Define how masks of one sample are drawn and how indices are estimated. `cell_labels` (*S) is the grid cell
+        number of each pixel.
+        """
 
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
         """Compute the sensitivity index of each grid cell. Each pixel of the map has the index of its cell."""
         size, n_total = masked_input.x.shape[1:], self.n_samples
-        counts = expand_per_axis(self.grid_size, size)
+        counts = expand_and_limit_per_axis(self.grid_size, size)
         labels = label_grid_cells(size, counts, masked_input.x.device)
-        n_masks, build_masks, estimate = self.build_design(masked_input, labels, torch.Size(counts).numel())
+        n_masks, build_masks, estimate = self.build_mask_design(masked_input, labels, torch.Size(counts).numel())
         shape = (len(masked_input.baselines), n_total, n_masks)
         scores, n_drawn = torch.empty(shape, dtype=torch.float64, device=labels.device), 0
 
@@ -122,8 +124,8 @@ class Sobol(GridSensitivityExplainer):
     forward_passes: ClassVar[str] = "1 + n_samples x (grid_size**2 + 1)"
     sample_kind, samples_per_check = "pairs of masks", 8
 
-    def build_design(self, masked_input: MaskedInput, cell_labels: Tensor, n_cells: int) -> MaskDesign:
-        """Draw the masks of one sample, as `GridSensitivityExplainer.build_design` describes."""
+    def build_mask_design(self, masked_input: MaskedInput, cell_labels: Tensor, n_cells: int) -> MaskDesign:
+        """Draw the masks of one sample, as `GridSensitivityExplainer.build_mask_design` describes."""
         points = self._draw_sobol_points(2 * n_cells).to(cell_labels.device)
         first, second = points[:, :n_cells], points[:, n_cells:]
 
@@ -176,8 +178,8 @@ class HSIC(GridSensitivityExplainer):
     sample_kind, samples_per_check = "masks", 64
     n_samples: PositiveInteger = 512
 
-    def build_design(self, masked_input: MaskedInput, cell_labels: Tensor, n_cells: int) -> MaskDesign:
-        """Draw the masks of one sample, as `GridSensitivityExplainer.build_design` describes."""
+    def build_mask_design(self, masked_input: MaskedInput, cell_labels: Tensor, n_cells: int) -> MaskDesign:
+        """Draw the masks of one sample, as `GridSensitivityExplainer.build_mask_design` describes."""
         drawn = torch.rand(self.n_samples, n_cells, generator=self.generator(), dtype=torch.float32, device="cpu")
         is_visible = (drawn.argsort(0) < self.n_samples // 2).to(cell_labels.device)
 

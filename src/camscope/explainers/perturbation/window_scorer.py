@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from camscope.explainers.core.memory_chunks import count_copies_in_memory, process_chunks
+from camscope.explainers.core.memory_chunks import count_copies_that_fit_in_memory, process_chunks
 from camscope.explainers.perturbation.perturbation_explainer import (
     MaskedInput,
 )
@@ -58,7 +58,7 @@ class WindowScorer:
         self._cost_tracker = CostTracker()
 
     @property
-    def saved_share(self) -> float:
+    def saved_multiplication_share(self) -> float:
         """The share of all multiplications that window passes saved."""
         saved = self._cost_tracker.saved_multiplications - self._cost_tracker.clean_multiplications
         return max(0, saved) / max(1.0, self._n_rows * self._multiplications_per_row)
@@ -92,7 +92,7 @@ class WindowScorer:
         evaluator, n_baselines = self._masked_input.evaluator, len(self._masked_input.baselines)
         self._n_rows = len(corners) * n_baselines
         self._multiplications_per_row = n_multiplications / self._n_rows
-        is_hooked = has_global_hooks() or not all(map(_has_no_hooks, evaluator.score.model.modules()))
+        is_hooked = has_global_hooks() or not all(map(_has_no_hooks_or_patches, evaluator.score.model.modules()))
         n_windows = min(len(corners), evaluator.explainer.batch_size or N_TRIAL_WINDOWS)
         is_cheap = self._multiplications_per_row < MIN_MULTIPLICATIONS
         if self._masked_input.x.device.type != "cpu" or is_hooked or is_cheap or n_windows < N_TRIAL_WINDOWS:
@@ -110,7 +110,7 @@ class WindowScorer:
             self._saved_per_row = tracker.saved_multiplications / self._n_rows
             self._clean_per_pass = tracker.clean_multiplications / n_baselines
             if evaluator.explainer.batch_size is None:
-                n_copies = count_copies_in_memory(tracker.max_row_bytes, self._masked_input.x.device)
+                n_copies = count_copies_that_fit_in_memory(tracker.max_row_bytes, self._masked_input.x.device)
                 self._chunk_size = max(self._chunk_size, n_copies)
 
     def _score_chunk(self, corners: Tensor, *, is_last: bool) -> Tensor:
@@ -149,7 +149,7 @@ class WindowScorer:
         return torch.stack(scores).double()
 
 
-def _has_no_hooks(module: nn.Module) -> bool:
-    """Whether a module has no hooks and no patched forward, which would see incomplete inputs."""
+def _has_no_hooks_or_patches(module: nn.Module) -> bool:
+    """Whether a module has no hooks and no patched forward. Hooks and patches would see incomplete inputs."""
     is_hooked = module._forward_hooks or module._forward_pre_hooks or has_instance_forward(module)
     return not (is_hooked or isinstance(module, torch.jit.ScriptModule))

@@ -104,12 +104,12 @@ def skip_bytes(stream: BinaryIO, n_bytes: int, name: str) -> None:
         raise ImageError(f"{name}: the file is truncated: it ends before the voxels")
 
 
-def discard_bytes(stream: BinaryIO, n_bytes: int) -> int:
-    """Read and discard at most `n_bytes`, and return the number of bytes read."""
-    remaining = n_bytes
+def discard_bytes(stream: BinaryIO, max_bytes: int) -> int:
+    """Read and discard at most `max_bytes`. Return the number of bytes read."""
+    remaining = max_bytes
     while remaining > 0 and (n_read := len(stream.read(min(remaining, 1 << 20)))):
         remaining -= n_read
-    return n_bytes - remaining
+    return max_bytes - remaining
 
 
 def read_exactly(stream: BinaryIO, n_bytes: int, name: str) -> bytes:

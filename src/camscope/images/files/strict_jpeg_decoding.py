@@ -41,7 +41,7 @@ def decode_jpeg(data: bytes, *, is_gray: bool = False, reduced_size: tuple[int, 
     return _decode_strictly(data, colorspace="GRAY" if is_gray else "RGB", min_height=height, min_width=width)
 
 
-def find_jpeg_damage(data: bytes) -> str:
+def describe_jpeg_damage(data: bytes) -> str:
     """Return what is damaged in JPEG data, or "" if no damage is found. The check takes about a third of the decoding time.
 
     Data that libjpeg-turbo cannot decode at all, such as 12-bit or lossless JPEG, gives "".

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from camscope.errors import ImageError
-from camscope.images.files.strict_jpeg_decoding import find_jpeg_damage, read_jpeg_size
+from camscope.images.files.strict_jpeg_decoding import describe_jpeg_damage, read_jpeg_size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -118,7 +118,7 @@ def _check_tiff_strips(image: "Image", name: str) -> None:
     try:
         is_complete = all(
             _is_complete_strip(compression, data, tables, size)
-            for data, size in _read_tiff_strips(file, tags, image.size)
+            for data, size in _iter_tiff_strips_and_sizes(file, tags, image.size)
         )
     finally:
         file.seek(position)
@@ -126,7 +126,7 @@ def _check_tiff_strips(image: "Image", name: str) -> None:
         raise ImageError(f"{name}: it is damaged: a strip of the TIFF is truncated or corrupt")
 
 
-def _read_tiff_strips(
+def _iter_tiff_strips_and_sizes(
     file: Any, tags: Any, image_size: tuple[int, int]
 ) -> Iterator[tuple[bytes, tuple[int, int] | None]]:
     """Yield the data of each strip or tile with its size (H,W). Color channels after the first have the size None."""
@@ -159,7 +159,7 @@ def _is_complete_jpeg(data: bytes, tables: bytes, size: tuple[int, int] | None) 
         return False
     if size is not None and (declared[0] < size[0] or declared[1] < size[1]):  # libtiff rejects a larger one
         return False
-    return not find_jpeg_damage(data)
+    return not describe_jpeg_damage(data)
 
 
 def _is_complete_deflate(data: bytes) -> bool:

@@ -17,12 +17,12 @@ from camscope.images.scans.dicom_modality_lut import decode_dicom_pixels
 from camscope.images.scans.dicom_pixels import PixelLayout, read_pixel_layout
 from camscope.images.scans.dicom_slice_positions import (
     SliceStack,
-    read_offset_planes,
+    read_dose_grid_planes,
     read_pixel_spacing,
     read_plane_and_flags,
-    stack_planes,
+    sort_planes_and_check_distances,
 )
-from camscope.images.scans.scan import BURNED_IN_FLAGS, Scan, check_index
+from camscope.images.scans.scan import BURNED_IN_FLAGS, Scan, check_index_in_range
 from camscope.optional_packages import require
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _parse_dataset(file: BinaryIO, name: str, with_pixels: bool) -> "Dataset":
     if dataset is None:
         file.seek(0)
         dataset = dcmread(file, force=True, defer_size=None if with_pixels else MAX_HEADER_ELEMENT_BYTES)
-    _set_missing_syntax(dataset)
+    _set_missing_transfer_syntax(dataset)
     return dataset
 
 
@@ -114,7 +114,7 @@ def _is_after_meta_group(tag: "BaseTag", vr: str | None, length: int) -> bool:
     return tag >> 16 != 2
 
 
-def _set_missing_syntax(dataset: "Dataset") -> None:
+def _set_missing_transfer_syntax(dataset: "Dataset") -> None:
     """Set a missing transfer syntax of a data set to the encoding that pydicom detected."""
     from pydicom.dataset import FileMetaDataset
     from pydicom.uid import ExplicitVRBigEndian, ExplicitVRLittleEndian, ImplicitVRLittleEndian
@@ -144,12 +144,12 @@ def build_scan(
 ) -> Scan:
     """Build a scan from a loaded DICOM data set. Call it inside `redact_errors`."""
     layout = read_pixel_layout(dataset, name, n_requested_frames=None if frame is None else 1)
-    check_index(frame, layout.n_frames, "frame", name)
+    check_index_in_range(frame, layout.n_frames, "frame", name)
     frame_indices = list(range(layout.n_frames)) if frame is None else [frame]
     stack, pixel_spacing, plane_flags = _locate_frames(dataset, layout, frame_indices, name)
     decoded = decode_dicom_pixels(dataset, layout, frame_indices, name)
     order = list(range(len(frame_indices))) if stack is None else stack.order
-    steps = decoded.describe_steps("frame")
+    steps = decoded.describe_conversion_steps("frame")
     if layout.n_frames > 1 and frame is not None:
         steps = (f"frame: {frame} of {layout.n_frames}, counted from 0", *steps)
     is_sorted = order == sorted(order)
@@ -161,14 +161,14 @@ def build_scan(
         name,
         affine=None if stack is None else stack.affine,
         is_color=decoded.is_color,
-        unit=decoded.unit,
+        unit=decoded.unit_of_all_frames,
         modality=read_code(dataset, "Modality", MODALITIES),
         steps=steps if is_sorted else (*steps, "order: frames put in the order of their places"),
         flags=(
             *flags,
             *plane_flags,
             *(stack.flags if stack else ()),
-            *decoded.list_flags(),
+            *decoded.list_value_flags(),
             *BURNED_IN_FLAGS[burned_in],
         ),
         sources=sources,
@@ -195,14 +195,14 @@ def _locate_frames(dataset: "Dataset", layout: PixelLayout, frame_indices: list[
     if len(planes) < len(frame_indices):
         return FramePositions(None, pixel_spacing, flags)
     if layout.n_frames > 1 and "PerFrameFunctionalGroupsSequence" not in dataset:
-        offset_planes = read_offset_planes(dataset, layout.n_frames, planes[0])
+        offset_planes = read_dose_grid_planes(dataset, layout.n_frames, planes[0])
         if offset_planes is None:
             return FramePositions(None, pixel_spacing, (*flags, "no place: the frames share one position"))
         planes = [offset_planes[index] for index in frame_indices]
-    if not all(plane.is_parallel(planes[0]) for plane in planes):
+    if not all(plane.is_parallel_with_equal_spacing(planes[0]) for plane in planes):
         fix = f"choose one: file#0 .. file#{layout.n_frames - 1}"
         raise ImageError(f"{name}: the frames have different orientations; {fix}")
-    stack = stack_planes(planes)
+    stack = sort_planes_and_check_distances(planes)
     if stack.coincident_pairs:
         first, second = (frame_indices[index] for index in stack.coincident_pairs[0])
         reason = f"no place: frames {first} and {second} lie at the same one; all are in the file's order"

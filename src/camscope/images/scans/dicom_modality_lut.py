@@ -53,7 +53,7 @@ class ModalityLUT:
 
     def __call__(self, stored: Array, layout: PixelLayout) -> Array:
         """Convert stored numbers (H,W) to values (H,W) float32."""
-        least, largest = layout.stored_range
+        least, largest = layout.storable_range
         if self.table is not None:
             index = np.clip(stored.astype(np.int64) - self.first_stored_value, 0, len(self.table) - 1)
             values = self.table[index].astype(np.float64)
@@ -63,7 +63,7 @@ class ModalityLUT:
             values = least + largest - values
         return (values * self.slope + self.intercept).astype(np.float32)
 
-    def describe_steps(self) -> tuple[str, ...]:
+    def describe_conversion_steps(self) -> tuple[str, ...]:
         """Describe the steps of the conversion, in order, as text."""
         unit = f" ({self.unit})" if self.unit else ""
         if self.table is not None:
@@ -173,17 +173,17 @@ class DecodedFrames:
         return not self.modality_luts
 
     @property
-    def unit(self) -> str:
+    def unit_of_all_frames(self) -> str:
         """The unit of all frames, or "" if their units differ or their values were inverted."""
         units = {"" if lut.is_inverted else lut.unit for lut in self.modality_luts}
         return units.pop() if len(units) == 1 else ""
 
-    def describe_steps(self, item_name: str) -> tuple[str, ...]:
+    def describe_conversion_steps(self, item_name: str) -> tuple[str, ...]:
         """Describe the steps of the conversion, in order, as text. `item_name` is "frame" or "slice"."""
         return (*self.steps_before, *_describe_modality_luts(self.modality_luts, item_name), *self.steps_after)
 
-    def list_flags(self) -> tuple[str, ...]:
-        """List warnings about the values."""
+    def list_value_flags(self) -> tuple[str, ...]:
+        """List warnings about the values, such as different units, padding and NaN."""
         units = {lut.unit for lut in self.modality_luts}
         inverted_units = [lut.unit for lut in self.modality_luts if lut.is_inverted and lut.unit]
         flags = [f"MONOCHROME1 in {unit}: inverted, and so no longer {unit}" for unit in inverted_units[:1]]
@@ -207,7 +207,7 @@ def decode_dicom_pixels(
         convert, steps = get_color_converter(dataset, layout, name)
         colors = np.empty((*shape, 3), np.uint8)
         _copy_frames(colors, (convert(array, space) for array, space in decoded), name)
-        return DecodedFrames(colors, (*_describe_storage(dataset, layout), *steps))
+        return DecodedFrames(colors, (*_describe_pixel_storage(dataset, layout), *steps))
     modality_luts = _read_modality_luts(dataset, layout, frame_indices, name)
     padding, counts = _read_padding_range(dataset, layout), []
 
@@ -221,7 +221,7 @@ def decode_dicom_pixels(
     _copy_frames(values, iter_converted_frames(), name)
     padding_value = float(modality_luts[0](np.array([[padding[0]]]), layout)[0, 0]) if padding else 0.0
     real_world_maps = _describe_real_world_maps(read_functional_groups(dataset, frame_indices[:1])[0])
-    storage = _describe_storage(dataset, layout)
+    storage = _describe_pixel_storage(dataset, layout)
     return DecodedFrames(values, storage, tuple(modality_luts), real_world_maps, sum(counts), padding_value)
 
 
@@ -229,15 +229,15 @@ def join_decoded_frames(parts: Sequence[DecodedFrames], values: Array) -> Decode
     """Join several parts to one result with the frames `values`. Their conversion steps and padding counts are merged."""
     return DecodedFrames(
         values,
-        _merge_steps([part.steps_before for part in parts]),
+        _merge_conversion_steps([part.steps_before for part in parts]),
         tuple(lut for part in parts for lut in part.modality_luts),
-        _merge_steps([part.steps_after for part in parts]),
+        _merge_conversion_steps([part.steps_after for part in parts]),
         sum(part.n_padded_pixels for part in parts),
         next((part.padding_value for part in parts if part.n_padded_pixels), 0.0),
     )
 
 
-def _merge_steps(steps_by_frame: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+def _merge_conversion_steps(steps_by_frame: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     """Merge the conversion steps of several frames. A note replaces steps that differ between frames."""
     variants_by_kind: dict[str, set[str]] = {}
     for steps in steps_by_frame:
@@ -260,7 +260,7 @@ def _copy_frames(destination: Array, frames: Iterator[Array], name: str) -> None
         count += 1
     if count < len(destination):
         raise ImageError(
-            f"{name}: {plural(count, 'frame')} of pixels; the header says {plural(len(destination), 'frame')}"
+            f"{name}: the file has {plural(count, 'frame')} of pixels; the header says {plural(len(destination), 'frame')}"
         )
 
 
@@ -275,7 +275,7 @@ def _read_modality_luts(
 
 def _describe_modality_luts(modality_luts: Sequence[ModalityLUT], item_name: str) -> tuple[str, ...]:
     """Describe the steps of several modality LUTs as text. If they differ, name the ranges of slopes and intercepts."""
-    distinct_steps = {lut.describe_steps(): None for lut in modality_luts}
+    distinct_steps = {lut.describe_conversion_steps(): None for lut in modality_luts}
     if len(distinct_steps) < 2:
         return next(iter(distinct_steps), ())
     slopes, intercepts = ({getattr(lut, key) for lut in modality_luts} for key in ("slope", "intercept"))
@@ -288,7 +288,7 @@ def _format_range(values: set[float]) -> str:
     return "..".join(f"{end:.10g}" for end in sorted({min(values), max(values)}))
 
 
-def _describe_storage(dataset: "Dataset", layout: PixelLayout) -> tuple[str, ...]:
+def _describe_pixel_storage(dataset: "Dataset", layout: PixelLayout) -> tuple[str, ...]:
     kind = "floating point" if layout.is_floating else "signed" if layout.is_signed else "unsigned"
     syntax = dataset.file_meta.TransferSyntaxUID
     name = get_uid_name(syntax)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope.errors import ImageError
-from camscope.images.files.strict_jpeg_decoding import find_jpeg_damage
+from camscope.images.files.strict_jpeg_decoding import describe_jpeg_damage
 from camscope.images.scans.dicom_header_values import (
     PHOTOMETRIC_INTERPRETATIONS,
     decode_uint16_table,
@@ -49,7 +49,7 @@ class PixelLayout:
         return not self.photometric_interpretation.startswith("MONOCHROME")
 
     @property
-    def stored_range(self) -> tuple[int, int]:
+    def storable_range(self) -> tuple[int, int]:
         """The smallest and largest number that a pixel can store."""
         half = 1 << (self.bits_stored - 1)
         return (-half, half - 1) if self.is_signed else (0, 2 * half - 1)
@@ -116,7 +116,7 @@ def decode_frames(
     if decoder.is_native:
         _check_pixel_byte_count(dataset, layout, name)
     else:
-        check_compressed_frames(dataset, layout, frame_indices, name)
+        check_compressed_frame_sizes_and_damage(dataset, layout, frame_indices, name)
         # Pillow does not support JPEG Extended streams of more than 8 bits
         is_deep = str(syntax) == JPEG_EXTENDED_UID and layout.bits_stored > 8
         if not decoder.is_available or (is_deep and not set(decoder.available_plugins) - {"pillow"}):
@@ -142,7 +142,9 @@ def _check_pixel_byte_count(dataset: "Dataset", layout: PixelLayout, name: str) 
         bits = bits // 3 * 2
     if n_bytes < (n_expected := (bits + 7) // 8):
         problem = "the file is truncated or its header is wrong"
-        raise ImageError(f"{name}: {plural(n_bytes, 'byte')} of pixels; the header says {n_expected}: {problem}")
+        raise ImageError(
+            f"{name}: the file has {plural(n_bytes, 'byte')} of pixels; the header says {n_expected}: {problem}"
+        )
 
 
 # packages that decode a transfer syntax, and the extra that installs them
@@ -157,7 +159,9 @@ JPEG_BASELINE_UID, JPEG_EXTENDED_UID = "1.2.840.10008.1.2.4.50", "1.2.840.10008.
 JPEG_FRAME_MARKERS = {0xC0, 0xC1, 0xC2, 0xC3, 0xF7}  # frame header markers of JPEG and JPEG-LS, which hold the size
 
 
-def check_compressed_frames(dataset: "Dataset", layout: PixelLayout, frame_indices: Sequence[int], name: str) -> None:
+def check_compressed_frame_sizes_and_damage(
+    dataset: "Dataset", layout: PixelLayout, frame_indices: Sequence[int], name: str
+) -> None:
     """Raise ImageError if a compressed frame declares another image size than the header, or is a damaged JPEG.
 
     A decoder allocates memory for the size that the frame declares, and fills the missing part of a JPEG with gray.
@@ -176,7 +180,7 @@ def check_compressed_frames(dataset: "Dataset", layout: PixelLayout, frame_indic
         if size is not None and size != (layout.rows, layout.columns):
             received = f"compressed frame {index} has {size[0]} x {size[1]} pixels"
             raise ImageError(f"{name}: {received}; the header says {layout.rows} x {layout.columns}")
-        if is_lossy_jpeg and (damage := find_jpeg_damage(stream)):
+        if is_lossy_jpeg and (damage := describe_jpeg_damage(stream)):
             raise ImageError(f"{name}: compressed frame {index} is damaged: {damage}")
 
 

@@ -21,7 +21,11 @@ from camscope.images.scans.dicom_file_reader import has_dicom_signature, load_di
 from camscope.images.scans.dicom_header_values import MODALITIES, has_burned_in_text, read_code, read_functional_groups
 from camscope.images.scans.dicom_modality_lut import DecodedFrames, decode_dicom_pixels, join_decoded_frames
 from camscope.images.scans.dicom_pixels import PixelLayout, read_pixel_layout
-from camscope.images.scans.dicom_slice_positions import SlicePlane, read_plane_and_flags, stack_planes
+from camscope.images.scans.dicom_slice_positions import (
+    SlicePlane,
+    read_plane_and_flags,
+    sort_planes_and_check_distances,
+)
 from camscope.images.scans.scan import BURNED_IN_FLAGS, Scan, check_voxel_count
 from camscope.plurals import plural
 
@@ -125,7 +129,7 @@ def _group_slices(slices: Sequence[SliceHeader]) -> list[list[SliceHeader]]:
 
 
 def _has_same_orientation(first: SlicePlane | None, second: SlicePlane | None) -> bool:
-    return first.is_parallel(second) if first and second else first is second
+    return first.is_parallel_with_equal_spacing(second) if first and second else first is second
 
 
 def _select_series(groups: list[list[SliceHeader]], series: int | None, name: str) -> list[SliceHeader]:
@@ -171,12 +175,12 @@ def _read_volume(group: list[SliceHeader], name: str) -> Scan:
     first = group[0]
     planes = [header.plane for header in group if header.plane]
     if len(planes) < len(group):
-        n_files = plural(len(group), "file")
-        raise ImageError(f"{name}: {n_files} without a position in space; read each file by itself")
+        files = plural(len(group), "file has", "files have")
+        raise ImageError(f"{name}: {files} no position in space; read each file by itself")
     if first.layout.n_frames > 1:
-        n_files, n_frames = plural(len(group), "file"), plural(first.layout.n_frames, "frame")
-        raise ImageError(f"{name}: {n_files} of {n_frames} each; read each file by itself")
-    stack = stack_planes(planes)
+        files, n_frames = plural(len(group), "file has", "files have"), plural(first.layout.n_frames, "frame")
+        raise ImageError(f"{name}: {files} {n_frames} each; read each file by itself")
+    stack = sort_planes_and_check_distances(planes)
     if stack.coincident_pairs:
         count = len({index for pair in stack.coincident_pairs for index in pair})
         reason = "(several time points, echoes or phases? Pass a list of the files of one)"
@@ -192,10 +196,13 @@ def _read_volume(group: list[SliceHeader], name: str) -> Scan:
         name,
         affine=stack.affine,
         is_color=decoded.is_color,
-        unit=decoded.unit,
+        unit=decoded.unit_of_all_frames,
         modality=first.modality,
-        steps=(*decoded.describe_steps("slice"), f"order: {plural(len(group), 'slice')} by position along the normal"),
-        flags=(*stack.flags, *copy_flags, *decoded.list_flags(), *BURNED_IN_FLAGS[burned_in]),
+        steps=(
+            *decoded.describe_conversion_steps("slice"),
+            f"order: {plural(len(group), 'slice')} by position along the normal",
+        ),
+        flags=(*stack.flags, *copy_flags, *decoded.list_value_flags(), *BURNED_IN_FLAGS[burned_in]),
         sources=tuple(header.path for header in group),
         frame_indices=(0,) * len(group),
         has_burned_in_text=burned_in,

@@ -52,7 +52,7 @@ class SlicePlane:
         matrix[:3, 3] = self.position
         return np.asarray(LPS_TO_RAS @ matrix)
 
-    def is_parallel(self, other: "SlicePlane") -> bool:
+    def is_parallel_with_equal_spacing(self, other: "SlicePlane") -> bool:
         """Return whether both planes have the same directions and spacing of rows and columns."""
         cosines, other_cosines = (np.r_[plane.row_cosines, plane.column_cosines] for plane in (self, other))
         has_same_directions = np.allclose(cosines, other_cosines, atol=DIRECTION_TOLERANCE)
@@ -106,7 +106,7 @@ class SliceStack:
     coincident_pairs: list[tuple[int, int]]
 
 
-def stack_planes(planes: Sequence[SlicePlane]) -> SliceStack:
+def sort_planes_and_check_distances(planes: Sequence[SlicePlane]) -> SliceStack:
     """Sort parallel planes by position along their normal, and warn about irregular distances between them."""
     first = planes[0]
     positions = np.array([plane.position for plane in planes])
@@ -168,7 +168,7 @@ def _describe_irregularities(
     return descriptions
 
 
-def read_offset_planes(dataset: "Dataset", n_frames: int, first_plane: SlicePlane) -> list[SlicePlane] | None:
+def read_dose_grid_planes(dataset: "Dataset", n_frames: int, first_plane: SlicePlane) -> list[SlicePlane] | None:
     """Return the planes of all frames of a radiotherapy dose grid. Return None if the file has no frame offsets."""
     offsets = read_numbers(dataset, "GridFrameOffsetVector", n_frames)
     if offsets is None or n_frames < 2:

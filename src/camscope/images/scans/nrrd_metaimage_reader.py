@@ -29,14 +29,14 @@ def read_nrrd_or_metaimage(source: str | Path, *, volume: int | None = None) -> 
     """
     sitk = require("SimpleITK", extra="itk")
     with selected_source(source, volume, "volume") as (path, name, volume):
-        _check_header(path, name)
+        _check_voxels_are_in_allowed_file(path, name)
         return _read_itk_scan(sitk, path, volume, name)
 
 
-def _check_header(path: Path, name: str) -> None:
-    """Raise ImageError if a header refers to another file.
+def _check_voxels_are_in_allowed_file(path: Path, name: str) -> None:
+    """Raise ImageError if the voxels are in another file, or are compressed and damaged.
 
-    Only an .mhd file may refer to a voxel file in the same folder.
+    Only an .mhd file may have its voxels in another file, in the same folder.
     """
     with open_source(path, name) as file:
         head = file.read(REFERENCE_HEAD_BYTES)
@@ -63,14 +63,14 @@ def _check_header(path: Path, name: str) -> None:
         _check_compressed_voxels(voxels, match.end() if is_local else 0, name)
 
 
-def _check_compressed_voxels(path: Path, start: int, name: str) -> None:
-    """Raise ImageError if compressed voxels are truncated, corrupt or too large.
+def _check_compressed_voxels(path: Path, voxel_start: int, name: str) -> None:
+    """Raise ImageError if the compressed voxels from byte `voxel_start` are truncated, corrupt or too large.
 
     ITK would fill the missing voxels with zeros.
     """
     inflater, remaining = zlib.decompressobj(), 8 * MAX_VOXELS
     with open_source(path, name) as file:
-        file.seek(start)
+        file.seek(voxel_start)
         while not inflater.eof and remaining > 0 and (data := inflater.unconsumed_tail or file.read(1 << 20)):
             remaining -= len(inflater.decompress(data, 1 << 22))
     if not inflater.eof:

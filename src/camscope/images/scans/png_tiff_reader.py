@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from camscope.errors import ImageError
 from camscope.images.files.find_and_open_image_files import list_source_paths, open_source, selected_source
 from camscope.images.files.tiff_and_png_damage import load_pixels
-from camscope.images.scans.scan import MAX_VOXELS, Scan, build_non_finite_flags, check_index, check_voxel_count
+from camscope.images.scans.scan import MAX_VOXELS, Scan, build_non_finite_flags, check_index_in_range, check_voxel_count
 from camscope.plurals import plural
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def read_png_or_tiff_scan(source: str | Path | bytes, *, frame: int | None = Non
 
 def _read_raster_scan(image: "Image", max_pixels: int, frame: int | None, name: str, sources: tuple[Path, ...]) -> Scan:
     n_pages = int(getattr(image, "n_frames", 1))
-    check_index(frame, n_pages, "frame", name)
+    check_index_in_range(frame, n_pages, "frame", name)
     page_indices = list(range(n_pages)) if frame is None else [frame]
     check_voxel_count((len(page_indices), image.height, image.width), name)
     arrays = [_read_page(image, page, max_pixels, name) for page in page_indices]

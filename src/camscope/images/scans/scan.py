@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,7 +102,7 @@ class Scan:
         """
         if window is None:
             return self
-        window = Window.parse(window)
+        window = parse_window(window)
         if self.is_color:
             raise PreprocessError(f"{self.name}: a window needs gray values, but the scan is in color")
         if self.display_range is not None:
@@ -139,10 +139,10 @@ def check_volume_index(index: int | None, count: int, name: str) -> None:
     if index is None and count > 1:
         fix = f"choose one: file#0 .. file#{count - 1}, or volume=0"
         raise ImageError(f"{name}: a 4-D file of {plural(count, 'volume')}; {fix}")
-    check_index(index, count, "volume", name)
+    check_index_in_range(index, count, "volume", name)
 
 
-def check_index(index: int | None, count: int, index_name: str, name: str) -> None:
+def check_index_in_range(index: int | None, count: int, index_name: str, name: str) -> None:
     """Raise ImageError if an index of a frame, volume or series is out of range. None is accepted."""
     if index is not None and not 0 <= index < count:
         raise ImageError(f"{name}: {index_name} {index} is out of range: the file has {count} (0..{count - 1})")
@@ -182,21 +182,6 @@ class Window:
             window = f"a window of center {self.center} and width {self.width}"
             raise PreprocessError(f"{window}; the width must be {'at least 1' if min_width else 'above 0'}")
 
-    @classmethod
-    def parse(cls, value: Any) -> Self:
-        """Build a window from (center, width), (center, width, kind), text such as "40,400", or a `Window`."""
-        if isinstance(value, cls):
-            return value
-        parts = value.split(",") if isinstance(value, str) else value
-        try:
-            center, width, *kind = parts
-            center, width = float(center), float(width)
-        except (TypeError, ValueError):
-            raise PreprocessError(f"the window is {value!r:.80}; expected {EXPECTED_WINDOW}") from None
-        if len(kind) > 1:
-            raise PreprocessError(f"the window is {value!r:.80}; expected {EXPECTED_WINDOW}")
-        return cls(center, width, *(str(word).strip().upper() for word in kind))
-
     def __call__(self, values: Values) -> Values:
         """Map values of any shape to 0..1, in the precision of the values, at least float32.
 
@@ -217,10 +202,25 @@ class Window:
         return f"{self.kind}, center {self.center:g}, width {self.width:g}"
 
 
+def parse_window(value: Any) -> Window:
+    """Build a window from (center, width), (center, width, kind), text such as "40,400", or a `Window`."""
+    if isinstance(value, Window):
+        return value
+    parts = value.split(",") if isinstance(value, str) else value
+    try:
+        center, width, *kind = parts
+        center, width = float(center), float(width)
+    except (TypeError, ValueError):
+        raise PreprocessError(f"the window is {value!r:.80}; expected {EXPECTED_WINDOW}") from None
+    if len(kind) > 1:
+        raise PreprocessError(f"the window is {value!r:.80}; expected {EXPECTED_WINDOW}")
+    return Window(center, width, *(str(word).strip().upper() for word in kind))
+
+
 Pixels = NDArray[np.uint8]
 
 
-def convert_scan_to_rgb(scan: Scan, window: Any = None) -> tuple[Pixels, Scan]:
+def convert_to_rgb_and_scaled_scan(scan: Scan, window: Any = None) -> tuple[Pixels, Scan]:
     """Convert a 2-D scan to RGB pixels (H,W,3) uint8. Return the pixels and the scan with values in 0..1.
 
     Gray values are mapped by the window. If there is no window, their minimum and maximum become black and white. A color
@@ -246,7 +246,7 @@ def convert_scan_to_display_pixels(scan: Scan, window: Any = None) -> Pixels:
     window. If there is no window, their minimum and maximum become black and white.
     """
     if len(scan.shape) == 2:
-        return convert_scan_to_rgb(scan, window)[0]
+        return convert_to_rgb_and_scaled_scan(scan, window)[0]
     if scan.is_color:
         return np.asarray(scan.values, np.uint8)
     displayed = scan.apply_window(window) if window is not None else rescale_to_display_range(scan)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from camscope.errors import ImageError, PreprocessError
 from camscope.geometry import Placement
-from camscope.images.scans.scan import Affine, Scan, Window
+from camscope.images.scans.scan import Affine, Scan, Window, parse_window
 from camscope.plurals import plural
 
 Normalization = Literal["range", "zscore"] | tuple[Any, Any] | None
@@ -61,7 +61,7 @@ class ScanPreprocess:
 
     def __post_init__(self) -> None:
         if self.window is not None:
-            object.__setattr__(self, "window", Window.parse(self.window))
+            object.__setattr__(self, "window", parse_window(self.window))
         if self.interpolation not in INTERPOLATION_MODES:
             expected = ", ".join(INTERPOLATION_MODES)
             raise PreprocessError(f"interpolation={self.interpolation!r}; expected one of {expected}")
@@ -92,7 +92,7 @@ class ScanPreprocess:
             size = [max(1, round(n * length / target)) for n, length, target in axes]
             x, placement = self._resize(x, size), placement.resized(size)
         if self.window is not None:
-            window = Window.parse(self.window)
+            window = parse_window(self.window)
             x = torch.from_numpy(window(x.numpy()).astype(np.float32))
         if self.resize is not None:
             size = [int(n) for n in _expand_per_axis(self.resize, x.ndim - 1, "resize")]

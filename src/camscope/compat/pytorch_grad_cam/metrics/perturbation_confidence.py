@@ -38,13 +38,13 @@ class PerturbationConfidenceMetric:
             [self.perturbation(x, torch.from_numpy(cam)) for x, cam in zip(input_tensor, cams, strict=False)]
         ).to(device)
         with torch.no_grad():
-            scores = _read_scores(targets, model(changed))
+            scores = _compute_target_scores(targets, model(changed))
             if return_diff:
-                scores = scores - _read_scores(targets, model(input_tensor.to(device)))
+                scores = scores - _compute_target_scores(targets, model(input_tensor.to(device)))
         return (scores, changed) if return_visualization else scores
 
 
-def _read_scores(targets: Sequence[OutputTarget], output: Any) -> Array:
+def _compute_target_scores(targets: Sequence[OutputTarget], output: Any) -> Array:
     return np.asarray([float(target(row)) for target, row in zip(targets, output, strict=False)], np.float32)
 
 
@@ -62,7 +62,7 @@ class RemoveMostRelevantFirst:
 
 
 class RemoveLeastRelevantFirst(RemoveMostRelevantFirst):
-    """A perturbation: impute the pixels with low map values. They are at or above a percentile of 1 - map."""
+    """A perturbation: impute the pixels whose value of 1 - map is at or above a percentile."""
 
     def __call__(self, input_tensor: Tensor, mask: Tensor) -> Tensor:
         """Return the changed image (C,H,W), for a map (H,W)."""

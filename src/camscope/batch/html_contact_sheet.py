@@ -14,7 +14,7 @@ from camscope import render
 from camscope.batch.image_loading import map_in_order
 from camscope.batch.image_manifest import RESERVED_COLUMNS
 from camscope.batch.result_rows import FAILED
-from camscope.batch.run_reader import RunReader, read_original, render_thumbnail
+from camscope.batch.run_reader import RunReader, read_original_image, render_thumbnail
 from camscope.batch.sql_query import Query, iter_rows_by_image
 from camscope.errors import InputError
 from camscope.explanation import STATUS_MEANINGS, PixelArray
@@ -26,36 +26,46 @@ MAX_TEXT_LENGTH = 300  # characters of a text from a run
 ResultRow = Mapping[str, Any]
 
 
-def build_cards(run: RunReader, rows: Sequence[ResultRow], image_height: int) -> list[dict[str, Any]]:
+def build_card_fields(run: RunReader, rows: Sequence[ResultRow], image_height: int) -> list[dict[str, Any]]:
     """Build the template fields of one card for each row. All rows are of one image, which is read once."""
     image = original_uri = missing_reason = None
     if any(row["attribution"] is not None for row in rows):
-        image, missing_reason = read_original(run, rows[0])
+        image, missing_reason = read_original_image(run, rows[0])
     if image is not None and image.ndim == 3 and image.shape[2] == 3:  # a volume is shown only under its map
         original_uri = _encode_data_uri(render.resize_to_fit(image, image_height, 2 * image_height))
     original = {
         "original_uri": original_uri,
-        "missing_original_reason": missing_reason and truncate_text(missing_reason),
+        "missing_original_reason": missing_reason and to_short_printable_line(missing_reason),
     }
     return [
-        {**_describe_row(run, row), "failure_reason": truncate_text(row["error"] or "there is no map")}
+        {
+            **_build_text_card_fields(run, row),
+            "failure_reason": to_short_printable_line(row["error"] or "there is no map"),
+        }
         if row["attribution"] is None
-        else {**_describe_row(run, row), **original, **_draw_map(run, row, image, image_height)}
+        else {**_build_text_card_fields(run, row), **original, **_draw_map_card_fields(run, row, image, image_height)}
         for row in rows
     ]
 
 
-def _draw_map(run: RunReader, row: ResultRow, image: PixelArray | None, image_height: int) -> dict[str, Any]:
+def _draw_map_card_fields(
+    run: RunReader, row: ResultRow, image: PixelArray | None, image_height: int
+) -> dict[str, Any]:
     """Draw the map of a row. Return the card fields of the map, or the field `failure_reason` if drawing fails."""
     explanation = run.explanation(row, image)
     try:
         overlay_uri = _encode_data_uri(render_thumbnail(explanation, image, image_height))
     except Exception as error:  # the values of a row may be invalid in any way
-        reason = truncate_text(f"it cannot be drawn: {type(error).__name__}: {error}")
+        reason = to_short_printable_line(f"it cannot be drawn: {type(error).__name__}: {error}")
         return {"failure_reason": reason, "missing_original_reason": None}
-    fields: dict[str, Any] = {"overlay_uri": overlay_uri, "notes": [truncate_text(note) for note in explanation.notes]}
+    fields: dict[str, Any] = {
+        "overlay_uri": overlay_uri,
+        "notes": [to_short_printable_line(note) for note in explanation.notes],
+    }
     if explanation.warning_text is not None:
-        fields["flag"] = truncate_text(f"{explanation.warning_text}: {STATUS_MEANINGS.get(explanation.status, '')}")
+        fields["flag"] = to_short_printable_line(
+            f"{explanation.warning_text}: {STATUS_MEANINGS.get(explanation.status, '')}"
+        )
     if explanation.placement is None and image is not None:
         reason = "the position of the map on the image is unknown"
         fields |= {"original_uri": None, "missing_original_reason": reason}
@@ -65,7 +75,7 @@ def _draw_map(run: RunReader, row: ResultRow, image: PixelArray | None, image_he
     return {**fields, "score_text": f"p={probability:.3f}" if probability >= 0.0005 else "p<0.001"}
 
 
-def _describe_row(run: RunReader, row: ResultRow) -> dict[str, Any]:
+def _build_text_card_fields(run: RunReader, row: ResultRow) -> dict[str, Any]:
     """Return the card fields that are text, such as title, id, method and the columns of the manifest."""
     label, target, class_names = row["label"], row["target"], run.run_info["class_names"]
     # the target of a row for which no target was requested is the index of its label
@@ -73,16 +83,16 @@ def _describe_row(run: RunReader, row: ResultRow) -> dict[str, Any]:
     columns = {} if target in (None, label, index) else {"target": target}
     columns |= {name: value for name, value in row.items() if name not in RESERVED_COLUMNS and value is not None}
     return {
-        "title": truncate_text(label or ("no map" if row["status"] == FAILED else "–")),
-        "image_id": truncate_text(row["id"]),
-        "method_and_layer": truncate_text(
-            METHODS.display_name(" · ".join(filter(None, (row["method"], row["layer"]))))
+        "title": to_short_printable_line(label or ("no map" if row["status"] == FAILED else "–")),
+        "image_id": to_short_printable_line(row["id"]),
+        "method_and_layer": to_short_printable_line(
+            METHODS.replace_names_by_titles(" · ".join(filter(None, (row["method"], row["layer"]))))
         ),
-        "columns": {truncate_text(name): truncate_text(value) for name, value in columns.items()},
+        "columns": {to_short_printable_line(name): to_short_printable_line(value) for name, value in columns.items()},
     }
 
 
-def truncate_text(value: object) -> str:
+def to_short_printable_line(value: object) -> str:
     """Convert a value to one line of text of limited length, without control characters."""
     line = " ".join(str(value).split())
     line = line if len(line) <= MAX_TEXT_LENGTH else line[: MAX_TEXT_LENGTH - 1] + "…"
@@ -123,12 +133,12 @@ def build_contact_sheet(
     rows, n_rows = run.dataset, len(run)
     n_matching = query.count_matching(rows)
     if not n_matching:
-        raise InputError(f"no row of {n_rows:,} matches: {query.where}")
+        raise InputError(f"none of {plural(n_rows, 'row', spec=',')} matches the condition: {query.where}")
     positions = query.find_positions(rows)
     order = np.argsort(positions, kind="stable")  # rows of one image are drawn together, so that it is read once
     image_rows = iter_rows_by_image(rows, positions[order])
     cards: list[dict[str, Any]] = []
-    for image_cards in map_in_order(lambda group: build_cards(run, group, image_height), image_rows, num_threads):
+    for image_cards in map_in_order(lambda group: build_card_fields(run, group, image_height), image_rows, num_threads):
         on_progress(len(image_cards))
         cards += image_cards
     cards = [cards[index] for index in np.argsort(order)]
@@ -149,10 +159,10 @@ def _render_html(
     environment = jinja2.Environment(autoescape=True)
     versions = " · ".join(f"{name} {run.run_info['versions'][name]}" for name in ("camscope", "torch"))
     page: str = environment.from_string(files.joinpath("contact_sheet.html").read_text("utf-8")).render(
-        title=truncate_text(run.folder.resolve().name),
+        title=to_short_printable_line(run.folder.resolve().name),
         row_counts=row_counts,
         query=[(name, value) for name, value in (("where", query.where), ("sorted by", query.sort)) if value],
-        summary={name: truncate_text(text) for name, text in run.summary.items()},
+        summary={name: to_short_printable_line(text) for name, text in run.summary.items()},
         cards=cards,
         style=style,
         style_digest=compute_csp_digest(style),

@@ -14,8 +14,8 @@ from camscope.hooks.intercept_torch_functions import (
     MAX_FUNCTIONS,
     SCALING_FUNCTIONS,
     BaseFunctionMode,
-    function_name,
-    has_negative_weights,
+    get_function_name,
+    may_average_with_negative_weights,
 )
 from camscope.pytree import iter_leaves, map_leaves
 
@@ -41,18 +41,18 @@ class RelevanceRuleMode(BaseFunctionMode):
 
     def reset(self) -> None:
         """Reset the counts. Call this method before each pass."""
-        self.release_hooks()
+        self.remove_hooks()
         self._ruled_module_depth = 0
         self.unsupported_functions.clear()
 
-    def release_hooks(self) -> None:
+    def remove_hooks(self) -> None:
         """Remove the hooks and free their tensors. Call this method after the last pass."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
 
-    def track_ruled_module(self, module: nn.Module) -> None:
-        """Mark a module that has its own rule, so that functions inside it get none."""
+    def skip_functions_inside_module(self, module: nn.Module) -> None:
+        """Apply no rule to functions inside this module, because the module itself has a rule."""
         module.register_forward_pre_hook(self._enter_module, prepend=True)
         module.register_forward_hook(self._leave_module)
 
@@ -64,9 +64,9 @@ class RelevanceRuleMode(BaseFunctionMode):
     def _leave_module(self, module: nn.Module, args: object, output: object) -> None:
         self._ruled_module_depth -= 1
 
-    def run_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def run_intercepted_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Call a function, with its relevance rule if it has one, and return its result."""
-        name, spelled = function_name(func), getattr(func, "__name__", "")
+        name, spelled = get_function_name(func), getattr(func, "__name__", "")
         tensors = [argument for argument in (*args, *kwargs.values()) if isinstance(argument, Tensor)]
         alive = [tensor for tensor in tensors if tensor.requires_grad]
         if self._ruled_module_depth or not alive or not torch.is_grad_enabled():
@@ -95,9 +95,9 @@ class RelevanceRuleMode(BaseFunctionMode):
         if len(differentiable) != 1 or not (args and differentiable[0] is args[0]):
             return None
         if name in PASS_THROUGH_FUNCTIONS:
-            return self._run_with_hook(Pass(), _FunctionModule(func, args[1:], kwargs), args[0])
-        if name in AVERAGING_FUNCTIONS and not has_negative_weights(kwargs):
-            return self._run_with_hook(Norm(self._stabilizer), _FunctionModule(func, args[1:], kwargs), args[0])
+            return self._run_module_with_hook(Pass(), _FunctionModule(func, args[1:], kwargs), args[0])
+        if name in AVERAGING_FUNCTIONS and not may_average_with_negative_weights(kwargs):
+            return self._run_module_with_hook(Norm(self._stabilizer), _FunctionModule(func, args[1:], kwargs), args[0])
         return None
 
     def _add_with_rule(self, second_sign: int, first: Any, second: Any) -> Tensor | None:
@@ -114,9 +114,9 @@ class RelevanceRuleMode(BaseFunctionMode):
             return None
         both = a.requires_grad and b.requires_grad
         addends = torch.stack(torch.broadcast_tensors(a, b if second_sign > 0 else -b), -1)
-        return self._run_with_hook(Norm(self._stabilizer if both else self._exact_stabilizer), Sum(), addends)
+        return self._run_module_with_hook(Norm(self._stabilizer if both else self._exact_stabilizer), Sum(), addends)
 
-    def _run_with_hook(self, hook: Any, module: nn.Module, x: Tensor) -> Tensor:
+    def _run_module_with_hook(self, hook: Any, module: nn.Module, x: Tensor) -> Tensor:
         hook.register(module)
         self._hooks.append(hook)
         result: Tensor = module(x)

@@ -1,4 +1,4 @@
-"""`camscope benchmark`: rank the methods on images with known ground truth."""
+"""`camscope benchmark`: rank the methods by how well they localize the known findings of synthetic radiographs."""
 
 import warnings
 from pathlib import Path
@@ -14,7 +14,7 @@ from camscope.cli import (
     progress_bars,
     shared_options,
 )
-from camscope.cli.evaluate_maps import PRINTED_METRICS, print_evaluation, require_new_figure_path
+from camscope.cli.evaluate_maps import PRINTED_METRICS, print_evaluation_and_draw_figure, require_new_figure_path
 from camscope.cli.shared_options import option
 from camscope.registry import METHODS
 
@@ -55,7 +55,7 @@ def run(
     chosen = option_parsing.ExplainerOptions.parse(context, names, None, setting_pairs)
     folder, net = Path(output), load_model_and_methods.load_model_on_device("phantom")
     manifest = write_phantom_dataset(folder, n_images, seed, overwrite=overwrite)
-    explainers = chosen.build(net, None, show_method_bars=False)
+    explainers = chosen.build_explainers(net, None, show_method_bars=False)
     with open_or_compute_run.add_resume_hint_on_interrupt(folder), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if method_names == "all":
@@ -77,7 +77,7 @@ def run(
         evaluation = evaluate(
             folder / "maps", folder / "measures", "mask", overwrite=overwrite, on_progress=bar.set_progress
         )
-    print_evaluation(evaluation, PRINTED_METRICS, file, overwrite=overwrite)
+    print_evaluation_and_draw_figure(evaluation, PRINTED_METRICS, file, overwrite=overwrite)
 
 
 def write_phantom_dataset(folder: Path, n_images: int, seed: int, *, overwrite: bool = False) -> Path:

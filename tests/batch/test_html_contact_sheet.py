@@ -21,7 +21,7 @@ pytest.importorskip("duckdb")
 pytest.importorskip("jinja2")
 
 from camscope.batch import BatchRun, Query, run_batch, run_reader
-from camscope.batch.contact_sheet import build_contact_sheet
+from camscope.batch.html_contact_sheet import build_contact_sheet
 
 EVIL = "<script>alert(1)</script>"
 VOID = {"meta", "img", "input", "br", "link", "hr"}
@@ -187,7 +187,7 @@ def test_a_run_writes_its_page(run, tmp_path):
     assert "the first 2 are shown" in file.read_text(encoding="utf-8")
     with pytest.raises(OutputError, match=r"page\.html exists"):
         run.save_html(tmp_path / "page.html")
-    with pytest.raises(InputError, match=r"no row of 16 matches: 1 = 0"):
+    with pytest.raises(InputError, match=r"none of 16 rows matches the condition: 1 = 0"):
         run.save_html(tmp_path / "other.html", "1 = 0")
     with pytest.raises(InputError, match="image_height=8"):
         run.save_html(tmp_path / "other.html", image_height=8)
@@ -242,4 +242,4 @@ def test_what_is_wrong_is_said_in_a_line(show, words, said):
 def test_a_folder_that_is_no_run_is_said_to_be_none(tmp_path):
     found = CliRunner().invoke(app, ["show", str(tmp_path)])
     assert found.exit_code == 2
-    assert "it is not the folder of a run, since it holds no run.json" in found.stderr
+    assert "is not the folder of a run, since it holds no run.json" in found.stderr

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from camscope.errors import GeometryError, InputError
-from camscope.mask_labels import find_multiple_labels, format_name_list
+from camscope.mask_labels import find_multiple_labels, format_count_and_names
 from camscope.plurals import plural
 from camscope.render.colors import ROWS_PER_BAND, hatch_uncovered
 from camscope.render.contours_and_boxes import draw_polygon, find_contours
@@ -23,7 +23,7 @@ from camscope.render.image_encoding import (
     require_rgb_image,
     to_finite_float64,
 )
-from camscope.render.pad_and_stack_images import arrange_tiles, pad_image, paste_tile, stack_tiles
+from camscope.render.pad_and_stack_images import arrange_tiles, pad_image, paste_tile, stack_vertically
 
 # The first eight are after Okabe & Ito (2008), distinguishable with any color vision; more than twelve are not.
 REGION_COLORS: tuple[Color, ...] = (
@@ -80,7 +80,7 @@ def choose_region_colors(count: int) -> tuple[Color, ...]:
     """
     if not 0 < count <= len(REGION_COLORS):
         raise InputError(
-            f"{plural(count, 'color')}: expected 1 to {len(REGION_COLORS)}, because more colors are hard to distinguish"
+            f"received {plural(count, 'color')}; expected 1 to {len(REGION_COLORS)}, because more colors are hard to distinguish"
         )
     return REGION_COLORS[:count]
 
@@ -167,11 +167,11 @@ def draw_region_legend(entries: Sequence[LegendEntry], font_size: int = 16, *, h
         tiles = [draw_text(truncate_legend_line(entry.title), font_size)]
         tiles += [draw_text(truncate_legend_line(line), small) for line in entry.lines]
         left, gap, height = 2 * font_size, font_size // 2, len(tiles[0])
-        block = pad_image(stack_tiles(tiles), bottom=gap, left=left)
+        block = pad_image(stack_vertically(tiles), bottom=gap, left=left)
         block[2 : height - 2, gap : left - 2] = (120, 120, 120)  # a frame makes a white swatch visible
         block[3 : height - 3, gap + 1 : left - 3] = entry.color
         blocks.append(block)
-    return pad_image(stack_tiles(blocks), top=font_size // 2, right=font_size // 2)
+    return pad_image(stack_vertically(blocks), top=font_size // 2, right=font_size // 2)
 
 
 def truncate_legend_line(text: str) -> str:
@@ -315,5 +315,5 @@ def _to_boolean_mask(name: str, mask: ArrayLike, shape: tuple[int, ...]) -> NDAr
         raise GeometryError(f"{description} is {array.shape} and the image is {shape}; expected the same size")
     if names := find_multiple_labels(array):
         advice = f"pass each by its name, as {{'{names[0]}': mask == {names[0]}}}, or mask != 0 for all"
-        raise InputError(f"{description} holds {format_name_list(names)}; expected one region: {advice}")
+        raise InputError(f"{description} holds {format_count_and_names(names)}; expected one region: {advice}")
     return np.asarray(array != 0)

@@ -33,14 +33,14 @@ def run(
     check_overwrite_allowed(file, overwrite)
     from camscope.atomic_writes_and_folder_locks import write_bytes
     from camscope.batch import BatchRun, Query
-    from camscope.batch.contact_sheet import build_contact_sheet
+    from camscope.batch.html_contact_sheet import build_contact_sheet
 
     source = open_or_compute_run.open_image_source(image_source, root, allow_outside_root=allow_outside_root)
     batch_run, query = BatchRun(folder, source, fetch=fetch), Query(where, sort, max_rows)
     if where is not None and not query.count_matching(batch_run.dataset):
         console_output.print_field("page", f"no map of {len(batch_run):,} matches {where}; no page is written")
         counts = {"n_displayed": 0, "n_matching": 0, "n_rows": len(batch_run)}
-        json_output.print_result("show", {"file": None, **counts})
+        json_output.print_json_result("show", {"file": None, **counts})
         return
     matching = open_or_compute_run.count_matching_rows_or_exit(batch_run, query)
     open_or_compute_run.print_missing_images_note(batch_run)
@@ -54,4 +54,4 @@ def run(
     rows_text += f" that match, of {contact_sheet.n_rows}" if is_filtered else ""
     console_output.print_field("page", f"{rows_text}: {file}")
     counts = {name: getattr(contact_sheet, name) for name in ("n_displayed", "n_matching", "n_rows")}
-    json_output.print_result("show", {"file": file, **counts})
+    json_output.print_json_result("show", {"file": file, **counts})

@@ -22,8 +22,8 @@ from camscope.explainers import (
     SmoothGradCAMPlusPlus,
 )
 from camscope.explainers.core.run_methods_in_shared_passes import explain_grid
-from camscope.hooks import partial_forward
-from camscope.hooks.partial_forward import PrefixCache, replace_output_by_variants
+from camscope.hooks import cache_prefix_and_vary_output
+from camscope.hooks.cache_prefix_and_vary_output import PrefixCache, replace_output_by_variants
 from tests.nets import CASES, Plain, plain
 from tests.untouched import untouched
 
@@ -271,7 +271,9 @@ def test_scripted_modules_and_train_mode_run_again():
 
 def test_no_more_is_remembered_than_the_limit(monkeypatch):
     model, x = plain(Stem)
-    monkeypatch.setattr(partial_forward, "MAX_CACHED_BYTES", 2 * 6 * 64 * 8)  # what the layer itself hands on
+    monkeypatch.setattr(
+        cache_prefix_and_vary_output, "MAX_CACHED_BYTES", 2 * 6 * 64 * 8
+    )  # what the layer itself hands on
     replayed_twice(model, x)
     assert (runs(model.first), runs(model.middle)) == (2, 1)
 
@@ -402,7 +404,7 @@ def test_a_replay_after_which_the_score_is_another_is_not_used():
         name, paper = "astray", "this test"
         runs_model = runs_partial_forward = True
 
-        def combine(self, features):
+        def compute_layer_map(self, features):
             features.score_inputs(1, lambda part: (features.x[:1] + 1, torch.zeros(1, dtype=torch.int64)))
             scores = features.score.read_score(features.run_with_edit(lambda maps: None), len(features.x))
             return scores[:, None, None].expand(-1, 2, 2)

@@ -74,7 +74,7 @@ class PrefixCache:
 
     def __enter__(self) -> Self:
         self._call_counts, self._is_past_layer, self._start_random_states = Counter[int](), False, _read_random_states()
-        self._overrides = override_forward(dict.fromkeys(self._modules, self.run_module))
+        self._overrides = override_forward(dict.fromkeys(self._modules, self.run_module_or_use_cache))
         self._overrides.__enter__()
         return self
 
@@ -95,7 +95,7 @@ class PrefixCache:
         """Whether outputs are stored that the next forward pass can use."""
         return bool(self._outputs)
 
-    def run_module(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run_module_or_use_cache(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Stand in for a module's forward: return its cached output if there is one, otherwise run the module."""
         key = id(module), self._call_counts[id(module)]
         self._call_counts[id(module)] += 1
