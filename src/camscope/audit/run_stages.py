@@ -88,13 +88,13 @@ def prepare_folder_and_digest_inputs(
     """
     validate_config(context)
     _check_audit_folder(context.folder)
-    if not (context.folder / STAGES_FOLDER / f"{ESTIMATE_AFTER_STAGE}.json").is_file():
-        _ = context.first_maps  # an error appears before anything is written
-    identity = provenance_file.compute_digests_of_config_data_and_weights(context)
     plan_file = context.folder / PLAN_FILE
     stages = {path.stem for path in (context.folder / STAGES_FOLDER).glob("*.json")}
     has_results = bool(stages - QUICK_STAGES)  # a plan and a check of the data hold no work that could be lost
     plan = read_json_or_none(plan_file) if has_results and not overwrite else None
+    if plan is None:
+        _ = context.first_maps  # an error appears before anything is written or removed
+    identity = provenance_file.compute_digests_of_config_data_and_weights(context)
     for name in identity if plan is not None else ():
         if not isinstance(plan, dict) or plan.get(name) != identity[name]:
             raise OutputError(
