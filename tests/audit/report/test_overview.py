@@ -352,17 +352,17 @@ def test_an_answer_says_what_the_conclusion_is(question, conclusion):
 @pytest.mark.parametrize(
     ("value", "spread", "said", "tone"),
     [
-        (0.53, 0.19, "It is not shown that the model detects nodule: the interval includes chance.", "untested"),
-        (0.55, 0.10, "It is not shown that the model detects nodule: the interval includes chance.", "contradicts"),
+        (0.53, 0.19, "It is not shown that the model detects nodule: the interval includes chance (0.5) and the required 0.7.", "untested"),
+        (0.55, 0.10, "It is not shown that the model detects nodule: the interval includes chance (0.5) and lies below the required 0.7.", "contradicts"),
         (0.3, 0.1, "The ranking is inverted: images without nodule score higher than images with it.", "contradicts"),
-        (0.6, 0.05, "The whole interval lies below 0.7, the AUROC that the config requires.", "contradicts"),
+        (0.6, 0.05, "The whole interval lies below 0.7, the AUROC that was required before the audit.", "contradicts"),
         (
             0.7,
             0.1,
-            "It is better than chance. The interval includes 0.7, the AUROC that the config requires.",
+            "It is better than chance. The interval includes 0.7, the AUROC that was required before the audit.",
             "untested",
         ),
-        (0.9, 0.05, "The whole interval lies above 0.7, the AUROC that the config requires.", "supports"),
+        (0.9, 0.05, "The whole interval lies above 0.7, the AUROC that was required before the audit.", "supports"),
     ],
 )
 def test_an_auroc_counts_for_the_model_only_above_its_margin(value, spread, said, tone):
@@ -381,7 +381,7 @@ def test_an_auroc_counts_for_the_model_only_above_its_margin(value, spread, said
         assert all(one.direction == "neither" and one.conclusion != "not testable" for one in held_back)
 
 
-@pytest.mark.parametrize(("value", "side"), [(0.53, "includes chance"), (0.2, "lies below chance")])
+@pytest.mark.parametrize(("value", "side"), [(0.53, "includes chance (0.5) and the required 0.7"), (0.2, "lies below chance (0.5)")])
 def test_an_auroc_that_reaches_chance_is_a_concern(value, side):
     whole = with_auroc(value, 0.19)
     few = whole.model_copy(update={"verdicts": tuple(one for one in whole.verdicts if one.question == "performance")})
@@ -439,7 +439,7 @@ def test_the_region_with_the_largest_effect_is_the_biggest_concern():
     summary = with_auroc(0.95, 0.03).model_copy(update={"verdicts": made})
     concerns = [write_plain_text(item.sentence) for item in iter_concerns(summary)][:3]
     assert [text.rpartition("the ")[2] for text in concerns] == ["marker.", "corners.", "border."]
-    assert "that the performance holds where the region marker is not related to nodule" in [
+    assert "that the performance holds where the region “marker” is not related to nodule" in [
         write_plain_text(clause) for clause in iter_unproven_conclusions(summary)
     ]
 
@@ -554,14 +554,14 @@ def test_open_questions_with_one_reason_stand_together():
     (item,) = (item for item in iter_open_questions(summary) if item.section == "shortcut")
     assert (
         write_plain_text(item.question)
-        == "Whether the prediction for nodule relies on the image border, the image corners and the region marker"
+        == "Whether the prediction for nodule relies on the image border, the image corners and the region “marker”"
     )
     assert write_plain_text(item.reason) == "needs about 59 patients; there are 20"
 
 
 def test_names_are_joined_as_in_a_sentence():
     assert [write_plain_text(join_texts(list("abcde")[:n], 3, "or")) for n in range(6)] == [
-        "", "a", "a or b", "a, b or c", "a, b, c or others", "a, b, c or others",
+        "", "a", "a or b", "a, b or c", "a, b, c or one more", "a, b, c or two more",
     ]  # fmt: skip
 
 

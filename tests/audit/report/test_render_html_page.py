@@ -213,7 +213,7 @@ def test_a_template_cannot_write_a_number_by_itself(monkeypatch):
     [
         (312, None, "312"), (1214, None, "1,214"), (0, None, "0"), (-4, None, "−4"), (0.9412371, None, "0.941"),
         (13.4567, None, "13.5"), (1234.5, None, "1,234"), (0.5, None, "0.5"), (1.0, None, "1"), (0.0, None, "0"),
-        (-0.0847, 2, "−0.08"), (0.00034, None, "0.00034"), (2.1e-06, None, "2.1e-06"), (5.0, 2, "5.00"),
+        (-0.0847, 2, "−0.08"), (0.00034, None, "0.00034"), (2.1e-06, None, "0.0000021"), (2.1e-08, None, "2.1e-08"), (-1.2e-05, None, "−0.000012"), (5.0, 2, "5.00"),
         (-0.0004, 2, "0.00"),
     ],
 )  # fmt: skip
@@ -253,8 +253,8 @@ def test_each_verdict_has_its_interval_its_images_its_baseline_and_its_rule(whol
         kinds = [kind for kind, _ in own]
         assert kinds == sorted(kinds, key=["contradicts", "supports", "neither", "untested"].index)
     assert sum(map(len, rows)) == len(full().verdicts)
-    line = words_of(next(row for _, row in rows[0] if "relies on the region marker" in row))
-    assert line.startswith("supported contradicts the model")
+    line = words_of(next(row for _, row in rows[0] if "relies on the region “marker”" in row))
+    assert line.startswith("contradicts the model")
     assert "1.08 [ 0.96 , 1.21 ]" in line
     assert "164 images of 99 patients" in line
     assert "0 no effect 0.1" in line
@@ -288,7 +288,7 @@ def test_regions_that_overlap_are_told_to_be_one_cause(whole, bare):
         assert "These regions overlap: one cause may be counted several times." in block
         claims = re.findall(r"<bdi>(The prediction[^<]*relies[^<]*)</bdi>", block)
         assert claims == [
-            f"The prediction for {finding} relies on the region {name}." for name in ("marker", "the frame")
+            f"The prediction for {finding} relies on the region {name}." for name in ("“marker”", "the frame")
         ]
     assert 'href="#overlaps"' in board
     assert 'href="#overlaps"' not in bare

@@ -104,12 +104,12 @@ def test_nothing_speaks_against_only_what_could_be_tested(seed):
         said = text(explain_missing_contradictions(made, f"the {name}", of_topic))
         about = [one for one in made.verdicts if find_topic(one.question) == name]
         tested = [one for one in about if one.conclusion != "not testable"]
-        if found := re.match(r"No verdict contradicts .*: (\d+) of (\d+) (questions?) could be tested", said):
+        if found := re.match(r"No verdict contradicts .*: (\d+) of (\d+) (questions?) could be decided", said):
             assert (int(found[1]), int(found[2])) == (len(tested), len(about))
             assert found[3] == ("question" if len(about) == 1 else "questions")
             assert tested
         elif found := re.match(
-            r"None of the (\d+) questions about .* was testable. This is not evidence in favor of", said
+            r"None of the (\d+) questions about .* was decided. This is not evidence in favor of", said
         ):
             assert int(found[1]) == len(about) > 0
             assert not tested
@@ -128,7 +128,7 @@ def test_ten_questions_that_could_not_be_tested_clear_nobody():
     )
     html = render_page(nothing().model_copy(update={"verdicts": open_ones}))
     said = on_page(html)
-    assert "None of the 10 questions about the model was testable. This is not evidence in favor of the model." in said
+    assert "None of the 10 questions about the model was decided. This is not evidence in favor of the model." in said
     assert "No question about the maps was tested" in said
     assert "speaks against the model" not in said.partition("Scope and intended use What was asked")[0].replace(
         "What speaks", ""

@@ -8,17 +8,19 @@ from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
-from camscope.audit.core.stage_result_schema import FindingPerformance, LevelCount
+from camscope.audit.core.stage_result_schema import EstimateSummary, FindingPerformance, LevelCount, StageResult
 from camscope.audit.core.summary_schema import Summary, Verdict
-from camscope.audit.report.number_format import format_estimate, format_number
+from camscope.audit.report.number_format import format_estimate, format_item_count, format_number
 from camscope.audit.report.open_questions import MAX_ITEMS_NAMED, OpenQuestion, iter_open_questions, name_subject
-from camscope.audit.report.sentences import fill_sentence, join_texts
+from camscope.audit.report.sentences import count_in_words, fill_sentence, join_texts
 from camscope.audit.report.verdict_labels_and_groups import (
     VerdictKind,
     classify_verdict,
     describe_sample,
+    format_sentence,
     sanitize_text,
 )
+from camscope.audit.shortcuts.region_attribution import find_overlapping_regions
 from camscope.audit.verdicts import NO_PERFORMANCE_REASON
 from camscope.audit.verdicts.patients_needed import TWO_SIDED_QUESTIONS
 from camscope.audit.verdicts.verdict_rules import QUESTIONS, find_topic
@@ -31,6 +33,7 @@ MAX_OTHER_CONCERNS = 2
 
 QUESTIONS_WITHOUT_MARGIN = ("faithfulness", "sanity", "clusters")  # their rules compare with controls
 MARKED_CAUSES = ("shortcut", "masked organ")
+MISSABLE_SHARE = "could have been missed"  # of the clause about the smallest share of patients that a test can detect
 
 
 @dataclass(frozen=True)
@@ -46,12 +49,16 @@ class PerformanceAnswer:
 
 @dataclass(frozen=True)
 class Concern:
-    """A result that questions the model, with the section of the report that holds the numbers."""
+    """A result, or what questions the model, with the section of the report that holds the numbers.
+
+    `verdicts`: the verdicts that it states.
+    """
 
     sentence: Markup
     details: Markup
     section: str
     tone: VerdictKind
+    verdicts: tuple[Verdict, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,11 +67,15 @@ class Overview:
 
     model: Markup
     data: Markup
+    patients: Markup
     answers: list[PerformanceAnswer]
+    chance: Markup
     concern: Concern
     other_concerns: list[Concern]
+    more_concerns: Markup
     results: list[Concern]
-    n_more_results: int
+    all_verdicts: Markup
+    sample_note: Markup
     open_questions: list[OpenQuestion]
     unproven: list[Markup]
 
@@ -72,16 +83,21 @@ class Overview:
 def build_overview(summary: Summary) -> Overview:
     """Return the content of the first screen."""
     concerns = list(iter_concerns(summary))
-    concern_texts = {str(concern.sentence) for concern in concerns}
-    results = [result for result in _iter_results(summary) if str(result.sentence) not in concern_texts]
+    results = list(_iter_results(summary, [verdict for concern in concerns for verdict in concern.verdicts]))
+    shown = results[:MAX_RESULTS_SHOWN]
+    more_concerns = concerns[1 + MAX_OTHER_CONCERNS :]
     return Overview(
         model=describe_model(summary),
         data=describe_data(summary),
+        patients=describe_patients(summary),
         answers=[build_performance_answer(performance, summary) for performance in summary.predict.performance],
+        chance=_describe_chance(summary),
         concern=concerns[0] if concerns else _describe_missing_concern(summary),
         other_concerns=concerns[1 : 1 + MAX_OTHER_CONCERNS],
-        results=results[:MAX_RESULTS_SHOWN],
-        n_more_results=max(0, len(results) - MAX_RESULTS_SHOWN),
+        more_concerns=_count_more_concerns(len(more_concerns)),
+        results=shown,
+        all_verdicts=_count_verdicts(summary, [*concerns, *shown]),
+        sample_note=_explain_sample_sizes(shown, summary),
         open_questions=list(iter_open_questions(summary)),
         unproven=list(iter_unproven_conclusions(summary)),
     )
@@ -97,7 +113,8 @@ def describe_model(summary: Summary) -> Markup:
         return fill_sentence("{model}", model=resolve.model)
     if len(names) > MAX_CLASSES_NAMED:
         return fill_sentence("{model}, with {n} classes", model=resolve.model, n=resolve.n_classes)
-    return fill_sentence("{model}, which distinguishes {names}", model=resolve.model, names=join_texts(names))
+    sentence = "{model}. It distinguishes the classes {names}"
+    return fill_sentence(sentence, model=resolve.model, names=join_texts(names))
 
 
 def describe_data(summary: Summary) -> Markup:
@@ -108,6 +125,51 @@ def describe_data(summary: Summary) -> Markup:
         for item in summary.predict.performance
     ]
     return Markup("; ").join(parts) or Markup("not described")
+
+
+def describe_patients(summary: Summary) -> Markup:
+    """Return the number of patients, or that it is not known."""
+    if not summary.check.tested:
+        return Markup("unknown")
+    return format_number(summary.check.n_patients) if summary.check.has_patient_column else Markup("not identified")
+
+
+def _describe_chance(summary: Summary) -> Markup:
+    """Return which AUROC is chance, as a sentence. "" without an AUROC."""
+    baseline = next((item.auroc.baseline for item in summary.predict.performance), None)
+    return Markup("") if baseline is None else fill_sentence("{baseline} is chance.", baseline=baseline)
+
+
+def _count_more_concerns(count: int) -> Markup:
+    return Markup("and {} more {}").format(count_in_words(count), inflect(count, "concern")) if count else Markup("")
+
+
+def _count_verdicts(summary: Summary, stated: Sequence[Concern]) -> Markup:
+    """Say how many verdicts there are, and how many of those not stated contradict the model or the maps."""
+    if not summary.verdicts:
+        return Markup("")
+    data = {"verdicts": [vars(verdict) for verdict in summary.verdicts]}
+    text = fill_sentence(
+        f"All {{count}} {inflect(len(summary.verdicts), 'verdict')}", count=format_item_count(data, "verdicts")
+    )
+    known = {id(verdict) for item in stated for verdict in item.verdicts}
+    against = [item for item in summary.verdicts if classify_verdict(item) == "contradicts" and id(item) not in known]
+    for topic in ("model", "maps"):
+        if count := sum(find_topic(item.question) == topic for item in against):
+            text += Markup(", {} more against the {}").format(count_in_words(count), topic)
+    return text
+
+
+def _explain_sample_sizes(results: Sequence[Concern], summary: Summary) -> Markup:
+    """Explain why results have different numbers of images. "" if they have the same."""
+    if len({verdict.effect.n_values for result in results for verdict in result.verdicts}) < 2:
+        return Markup("")
+    stages = (summary.faithfulness, summary.robustness)
+    stops = any(look.reason != "complete" for stage in stages for look in stage.stopping_looks)
+    ending = ", and some tests stop once their verdict is reached or out of reach" if stops else ""
+    return fill_sentence(
+        f"The numbers of images differ: some tests need images with the finding or with a mask, some draw a sample{ending}."
+    )
 
 
 def build_performance_answer(performance: FindingPerformance, summary: Summary) -> PerformanceAnswer:
@@ -138,32 +200,54 @@ def _explain_auroc(performance: FindingPerformance, verdict: Verdict | None, mar
     if auroc.high < 0.5:
         sentence = "The ranking is inverted: images without {finding} score higher than images with it."
     elif auroc.low <= 0.5:
-        sentence = "It is not shown that the model detects {finding}: the interval includes chance."
+        sentence = "It is not shown that the model detects {finding}: the interval {position}."
     elif margin is None or verdict is None:
         sentence = "The whole interval lies above chance."
     elif verdict.conclusion == "supported":
-        sentence = "The whole interval lies above {margin}, the AUROC that the config requires."
+        sentence = "The whole interval lies above {margin}, the AUROC that was required before the audit."
     elif verdict.conclusion == "not supported":
-        sentence = "The whole interval lies below {margin}, the AUROC that the config requires."
+        sentence = "The whole interval lies below {margin}, the AUROC that was required before the audit."
     elif auroc.low <= margin <= auroc.high:
-        sentence = "It is better than chance. The interval includes {margin}, the AUROC that the config requires."
+        sentence = "It is better than chance. The interval includes {margin}, the AUROC that was required before the audit."
     else:
         sentence = "It decides nothing: {reason}."
-    reason = verdict.reason if verdict else ""
-    return fill_sentence(sentence, finding=finding, margin=0.0 if margin is None else margin, reason=reason)
+    reason, position = verdict.reason if verdict else "", _describe_interval_at_chance(auroc, margin)
+    numbers = {"margin": 0.0 if margin is None else margin}
+    return fill_sentence(sentence, finding=finding, reason=reason, position=position, **numbers)
+
+
+def _describe_interval_at_chance(auroc: EstimateSummary, margin: float | None) -> Markup:
+    """Say how an interval that reaches chance lies to chance and to the margin."""
+    chance = Markup("chance")
+    if auroc.baseline is not None:
+        chance = fill_sentence("chance ({baseline})", baseline=auroc.baseline)
+    high = auroc.high or 0.0
+    if high < 0.5:
+        return fill_sentence("lies below {chance}", chance=chance)
+    if margin is None:
+        return fill_sentence("includes {chance}", chance=chance)
+    template = "includes {chance} and the required {margin}"
+    if high < margin:
+        template = "includes {chance} and lies below the required {margin}"
+    return fill_sentence(template, chance=chance, margin=margin)
 
 
 def iter_concerns(summary: Summary) -> Iterator[Concern]:
     """Yield what questions the model, the most serious first."""
     against = [item for item in summary.verdicts if _contradicts_model(item)]
-    reliance = sorted((item for item in against if item.question in MARKED_CAUSES), key=_get_effect_size, reverse=True)
-    yield from (build_result_sentence(item, summary) for item in reliance)
+    causes = list(_iter_concerns_about_regions(against, summary))
+    yield from causes[:1]
+    yield from (build_result_sentence(item, summary) for item in against if item.question == "masked organ")
+    yield from causes[1:]
     yield from _iter_concerns_about_determining_columns(summary)
     chance = {item.finding: item for item in summary.predict.performance if _reaches_chance(item)}
     for finding, performance in chance.items():
         sentence = fill_sentence("This audit does not show that the model detects {finding}.", finding=finding)
-        side = "lies below chance" if (performance.auroc.high or 0.0) < 0.5 else "includes chance"
-        yield Concern(sentence, fill_sentence(f"The interval of the AUROC {side}."), "performance", "contradicts")
+        position = _describe_interval_at_chance(performance.auroc, summary.margins.get("useful_auroc"))
+        details = fill_sentence("The interval of the AUROC {position}.", position=position)
+        verdicts = tuple(item for item in summary.verdicts if _is_performance_verdict_of(item, finding))
+        tone = classify_verdict(verdicts[0]) if verdicts else "untested"
+        yield Concern(sentence, details, "performance", tone, verdicts)
     other = [item for item in against if item.question not in MARKED_CAUSES]
     yield from (
         build_result_sentence(item, summary)
@@ -175,9 +259,48 @@ def iter_concerns(summary: Summary) -> Iterator[Concern]:
         if (item.question, item.conclusion) == ("leakage", "supported"):
             yield build_result_sentence(item, summary)
     if summary.check.tested and not summary.check.has_patient_column:
-        sentence = Markup("No column says which images show the same patient.")
-        details = Markup("Each image counts as a patient, so that the intervals may be too narrow.")
+        sentence = Markup("The data do not say which images show the same patient.")
+        details = Markup("Each image counts as one patient, so that the intervals may be too narrow.")
         yield Concern(sentence, details, "data", "neither")
+    yield from _iter_concerns_about_missing_stages(summary)
+
+
+def _iter_concerns_about_regions(against: Sequence[Verdict], summary: Summary) -> Iterator[Concern]:
+    """Yield the regions that a prediction relies on, the largest effect first. Overlapping regions are one concern."""
+    reliance = sorted((item for item in against if item.question == "shortcut"), key=_get_effect_size, reverse=True)
+    overlaps, stated = find_overlapping_regions(summary), set[int]()
+    for verdict in reliance:
+        if id(verdict) in stated:
+            continue
+        regions = next((group for group in overlaps.get(verdict.finding, []) if verdict.qualifier in group), [])
+        others = [
+            item
+            for item in reliance
+            if item is not verdict and item.finding == verdict.finding and item.qualifier in regions
+        ]
+        stated |= {id(item) for item in others}
+        concern = build_result_sentence(verdict, summary)
+        if others:
+            sentence = "{details} Regions that overlap it have an effect too, perhaps from the same cause: {names}."
+            names = join_texts(list(map(name_subject, others)))
+            details = fill_sentence(sentence, details=concern.details, names=names)
+            concern = replace(concern, details=details, verdicts=(verdict, *others))
+        yield concern
+
+
+def _iter_concerns_about_missing_stages(summary: Summary) -> Iterator[Concern]:
+    """Yield one concern about all stages that were not tested, if the model was tested at all."""
+    stages = {name: stage for name, stage in summary if isinstance(stage, StageResult) and not stage.tested}
+    if not summary.predict.tested or not stages:
+        return
+    names = join_texts(list(stages))
+    subject = inflect(len(stages), "This stage was", "These stages were")
+    sentence = fill_sentence(f"{subject} not tested: {{names}}.", names=names)
+    reasons = {stage.reason or "no reason was given" for stage in stages.values()}
+    details = Markup("The reasons differ.")
+    if len(reasons) == 1:
+        details = fill_sentence("{reason}", reason=format_sentence(reasons.pop()))
+    yield Concern(sentence, details, "missing", "untested")
 
 
 def _reaches_chance(performance: FindingPerformance) -> bool:
@@ -260,6 +383,7 @@ def build_result_sentence(verdict: Verdict, summary: Summary) -> Concern:
         describe_effect(verdict, has_patients=summary.check.has_patient_column),
         verdict.section,
         classify_verdict(verdict),
+        (verdict,),
     )
 
 
@@ -307,8 +431,11 @@ def explain_conclusion(verdict: Verdict) -> Markup:
         return fill_sentence("{reason}", reason=verdict.reason.partition("; ")[0])
     opposite = Markup("−") + format_number(margin)
     if verdict.direction == "neither" and NO_PERFORMANCE_REASON in verdict.reason:
-        clause += ". It does not count for the model, because its AUROC does not show that it detects the finding"
-    return fill_sentence(clause, margin=margin, opposite=opposite)
+        clause += f". {NO_PERFORMANCE_REASON[:1].upper()}{NO_PERFORMANCE_REASON[1:]}"
+    power = next((part for part in verdict.reason.split("; ") if MISSABLE_SHARE in part), "")
+    if verdict.conclusion == "not supported" and power:
+        clause += "; {power}"
+    return fill_sentence(clause, margin=margin, opposite=opposite, power=power)
 
 
 def _is_decided_without_margin(verdict: Verdict) -> bool:
@@ -316,20 +443,25 @@ def _is_decided_without_margin(verdict: Verdict) -> bool:
     return bool(verdict.reason) and (is_decodable or verdict.question in QUESTIONS_WITHOUT_MARGIN)
 
 
-def _iter_results(summary: Summary) -> Iterator[Concern]:
-    """Yield the decided verdicts on the model, then on the maps, then on the data. In each group, contradictions come first."""
+def _iter_results(summary: Summary, stated: Sequence[Verdict] = ()) -> Iterator[Concern]:
+    """Yield the decided verdicts on the model, then on the maps, then on the data. In each group, contradictions come first.
+
+    `stated`: the verdicts that are stated elsewhere.
+    """
+    known = {id(verdict) for verdict in stated}
     ranks, topics = {"contradicts": 0, "supports": 1, "neither": 2}, ("model", "maps", "data")
     decided = [item for item in summary.verdicts if item.conclusion != "not testable"]
     groups: dict[tuple[str, ...], list[Verdict]] = {}
     for item in sorted(decided, key=lambda item: (topics.index(find_topic(item.question)), ranks[item.direction])):
-        if item.question not in ("performance", "attribution mass"):
+        if item.question not in ("performance", "attribution mass") and id(item) not in known:
             key = (item.question, item.finding, item.conclusion)
             groups.setdefault(key if item.question != "robustness" else (*key, item.claim), []).append(item)
     for first, *further in groups.values():
         result = build_result_sentence(first, summary)
         if further:
             names = join_texts(list(dict.fromkeys(map(name_subject, further))))
-            result = replace(result, details=fill_sentence("{a} The same holds for {b}.", a=result.details, b=names))
+            details = fill_sentence("{a} The same holds for {b}.", a=result.details, b=names)
+            result = replace(result, details=details, verdicts=(first, *further))
         yield result
 
 
@@ -361,7 +493,7 @@ def iter_unproven_conclusions(summary: Summary) -> Iterator[Markup]:
     if open_regions:
         items = join_texts(list(dict.fromkeys(map(name_subject, open_regions))), MAX_ITEMS_NAMED, word="or")
         yield fill_sentence("that the prediction is independent of {items}", items=items)
-    yield Markup("that causes without a name in the config, or invisible ones, play no part")
+    yield Markup("that no other cause, such as one that nobody named or that is invisible, plays a part")
     yield Markup("that the numbers hold for other images, other patients or other weights")
     yield Markup("that the model is safe or useful for patients: this is not a clinical validation")
 
