@@ -125,7 +125,9 @@ def test_where_all_pairs_are_in_order_the_interval_has_a_width():
 
 def test_few_of_a_class_are_undefined_and_say_how_few():
     truth = np.arange(40) < 2
-    with pytest.raises(UndefinedError, match=r"2 positive and 38 negative images of 40 patients: \d+ of 2000 resamples"):
+    with pytest.raises(
+        UndefinedError, match=r"2 positive and 38 negative images of 40 patients: \d+ of 2000 resamples"
+    ):
         auroc(truth, np.random.default_rng(0).random(40))
     with pytest.raises(
         UndefinedError, match="0 positive and 3 negative images of 3 patients; expected images of both classes"

@@ -342,7 +342,7 @@ def test_no_count_of_patients_exceeds_that_of_images():
 def test_patients_are_told_of_only_where_a_column_says_whose_an_image_is(grouped):
     check = full().check.model_copy(update={"has_patient_column": grouped, "n_patients": 12})
     said = text(describe_patient_grouping(check))
-    assert said.startswith("The images come from 12 patients." if grouped else "No column identifies the patient")
+    assert said.startswith("The images come from 12 patients." if grouped else "The data do not say which images show")
     (few,) = [one for one in list_warnings(full(check=check)) if "are only" in one]
     assert few.startswith(f"There are only 12 {'patients' if grouped else 'images'}:")
     assert not any(

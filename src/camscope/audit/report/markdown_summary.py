@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from camscope.audit.core.summary_schema import Summary
-from camscope.audit.report.overview import MAX_OPEN_QUESTIONS_SHOWN, Concern, build_overview, write_plain_text
+from camscope.audit.report.overview import MAX_OPEN_QUESTIONS_SHOWN, build_overview, write_plain_text
+from camscope.audit.report.result_sentences import Concern
 from camscope.audit.report.verdict_labels_and_groups import sanitize_text
 
 if TYPE_CHECKING:

@@ -100,7 +100,9 @@ def number_to_text(value: float | int, decimals: int | None = None) -> str:
         text = f"{value:,.{max(0, places)}f}"
         text = text.rstrip("0").rstrip(".") if "." in text else text
     else:
-        text = f"{value:.{1 - math.floor(math.log10(abs(value)))}f}" if abs(value) >= MIN_DECIMAL_SHOWN else f"{value:.2g}"
+        text = (
+            f"{value:.{1 - math.floor(math.log10(abs(value)))}f}" if abs(value) >= MIN_DECIMAL_SHOWN else f"{value:.2g}"
+        )
     if not text.startswith("-"):
         return text
     return f"−{text[1:]}" if text.strip("-0.,") else text[1:]  # a value rounded to zero has no sign

@@ -107,7 +107,7 @@ def name_subject(verdict: Verdict) -> Markup:
 
 def name_maps(verdicts: Sequence[Verdict]) -> Markup:
     """Return the maps that verdicts are about as HTML, such as `the maps of Grad-CAM and ROAD`, or "the maps"."""
-    names = {}
+    names: dict[str, None] = {}
     for verdict in verdicts:
         method = verdict.qualifier.rpartition(" · ")[2]
         if verdict.question == "localization by subgroup":  # whose qualifier is a column
@@ -124,7 +124,9 @@ def explain_open_verdicts(verdicts: Sequence[Verdict]) -> Markup:
     ranked = sorted(verdicts, key=_get_patients_needed)
     few, many = _get_patients_needed(ranked[0]), _get_patients_needed(ranked[-1])
     present = sorted(verdict.effect.n_groups for verdict in verdicts)
-    template = "needs about {few} patients" if few == many else "needs about {few} patients ({first}) to {many} ({last})"
+    template = (
+        "needs about {few} patients" if few == many else "needs about {few} patients ({first}) to {many} ({last})"
+    )
     counts = "{fewest}" if present[0] == present[-1] else "{fewest} to {most}"
     return fill_sentence(
         f"{template}; there {inflect(present[-1], 'is', 'are')} {counts}",

@@ -146,7 +146,9 @@ def describe_patient_grouping(check: DataCheckResult) -> Markup:
 
 def describe_statistical_unit(check: DataCheckResult) -> str:
     """Describe the unit of the statistics for a note below a table."""
-    return "all images of a patient count as one unit" if check.has_patient_column else "each image counts as one patient"
+    return (
+        "all images of a patient count as one unit" if check.has_patient_column else "each image counts as one patient"
+    )
 
 
 def describe_config_declarations(provenance: Mapping[str, Any]) -> Markup:

@@ -109,7 +109,8 @@ def _describe_few_patients(roles: Mapping[str, Sequence[Hashable]], *, is_domina
     few = [plural(n, name.removesuffix("s")) for name, n in counts.items() if n < MIN_PATIENTS_FOR_VERDICT]
     if few:
         are = "is" if few[0].startswith("1 ") else "are"
-        return f"{MIN_PATIENTS_FOR_VERDICT} patients of each kind are needed, and there {are} {', '.join(few[:-1]) + ' and ' * (len(few) > 1) + few[-1]}"
+        counts_text = f"{', '.join(few[:-1])} and {few[-1]}" if len(few) > 1 else few[0]
+        return f"{MIN_PATIENTS_FOR_VERDICT} patients of each kind are needed, and there {are} {counts_text}"
     if not is_dominated:
         return ""
     sizes = {name: np.bincount(index_groups(patients, len(patients))) for name, patients in roles.items()}
@@ -261,7 +262,9 @@ def _explain_uncounted_effects(insertions: Effects, removals: Effects, uncounted
         for kind, effects in (("insertion", insertions), ("removal", removals))
     }
     if _select_effects_with_value(uncounted_removals):
-        descriptions["removal"] = "removal was measured but does not count, because every image of this test has such a region"
+        descriptions["removal"] = (
+            "removal was measured but does not count, because every image of this test has such a region"
+        )
     return descriptions
 
 
