@@ -18,7 +18,7 @@ class PositiveGradCAM(BaseCAM):
     name, paper = "positive-gradcam", "this file"
 
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
-        """(N,K,cells) each -> (N,K,1): the cells of a 1-D, 2-D or 3-D grid lie on the last axis, SPACE."""
+        """(N,K,cells) each -> (N,K,1): the cells of a 1-D, 2-D or 3-D grid lie on the last axis, SPATIAL_AXIS."""
         return gradient.relu().mean(SPATIAL_AXIS, keepdim=True)
 
 

@@ -283,7 +283,7 @@ OF_METRICS = [
     Mutant(
         "asked anew",
         ExplainerProbe,
-        "compute_maps",
+        "explain",
         "self.select_targets(sample_index[part])",
         "None",
         the_class_is_that_of_the_clean_input,

@@ -16,7 +16,7 @@ from PIL import Image
 from camscope import render
 from camscope.atomic_writes_and_folder_locks import write_bytes
 from camscope.errors import CamscopeError, GeometryError, InputError, OutputError
-from camscope.explanation import STATUS_MEANINGS, ClassScore, Explanation, figure
+from camscope.explanation import STATUS_MEANINGS, ClassScore, Explanation, add_own_maximum, figure
 from camscope.geometry import Placement
 from tests.pictures import notebook_picture, photograph
 
@@ -280,6 +280,15 @@ def test_a_saved_overlay_has_a_caption_on_request(tmp_path):
     assert captioned.height > plain.height
     assert (np.asarray(captioned)[: plain.height] == overlay).all()
     assert np.asarray(captioned)[plain.height :].std() > 0  # text
+
+
+def test_a_caption_has_the_own_maximum_on_a_scale_that_several_maps_share():
+    one = explanation(np.array([[0.0, 0.3217, 0.1], [0.0, 0.0, 0.0]]))
+    assert add_own_maximum(one.caption, one, (0, 2.0)) == f"{one.caption} · max 0.32"
+    assert add_own_maximum(one.caption, one, "auto") == one.caption
+    own, shared = figure([one, one]), figure([one, one], scale=(0, float(one.heatmap(scale=None).max())))
+    assert (own[:300] == shared[:300]).all()  # the same map
+    assert not np.array_equal(own, shared)  # another caption
 
 
 def test_a_figure_of_several_has_a_cell_for_each():

@@ -69,7 +69,7 @@ class Explanation:
         diagnostics: Numbers by which the method checks its map, such as `completeness_gap`.
         parameters: Settings of the method.
         versions: Versions of the libraries.
-        model: Where the model was loaded from.
+        model: Digest of the model's weights, 16 hex digits, wherever they were loaded from.
         standard_error: (h,w) standard error of each cell, for a map that is a mean over random samples; else None.
         image: (H,W,3) pixels of the original image; for a scan it may be a volume (D,H,W).
         model_input_image: (H,W,3) the image as the model received it.
@@ -252,7 +252,8 @@ class Explanation:
             box_threshold: Draw boxes around the regions that reach this level (0..1) instead of colors.
             mask: (H,W), or several masks by name, such as `{"lungs": lungs, "opacity": opacity}`. Masks are drawn as outlines
                 with a legend.
-            colorbar: Add a color bar with the raw range.
+            colorbar: Add a color bar with the range of the drawn map. That is interpolated, so its maximum may be slightly
+                below the maximum of `attribution`.
             height: Rows of the result; by default those of the image.
 
         Returns:
@@ -730,6 +731,8 @@ def figure(
 ) -> PixelArray:
     """Draw several explanations side by side with captions. A map whose status is not "ok" is marked.
 
+    On a scale (lo, hi) each caption ends with the map's own maximum, since a weak map looks empty there.
+
     Args:
         explanations: The explanations.
         columns: Number of columns; by default chosen by their count.
@@ -752,7 +755,7 @@ def figure(
         explanation.overlay(scale=scale, alpha=alpha, colormap=colormap, colorbar=colorbar, height=height)
         for explanation in explanations
     ]
-    captions = [explanation.caption for explanation in explanations]
+    captions = [add_own_maximum(explanation.caption, explanation, scale) for explanation in explanations]
     flags = [explanation.warning_text for explanation in explanations]
     bar_widths = None
     if colorbar:
@@ -767,6 +770,11 @@ def compute_color_bar_width(explanation: Explanation, overlay: PixelArray, heigh
         return 0
     background = explanation._background_image(explanation._choose_image_or_input_size())
     return int(overlay.shape[1] - render.resize_to_fit(background, height, 2 * height).shape[1])
+
+
+def add_own_maximum(caption: str, explanation: Explanation, scale: ScaleOption) -> str:
+    """Append the map's own maximum to its caption if the map is drawn on a scale (lo, hi), on which it may look empty."""
+    return f"{caption} · max {explanation.attribution.max(initial=0.0):.2g}" if isinstance(scale, tuple) else caption
 
 
 def shared_scales(explanations: Sequence[Explanation], colormap: str = AUTO) -> list[ScaleOption]:

@@ -75,7 +75,7 @@ class LabelChoice:
         if self.categories == (ALL_LABELS,):
             return label_image.foreground
         if self.categories:
-            return label_image.mask_of_labels(map(_parse_pixel_label, self.categories))
+            return label_image.mask_of_labels(map(_standardize_label_or_color, self.categories))
         names = label_image.label_names()
         if len(names) > 1:
             raise CategoryError(
@@ -87,7 +87,7 @@ class LabelChoice:
         return label_image.foreground
 
 
-def _parse_pixel_label(name: str) -> str:
+def _standardize_label_or_color(name: str) -> str:
     """Return the name of a label in its standard spelling. Raise CategoryError for an invalid label."""
     try:
         return name.lower() if name.startswith("#") and int(name[1:], 16) >= 0 else f"{float(name):.9g}"

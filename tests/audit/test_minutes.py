@@ -1,5 +1,6 @@
 """How long an audit takes: the estimate, its correction, and the sizes that fit a budget."""
 
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,8 @@ pytest.importorskip("pyarrow")
 
 from camscope.audit import sample_sizes_for_time_budget
 from camscope.audit.core.config import Config, SampleSizes
-from camscope.audit.sample_sizes_for_time_budget import plan_sample_sizes
+from camscope.audit.run_stages import _warn_if_budget_is_missed
+from camscope.audit.sample_sizes_for_time_budget import BudgetWarning, plan_sample_sizes
 from camscope.audit.stage_duration_estimates import RemainingTime, StageEstimator
 from camscope.errors import InputError
 
@@ -75,6 +77,24 @@ def test_stages_that_do_not_fit_at_all_are_left_out(context):
     assert planned["robustness"] == 0
     assert planned["sanity"] == 10
     assert {one.stage: one.n_images for one in plan_sample_sizes(context, 10)}["sanity"] == 0
+
+
+@pytest.mark.parametrize(("spent", "is_missed"), [(100, False), (130, True)])
+def test_a_budget_that_will_be_missed_is_told_with_the_stages_and_the_remedies(spent, is_missed):
+    audit = SimpleNamespace(config=Config.from_source({**TABLES, "budget": "20m"}))
+    remaining = {"predict": 10.0, "explain": 840.0, "localization": 0.0, "shortcut": 240.0}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert _warn_if_budget_is_missed(audit, remaining, spent) is is_missed
+        assert not _warn_if_budget_is_missed(SimpleNamespace(config=Config.from_source(TABLES)), remaining, spent)
+    assert [each.category for each in caught] == [BudgetWarning] * is_missed
+    if is_missed:
+        text = str(caught[0].message)
+        assert (
+            "the budget of 20m will be missed by about 20 s, because explain takes 14 min and shortcut takes 4 min"
+            in text
+        )
+        assert all(remedy in text for remedy in ('methods = ["gradcam"]', "n_steps", "max_images"))
 
 
 def test_the_estimate_of_later_stages_follows_the_earlier_ones():

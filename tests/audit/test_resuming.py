@@ -22,6 +22,7 @@ import pyarrow.parquet as parquet
 
 from camscope import audit
 from camscope.audit.audit_comparison import compare_audits
+from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.config import Config, Margins
 from camscope.audit.verify_finished_audit import verify_audit
 from camscope.errors import InputError, OutputError, TargetError
@@ -54,8 +55,21 @@ def test_a_second_start_computes_nothing_and_another_config_is_refused(cases, wi
     before = (run.folder / "log.jsonl").read_text()
     audit.run_audit(config, run.folder)
     assert (run.folder / "log.jsonl").read_text() == before
-    with pytest.raises(OutputError, match="another config; choose another folder"):
+    with pytest.raises(
+        OutputError, match="another config, so its finished stages cannot be used; choose another folder"
+    ):
         audit.run_audit(changed(config, seed=1), run.folder)
+
+
+def test_an_audit_whose_first_map_fails_replaces_nothing(cases, copied, monkeypatch):
+    def fail(context):
+        raise InputError("no map could be computed")
+
+    before = digests(copied)
+    monkeypatch.setattr(AuditContext, "first_maps", property(fail))
+    with pytest.raises(InputError, match="no map could be computed"):
+        audit.run_audit(cases["confounded"][0], copied, overwrite=True)
+    assert digests(copied) == before
 
 
 def test_interrupted_within_a_stage_it_goes_on_to_the_same_bytes(cases, tmp_path, without_figures):

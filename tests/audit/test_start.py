@@ -96,6 +96,12 @@ def test_init_tries_an_image_and_what_it_writes_runs(folder):
     told = asked("init", "manifest.csv", "--model", "models.py:net")
     assert told.exit_code == 0, told.output
     assert f"{N_IMAGES} images, one of them explained: gradcam at 0.1, integratedgradients" in told.output
+    lines = (folder / "audit.toml").read_text().splitlines()
+    told_lines = re.findall(r"fill in line (\d+): (.*)", told.output.replace('"" # ', '""  # '))
+    assert [line for _, line in told_lines] == [line for line in lines if "FILL IN" in line]
+    assert [line.partition(" ")[0] for _, line in told_lines] == ["intended_use", "annotation_protocol"]
+    assert all(lines[int(number) - 1] == line for number, line in told_lines)
+    assert all("FILL IN (optional)" in line for _, line in told_lines)
     context = AuditContext(Config.from_source("audit.toml"), folder / "audit")
     validate_config(context)
     assert context.first_maps
@@ -333,7 +339,12 @@ def test_a_folder_in_which_only_the_data_were_checked_is_used_again(folder):
         results = StageResults(folder / "out")
         for stage in stages:
             _run_stage_and_measure_seconds(context, stage, results, lambda *_: None)
-    with pytest.raises(OutputError, match="another config; choose another folder, or allow overwriting"):
+    with pytest.raises(
+        OutputError,
+        match="another config, so its finished stages cannot be used; choose another folder, or allow overwriting",
+    ):
         prepare_folder_and_digest_inputs(AuditContext(config, folder / "out"), lambda *_: None, overwrite=False)
     refused = asked("run", "audit.toml", "-o", "out")
-    assert "another config; pass --overwrite, or another folder" in refused.output
+    assert (
+        "another config, so its finished stages cannot be used; pass --overwrite, or another folder" in refused.output
+    )

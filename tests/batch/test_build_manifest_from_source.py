@@ -292,7 +292,7 @@ def test_an_overlay_that_its_format_cannot_hold_costs_no_row(model, tmp_path):
     wide, usual = BatchRun(tmp_path / "out").table().to_pylist()
     assert (outcome.n_failures, wide["overlay"]) == (0, None)
     assert "no overlay: " in wide["notes"][-1]
-    assert "cannot be written as WEBP" in wide["notes"][-1]
+    assert "cannot be written in the format WEBP" in wide["notes"][-1]
     assert (tmp_path / "out" / usual["overlay"]).is_file()
 
 

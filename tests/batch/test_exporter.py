@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -13,6 +14,7 @@ from camscope.batch.coco_export import build_coco_annotations, open_coco_writer
 from camscope.batch.csv_export import CellEscaper
 from camscope.cli import app
 from camscope.errors import GeometryError, InputError, OutputError
+from camscope.explanation import STATUS_MEANINGS
 from camscope.geometry import Placement
 
 pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
@@ -170,6 +172,19 @@ def test_a_peak_is_the_middle_of_the_hottest_cell_on_the_image(run, tmp_path):
         cell = np.unravel_index(np.argmax(row["attribution"]), row["grid"])
         middle = [(n + 0.5) * size / cells for n, size, cells in zip(cell, row["input_size"], row["grid"], strict=True)]
         np.testing.assert_allclose(run.explanation(row).placement.to_image([middle])[0], [down, across], atol=0.051)
+
+
+def test_a_flag_in_the_table_comes_with_its_meaning(run, tmp_path):
+    model = load_model("phantom")
+    with torch.no_grad():
+        list(model.parameters())[-2].zero_()  # the head: no layer has a gradient
+    Image.new("RGB", (32, 32), "gray").save(tmp_path / "0.png")
+    run_batch(GradCAM(model), tmp_path / "0.png", tmp_path / "run")
+    told = {}
+    for each in (run, BatchRun(tmp_path / "run")):
+        each.export(tmp_path, "csv", overwrite=True)
+        told |= {row["status"]: row["status_meaning"] for row in table(tmp_path / "rows.csv")}
+    assert told == {"ok": "", "failed": "", "zero_gradient": STATUS_MEANINGS["zero_gradient"]}
 
 
 def test_no_cell_is_a_formula_and_numbers_stay_numbers(run, tmp_path):

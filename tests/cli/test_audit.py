@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 pytest.importorskip("pydantic")
 
-from camscope.audit import demo_dataset_and_model
+from camscope.audit import demo_dataset_and_model, run_audit
 from camscope.audit.core.config import Config
 from camscope.audit.demo_dataset_and_model import write_demo_study
 from camscope.cli import app
@@ -67,6 +68,7 @@ def test_it_says_how_long_it_takes_what_it_found_and_where_the_report_is(made):
     assert "from here: " in told.output
     assert "The prediction for lesion relies on the region “marker”." in told.output
     assert "● supported" in told.output
+    assert "change of the log odds, in SD" in told.output
     assert "localization was not tested" in told.output
     assert re.search(r"AUROC +lesion: [01]\.\d+ \[.*\], \d+ images of \d+ patients\. ", told.output)
     assert re.search(
@@ -74,6 +76,25 @@ def test_it_says_how_long_it_takes_what_it_found_and_where_the_report_is(made):
     )
     assert str(folder / "report.html") in told.output.replace("\n", "")
     assert "<svg" in (folder / "report.html").read_text("utf-8")
+
+
+def test_what_draws_the_report_is_imported_before_the_first_stage(study, tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "matplotlib.backends.backend_svg", raising=False)
+
+    def stop(stage, done, total):
+        raise RuntimeError(stage)
+
+    with pytest.raises(RuntimeError, match="images"):
+        run_audit(study / "audit.toml", tmp_path / "late", on_progress=stop)
+    assert "matplotlib.backends.backend_svg" in sys.modules
+
+
+def test_a_budget_that_is_too_small_is_told_before_the_slow_stages(study, tmp_path, without_figures):
+    told = asked("run", str(study / "audit.toml"), "-o", str(tmp_path / "short"), "--budget", "1s")
+    assert told.exit_code == 0, told.output
+    note = "note: the budget of 1s will be missed by about "
+    assert told.output.count(note) == 1
+    assert told.output.index("from here: ") < told.output.index(note) < told.output.index("AUROC")
 
 
 def test_an_image_that_cannot_be_read_is_an_exit_code_of_its_own(study, tmp_path, without_figures):

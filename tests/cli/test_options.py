@@ -100,6 +100,8 @@ def test_the_page_of_a_method_in_any_spelling(spelled):
     assert printed.startswith("Grad-CAM++")
     assert "arXiv:1710.11063" in printed
     assert "on_nonfinite" in printed
+    assert "null" not in printed
+    assert "settings that are passed in Python only: reshape" in printed
 
 
 def test_the_page_of_an_unknown_method_names_the_nearest():
@@ -143,9 +145,12 @@ def radiograph(tmp_path, monkeypatch):
     Image.fromarray(draw_radiograph(3, "nodule").image).save("scan.png")
 
 
-@pytest.mark.parametrize("given", ['healthy,"lesion, solid",fluid,air', "names.txt"])
+@pytest.mark.parametrize("given", ['healthy,"lesion, solid",fluid,air', "names.txt", "list.json", "table.json"])
 def test_class_names_replace_those_of_the_model(radiograph, given):
     Path("names.txt").write_text("\n".join(CLASS_NAMES) + "\n", encoding="utf-8")
+    Path("list.json").write_text(json.dumps(CLASS_NAMES), encoding="utf-8")
+    backwards = reversed([(str(index), {"id": f"n{index}", "name": name}) for index, name in enumerate(CLASS_NAMES)])
+    Path("table.json").write_text(json.dumps(dict(backwards)), encoding="utf-8")
     words = ["--class-names", given, "--target", "lesion, solid"]
     explained = RUNNER.invoke(app, ["explain", "scan.png", *words, "--json"])
     (one,) = json.loads(explained.stdout)["images"][0]["explanations"]
@@ -164,12 +169,18 @@ def test_class_names_replace_those_of_the_model(radiograph, given):
         ("missing.txt", "missing.txt: No such file or directory"),
         ("gap.txt", "gap.txt: line 2 is empty; expected a name in each line"),
         ("binary.txt", "binary.txt is not a text file in UTF-8"),
+        ("text.json", "text.json is not JSON"),
+        ("number.json", "number.json: expected a list of names, or an object with a name for each index from 0 on"),
+        ("holes.json", "holes.json: expected a list of names, or an object with a name for each index from 0 on"),
         (",", "',' names no class; expected names such as cat,dog, or a text file"),
     ],
 )
 def test_wrong_class_names_are_an_error(radiograph, value, reason):
     Path("gap.txt").write_text("a\n\nb\n", encoding="utf-8")
     Path("binary.txt").write_bytes(b"\xff\xfe\x00")
+    Path("text.json").write_text("a\nb\n", encoding="utf-8")
+    Path("number.json").write_text("3", encoding="utf-8")
+    Path("holes.json").write_text('{"0": "a", "2": "b"}', encoding="utf-8")
     refused = RUNNER.invoke(app, ["explain", "scan.png", "--class-names", value, "--json"])
     assert refused.exit_code == 2
     assert reason in json.loads(refused.stdout)["error"]["message"]

@@ -120,6 +120,8 @@ def test_every_command_knows_a_method_of_a_plugin(here, words):
 def test_the_table_of_methods_has_a_group_for_them_and_a_page(here):
     assert "registered by your own code" in run("methods", "--plugin", "peak.py").stdout
     assert '"factor": 1.0' in run("methods", "peakcam", "--plugin", "peak.py", "--json").stdout
+    page = run("methods", "peakcam", "--plugin", "peak.py").stdout
+    assert "Example: camscope explain photo.jpg --plugin peak.py --methods peakcam" in page
     forget_methods()
     assert "registered by your own code" not in run("methods").stdout
 

@@ -436,8 +436,10 @@ def test_compare_of_a_manifest_prints_what_python_has_and_goes_on(place, found, 
     words = "compare", place / "list.parquet", "--methods", "gradcam,hirescam,layercam,saliency", "--masks", "mask"
     first = run(*words, "-o", "out", code=1)  # one image is broken
     assert "1 image without a map: this is not an image" in first.stderr
-    said = [text[8:] for text in first.stdout.splitlines() if text.startswith("says")]
+    said = [text[8:] for text in first.stdout.splitlines() if text.startswith("result")]
     assert said == list(found.statements)
+    assert "difference to first" in first.stdout
+    assert "difference to best control" in first.stdout
     best = found.summaries["enrichment"][0]
     assert any(str(best.estimate) in text and "first" in text for text in first.stdout.splitlines())
     parts = {path: path.stat().st_mtime_ns for path in Path("out").rglob("part-*")}
@@ -451,7 +453,7 @@ def test_compare_of_a_manifest_prints_what_python_has_and_goes_on(place, found, 
     assert "4 images" in few.stdout
     assert undrawn == ["figure.png", "figure.png", "f.svg"]
     of_run = run("compare", "out/run", "-o", "again", "--masks", "mask")
-    assert [text[8:] for text in of_run.stdout.splitlines() if text.startswith("says")] == said
+    assert [text[8:] for text in of_run.stdout.splitlines() if text.startswith("result")] == said
 
 
 def test_measure_of_images_makes_the_maps_first(place, tmp_path, monkeypatch):
@@ -526,6 +528,11 @@ def by_hand_of(place, made):
             ["evaluate", "{out}/run", "--target", "nodule"],
             2,
             "is a run with computed maps; to explain images, name them",
+        ),
+        (
+            ["evaluate", "{out}/run", "--root", "{images}"],
+            2,
+            "is a run, which has the paths of its images; leave --root out",
         ),
         (["evaluate", "{out}/run", "--figure", "f.gif"], 2, "expected a file ending in .png"),
         (["evaluate", "{out}/run", "--group", "ward"], 2, "no column 'ward'; choose from row, id, method"),

@@ -382,6 +382,7 @@ def test_the_command_prints_tables_draws_a_figure_and_goes_on(place, tmp_path, m
     assert "Enrichment, higher is better: energy inside" in result.stdout
     assert "Grad-CAM · layer4" in result.stdout
     assert "uniform (control)" in result.stdout
+    assert "figure  f.png" in result.stdout
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
     monkeypatch.setattr("camscope.evaluation.evaluate", None)  # nothing is measured before
     again = CliRunner().invoke(app, [*words, "--figure", "f.png"])

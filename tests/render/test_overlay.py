@@ -190,7 +190,7 @@ def test_a_file_holds_the_picture(suffix, name):
 def test_a_file_that_cannot_be_is_refused():
     with pytest.raises(InputError, match=r"'.gif'.*\.jpeg, \.jpg, \.png, \.webp"):
         encode_image(photograph(), ".gif")
-    with pytest.raises(ImageError, match=r"\(1, 16384, 3\) cannot be written as WEBP"):
+    with pytest.raises(ImageError, match=r"\(1, 16384, 3\) cannot be written in the format WEBP"):
         encode_image(np.zeros((1, 16384, 3), np.uint8), ".webp")
 
 

@@ -55,6 +55,7 @@ NEGATIVE_CLASS_NAMES = ("no finding", "clear", "normal", "healthy", "negative", 
 MAX_LABELS_SHOWN = 6  # in an error message
 BOOLEAN_LABELS = {"0", "1", "0.0", "1.0", "true", "false", "yes", "no"}  # in lower case
 FILL_IN = "FILL IN"  # marks a line of the config that init cannot write itself
+FILL_IN_OPTIONAL = f"{FILL_IN} (optional)"  # the audit runs without it
 MARGIN_COMMENTS = {
     **MARGIN_DESCRIPTIONS,
     "reliance_prevalence": "A reliance in a smaller share of patients may be missed; "
@@ -72,8 +73,15 @@ class GeneratedConfig:
     @property
     def lines_to_fill_in(self) -> dict[int, str]:
         """Line number -> the text of each line that the user must fill in before the audit can run."""
-        lines = enumerate(self.text.splitlines(), 1)
-        return {number: line for number, line in lines if FILL_IN in line}
+        return self._find_lines(f"# {FILL_IN}:")
+
+    @property
+    def optional_lines_to_fill_in(self) -> dict[int, str]:
+        """Line number -> the text of each line that only the user can write, and without which the audit runs too."""
+        return self._find_lines(f"# {FILL_IN_OPTIONAL}:")
+
+    def _find_lines(self, mark: str) -> dict[int, str]:
+        return {number: line for number, line in enumerate(self.text.splitlines(), 1) if mark in line}
 
 
 def build_config(
@@ -298,6 +306,7 @@ def _load_template() -> "jinja2.Template":
         "min_batch_size": batch_worker.MIN_DEFAULT_BATCH_SIZE,
         "max_batch_size": batch_worker.MAX_DEFAULT_BATCH_SIZE,
         "fill_in": FILL_IN,
+        "fill_in_optional": FILL_IN_OPTIONAL,
         "optional_stages": get_args(StageName),
         "age_bands": AGE_BANDS,
         "methods": ExplainConfig.model_fields["methods"].default,

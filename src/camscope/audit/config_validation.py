@@ -38,7 +38,7 @@ def validate_config(context: AuditContext) -> None:
     checked = _drop_missing_columns(context)
     with faults.collect("data.manifest"):
         _check_split_and_subgroup_levels(checked, faults)
-        _check_image_paths(checked, faults)
+        _check_images_exist_inside_root(checked, faults)
     _check_region_names_and_masks(checked, faults)
     if (window := checked.config.data.window) is not None:
         with faults.collect("data.window"):
@@ -95,7 +95,7 @@ def _check_split_and_subgroup_levels(context: AuditContext, faults: FaultCollect
                 faults.add("data.subgroups", levels, InputError(f"subgroups: {levels}"))
 
 
-def _check_image_paths(context: AuditContext, faults: FaultCollector) -> None:
+def _check_images_exist_inside_root(context: AuditContext, faults: FaultCollector) -> None:
     """Check that most images lie inside the root, and that some of the first files exist."""
     manifest = context.cohort.manifest
     outside = manifest.find_paths_outside_root()

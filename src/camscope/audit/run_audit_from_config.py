@@ -29,7 +29,7 @@ from camscope.audit.provenance.files_written_by_audit import (
     log_stage_files,
 )
 from camscope.audit.report.gallery import PredictedImage, build_gallery
-from camscope.audit.report.render_html_page import render_page
+from camscope.audit.report.render_html_page import create_template_environment, render_page
 from camscope.audit.run_stages import (
     EstimateCallback,
     StageProgressCallback,
@@ -44,6 +44,7 @@ from camscope.batch.image_manifest import import_arrow
 from camscope.errors import CamscopeError, InputError, OutputError
 from camscope.evaluation import EvaluationResult
 from camscope.metrics.metric_registry import Mask
+from camscope.optional_packages import require
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -107,6 +108,7 @@ def run_audit(
         parsed = Config.from_source(parsed.model_dump() | {"budget": budget})
     context = AuditContext(parsed, folder, faults=faults)
     report_progress = on_progress or (lambda stage, done, total: None)
+    _import_packages_of_report()
     with folder_locked(context.folder):
         identity, image_digests = prepare_folder_and_digest_inputs(context, report_progress, overwrite=overwrite)
         provenance_file.log_audit_start(context, is_restart=overwrite)
@@ -122,6 +124,13 @@ def run_audit(
         log_stage_files(context.folder, REPORT_STAGE)
         provenance_file.write_provenance(context, identity)
     return AuditRun(context.folder)
+
+
+def _import_packages_of_report() -> None:
+    """Import at the start what draws and writes the report, so that an upgrade during a long audit cannot break it."""
+    create_template_environment()
+    for name in ("matplotlib.figure", "matplotlib.style", "matplotlib.backends.backend_svg"):
+        require(name, extra="audit")
 
 
 def _write_metrics(context: AuditContext) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from camscope.audit.provenance.files_written_by_audit import (
     read_json_or_none,
     remove_outputs,
 )
-from camscope.audit.sample_sizes_for_time_budget import plan_sample_sizes
+from camscope.audit.sample_sizes_for_time_budget import BudgetWarning, describe_missed_budget, plan_sample_sizes
 from camscope.audit.stage_duration_estimates import RemainingTime, estimate_stage_seconds
 from camscope.audit.stages.check_data_and_try_model import check_data, try_model_on_one_image
 from camscope.audit.stages.map_quality import (
@@ -51,6 +52,14 @@ IMAGES_KEY = "images"
 ESTIMATE_AFTER_STAGE = "resolve"  # this stage has run the model and the methods once
 QUICK_STAGES = {"check", "resolve"}  # their results are computed again if the config or the images have changed
 OVERWRITE_FIX = "choose another folder, or allow overwriting (overwrite=True)"
+DIFFERENCES = {
+    "camscope": "another version of camscope",
+    "code": "other files of camscope itself, of the same version number",
+    "data": "another manifest",
+    "model": "other weights of the model",
+    "source": "another file of the model",
+    "masks": "other masks",
+}  # name of a digest of an audit -> what differs if the digest does
 StageProgressCallback = Callable[[str, int, int], None]  # stage, number of items done, total number
 EstimateCallback = Callable[[Mapping[str, float]], None]  # stage -> estimated seconds
 ImageDigests = Mapping[str, str | None]  # image id -> sha256, None where the image cannot be read
@@ -79,17 +88,20 @@ def prepare_folder_and_digest_inputs(
     """
     validate_config(context)
     _check_audit_folder(context.folder)
-    if not (context.folder / STAGES_FOLDER / f"{ESTIMATE_AFTER_STAGE}.json").is_file():
-        _ = context.first_maps  # an error appears before anything is written
-    identity = provenance_file.compute_digests_of_config_data_and_weights(context)
     plan_file = context.folder / PLAN_FILE
     stages = {path.stem for path in (context.folder / STAGES_FOLDER).glob("*.json")}
     has_results = bool(stages - QUICK_STAGES)  # a plan and a check of the data hold no work that could be lost
     plan = read_json_or_none(plan_file) if has_results and not overwrite else None
+    if plan is None:
+        _ = context.first_maps  # an error appears before anything is written or removed
+    identity = provenance_file.compute_digests_of_config_data_and_weights(context)
     for name in identity if plan is not None else ():
         if not isinstance(plan, dict) or plan.get(name) != identity[name]:
             raise OutputError(
-                f"{context.folder} holds an audit with another {name}", fix=OVERWRITE_FIX, remedy=Remedy.ALLOW_OVERWRITE
+                f"{context.folder} holds an audit {_describe_difference(plan, name, identity[name])}, so its finished stages "
+                "cannot be used",
+                fix=OVERWRITE_FIX,
+                remedy=Remedy.ALLOW_OVERWRITE,
             )
     list_audit_files(context.folder)
     image_digests = digest_images(context, lambda done, total: on_progress(IMAGES_KEY, done, total))
@@ -107,7 +119,8 @@ def run_stages(
     context: AuditContext, on_progress: StageProgressCallback, on_estimate: EstimateCallback | None = None
 ) -> StageResults:
     """Run all stages and return their results. Stored results are read instead of computed."""
-    results, remaining = StageResults(context.folder), RemainingTime({})
+    results, remaining, start = StageResults(context.folder), RemainingTime({}), time.monotonic()
+    is_budget_missed = False
     for name in STAGES:
         stored = read_json_or_none(context.folder / STAGES_FOLDER / f"{name}.json")
         result_cls: Any = Summary.model_fields[name].annotation
@@ -121,11 +134,25 @@ def run_stages(
                 on_estimate(remaining.remaining)
         if name == ESTIMATE_AFTER_STAGE:
             context.planned_sizes = results.resolve.planned_sizes
-            if on_estimate is not None and seconds is not None:
+            if seconds is not None and (on_estimate is not None or context.config.budget is not None):
                 expected = estimate_stage_seconds(context)
                 remaining = RemainingTime({stage: expected[stage] for stage in expected if stage not in results})
-                on_estimate(remaining.remaining)
+                if on_estimate is not None:
+                    on_estimate(remaining.remaining)
+        if not is_budget_missed:
+            is_budget_missed = _warn_if_budget_is_missed(context, remaining.remaining, time.monotonic() - start)
     return results
+
+
+def _warn_if_budget_is_missed(context: AuditContext, remaining: Mapping[str, float], seconds: float) -> bool:
+    """Warn if the remaining stages exceed the budget, of which `seconds` are spent. Return whether they do."""
+    budget, budget_seconds = context.config.budget, context.config.budget_seconds
+    if budget is None or budget_seconds is None or not remaining:
+        return False
+    missed_seconds = seconds + sum(remaining.values()) - budget_seconds
+    if missed_seconds > 0:
+        warnings.warn(describe_missed_budget(budget, missed_seconds, remaining), BudgetWarning, stacklevel=3)
+    return missed_seconds > 0
 
 
 def _run_stage_and_measure_seconds(
@@ -161,6 +188,13 @@ def _check_audit_folder(folder: Path) -> None:
     names = (path.name for path in folder.iterdir()) if folder.is_dir() else ()
     if any(not TEMPORARY_FILE_PATTERN.fullmatch(name) for name in names) and not is_audit_plan(folder / PLAN_FILE):
         raise OutputError(f"{folder} exists and is not an audit; choose another folder")
+
+
+def _describe_difference(plan: Any, name: str, value: str) -> str:
+    """Say what differs between an audit and the plan of an earlier start in its folder."""
+    previous = plan.get(name) if isinstance(plan, dict) else None
+    versions = f" ({previous}; this is {value})" if name == "camscope" and isinstance(previous, str) else ""
+    return f"with {DIFFERENCES.get(name, f'another {name}')}{versions}"
 
 
 def check_images_unchanged(folder: Path, image_digests: ImageDigests, previous: Any) -> None:

@@ -1,6 +1,6 @@
-"""Sizes of the slow stages that fit a budget of time, and what they can still find."""
+"""Sizes of the slow stages that fit a budget of time, what they can still find, and by how much the budget is missed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import sqrt
 
 from camscope.audit.core.audit_context import AuditContext
@@ -8,6 +8,7 @@ from camscope.audit.core.config import SampleSizes
 from camscope.audit.core.stage_result_schema import PlannedSize
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT
 from camscope.audit.stage_duration_estimates import StageEstimator
+from camscope.errors import CamscopeWarning
 from camscope.metrics.group_sequential import plan_interim_looks
 from camscope.metrics.intervals_and_p_values import compute_t_quantile
 
@@ -16,6 +17,12 @@ OPTIONAL_STAGES = ("robustness", "faithfulness", "sanity")  # left out in this o
 MIN_SIZES = {"faithfulness": 10, "robustness": 10, "sanity": 10, "interventions": 40}
 SHARE_FOR_STAGES = 0.9  # of the budget: the rest is for the report and for estimates that are too low
 SHRINK_FACTOR = 0.9
+MIN_NAMED_SHARE = 0.1  # of the remaining time: shorter stages are not named as the reason of a missed budget
+REMEDY = 'name fewer methods, such as methods = ["gradcam"], lower n_steps, or audit fewer images by max_images'
+
+
+class BudgetWarning(CamscopeWarning):
+    """The budget of an audit will be missed."""
 
 
 def plan_sample_sizes(context: AuditContext, seconds: float) -> tuple[PlannedSize, ...]:
@@ -86,3 +93,22 @@ def _compute_interval_half_width(context: AuditContext, n_patients: int) -> floa
     last = plan_interim_looks(n_patients)[-1] if context.config.sequential else None
     alpha = 0.05 if last is None else last.alpha
     return round(compute_t_quantile(n_patients - 1, alpha / 2) / sqrt(n_patients), 3)
+
+
+def describe_missed_budget(budget: str, missed_seconds: float, seconds_by_stage: Mapping[str, float]) -> str:
+    """Say by how much a budget will be missed, which of the remaining stages are the reason, and what helps."""
+    longest = sorted(seconds_by_stage.items(), key=lambda stage_and_seconds: -stage_and_seconds[1])
+    min_seconds = MIN_NAMED_SHARE * sum(seconds_by_stage.values())
+    stages = [f"{name} takes {format_duration(seconds)}" for name, seconds in longest if seconds >= min_seconds]
+    reasons = " and ".join(stages[:2])
+    return (
+        f"the budget of {budget} will be missed by about {format_duration(missed_seconds)}, because {reasons}, "
+        f"which no budget cuts further; to be faster, {REMEDY}"
+    )
+
+
+def format_duration(seconds: float) -> str:
+    """Format seconds as text, such as `30 s`, `12 min` or `2.5 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

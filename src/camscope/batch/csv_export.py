@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, NamedTuple
 from camscope.atomic_writes_and_folder_locks import open_atomic
 from camscope.batch.run_reader import RunReader
 from camscope.batch.sql_query import Query
+from camscope.explanation import STATUS_MEANINGS
 
 OMITTED_COLUMNS = ("grid", "attribution", "input_size", "image_size", "placement")
 PEAK_CELL_SQL = (
@@ -43,7 +44,7 @@ class CsvCounts(NamedTuple):
 
 
 def write_csv(run: RunReader, path: Path, query: Query, *, overwrite: bool) -> CsvCounts:
-    """Write the rows that a query selects to a CSV file, with the peak of each map."""
+    """Write the rows that a query selects to a CSV file, with the peak of each map and the meaning of its flag."""
     schema = [field for field in run.dataset.schema if field.name not in OMITTED_COLUMNS]
     quoted = ['"{}"'.format(field.name.replace('"', '""')) for field in schema]
     # times with a zone are cast to text, since DuckDB would need another package for them
@@ -52,9 +53,18 @@ def write_csv(run: RunReader, path: Path, query: Query, *, overwrite: bool) -> C
         for name, field in zip(quoted, schema, strict=True)
     ]
     rows = query.iter_rows(run.dataset, [*columns, PEAK_CELL_SQL, "grid", "input_size", "placement"])
-    cells = ((*row[: len(columns)], *_locate_peak_row_and_column(*row[len(columns) :])) for row in rows)
+    status_position = [field.name for field in schema].index("status")
+    cells = (
+        (
+            *row[: len(columns)],
+            STATUS_MEANINGS.get(row[status_position]),
+            *_locate_peak_row_and_column(*row[len(columns) :]),
+        )
+        for row in rows
+    )
+    names = [*(field.name for field in schema), "status_meaning", "peak_row", "peak_column"]
     with open_atomic(path, overwrite=overwrite) as file:
-        return write_escaped_csv(file, [*(field.name for field in schema), "peak_row", "peak_column"], cells)
+        return write_escaped_csv(file, names, cells)
 
 
 def write_escaped_csv(file: BinaryIO, names: Sequence[str], rows: Iterable[Iterable[Any]]) -> CsvCounts:

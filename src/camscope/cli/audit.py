@@ -1,6 +1,7 @@
 """`camscope audit`: test whether a model relies on the finding or on a confounder, and write a report."""
 
 import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -71,7 +72,8 @@ def init(
 ) -> None:
     """Write a config file for an audit, and try it: read the masks, and explain one image as camscope audit run will.
 
-    The values are read from the manifest and the model. A line that only you can write is marked FILL IN.
+    The values are read from the manifest and the model. Lines that only you can write are marked FILL IN, or FILL IN
+    (optional) if the audit runs without them.
     """
     from camscope.audit.config_generation import build_config, try_config_on_one_image
 
@@ -92,6 +94,8 @@ def init(
         console_output.print_note(note)
     for number, line in generated.lines_to_fill_in.items():
         console_output.print_field("fill in", f"line {number}: {line}", "yellow")
+    for number, line in generated.optional_lines_to_fill_in.items():
+        console_output.print_field("fill in", f"line {number}: {line}")
     if generated.lines_to_fill_in:
         console_output.print_field("next", f"fill in the marked lines, then: camscope audit run {output}")
     else:
@@ -115,7 +119,10 @@ def run(
     budget: Annotated[
         str | None,
         option(
-            "--budget", "TIME", "Time that the audit may take, such as 10m: the slow stages use as many images as fit."
+            "--budget",
+            "TIME",
+            "Time for the audit, such as 10m: the slow stages use as many images as fit, and a note says if the rest, which "
+            "is never cut, takes longer.",
         ),
     ] = None,
     overwrite: shared_options.OverwriteOption = False,
@@ -129,7 +136,7 @@ def run(
 
     with (
         open_or_compute_run.add_resume_hint_on_interrupt(output),
-        console_output.collect_warnings(),
+        print_missed_budget_at_once(),
         show_stage_progress() as on_progress,
     ):
         audit = run_audit(
@@ -306,20 +313,28 @@ def show_stage_progress() -> Iterator[Callable[[str, int, int], None]]:
         yield on_progress
 
 
+@contextmanager
+def print_missed_budget_at_once() -> Iterator[None]:
+    """Print a note as soon as a budget is known to be missed. Other warnings are hidden: the report has what they say."""
+    from camscope.audit.sample_sizes_for_time_budget import BudgetWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", BudgetWarning)
+        warnings.showwarning = lambda message, *_, **__: console_output.print_note(str(message))
+        yield
+
+
 def print_time_estimate(seconds_by_stage: "Mapping[str, float]") -> None:
     """Print the estimated remaining time, and the estimated time of each stage."""
-    stage_durations = ", ".join(f"{name} {_format_duration(seconds)}" for name, seconds in seconds_by_stage.items())
+    from camscope.audit.sample_sizes_for_time_budget import format_duration
+
+    stage_durations = ", ".join(f"{name} {format_duration(seconds)}" for name, seconds in seconds_by_stage.items())
     console_output.stderr_console().print(
-        f"about {_format_duration(sum(seconds_by_stage.values()))} from here: {stage_durations}",
+        f"about {format_duration(sum(seconds_by_stage.values()))} from here: {stage_durations}",
         style="dim",
         soft_wrap=True,
     )
-
-
-def _format_duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _describe_audit(audit: "AuditRun") -> dict[str, object]:
@@ -367,17 +382,19 @@ def build_verdict_table(audit: "AuditRun") -> "Table":
     """Build a table with one row for each verdict of an audit."""
     from camscope.audit.report.overview import write_plain_text
     from camscope.audit.report.verdict_labels_and_groups import describe_sample, format_sentence
-    from camscope.audit.verdicts.verdict_rules import find_topic
+    from camscope.audit.verdicts.verdict_rules import QUESTIONS, find_topic
 
     table = console_output.new_table("claim", "verdict", "effect [95 %]>", "sample", "reason")
     has_patients = audit.summary.check.has_patient_column
     for verdict in audit.verdicts:
         contradicts_maps = verdict.direction == "contradicts" and find_topic(verdict.question) == "maps"
+        question = QUESTIONS.get(verdict.question)
+        quantity = question.effect_quantity if question is not None and verdict.effect.value is not None else ""
         style = MAPS_CONTRADICT_STYLE if contradicts_maps else DIRECTION_STYLES[verdict.direction]
         table.add_row(
             console_output.styled_text((console_output.to_printable_line(verdict.claim), style)),
             console_output.styled_text((f"{VERDICT_SYMBOLS[verdict.conclusion]} {verdict.conclusion}", style)),
-            format_interval(verdict.effect),
+            f"{format_interval(verdict.effect)}\n{quantity}".rstrip(),
             write_plain_text(describe_sample(verdict.effect, has_patients=has_patients))
             if verdict.effect.n_values
             else "",

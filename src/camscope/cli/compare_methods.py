@@ -48,9 +48,10 @@ SINGLE_IMAGE_PARAMETERS = ("columns", "shared_scale", "colormap", "alpha")
 DEFAULT_FOLDER, FIGURE_NAME = "camscope-compare", "figure.png"
 MAX_METHODS_IN_TABLE, MAX_METHODS_WITH_PRINTED_INTERVALS = 12, 5  # numbers of methods that fit a terminal
 LEGEND = "correlation: with the first map of the class; seconds of a shared pass are split between its methods"
+FIRST_COLUMN, CONTROL_COLUMN = "difference to first>", "difference to best control>"
 DATASET_LEGEND = (
-    "behind: paired difference to the first method; over: to the best control; p corrected for all pairs of "
-    "methods (behind) or all methods (over), and for all metrics; s: seconds per image, split between sharing methods"
+    "differences: paired, to the first method and to the best control; p corrected for all pairs of methods (first) or all "
+    "methods (control), and for all metrics; seconds: per image, a shared pass is split between its methods"
 )
 
 
@@ -300,7 +301,7 @@ def _print_dataset_comparison(comparison: "ComparisonResult", figure: Path) -> N
     if comparison.ground_truth is not None:
         console_output.print_field("evidence", comparison.ground_truth)
     for sentence in comparison.statements:
-        console_output.print_field("says", sentence)
+        console_output.print_field("result", sentence)
     console_output.print_field("values", comparison.evaluation.folder)
     console_output.print_field("figure", figure, "cyan")
 
@@ -311,15 +312,15 @@ def _build_metric_table(comparison: "ComparisonResult", summaries: "Sequence[Met
 
     is_ranked = METRICS[summaries[0].metric].higher_is_better is not None
     leader = next((line for line in summaries if is_ranked and not line.is_control and line.estimate), None)
-    columns: dict[str, Callable[[MethodSummary], str]] = {"behind>": lambda line: _format_gap_to_best(line, leader)}
+    columns: dict[str, Callable[[MethodSummary], str]] = {FIRST_COLUMN: lambda line: _format_gap_to_best(line, leader)}
     if any(line.advantage_over_control for line in summaries):
-        columns["over>"] = lambda line: _format_difference(line.advantage_over_control, "+")
+        columns[CONTROL_COLUMN] = lambda line: _format_difference(line.advantage_over_control, "+")
 
     def format_seconds(summary: "MethodSummary") -> str:
         seconds = None if summary.is_control else comparison.seconds_per_image.get(summary.key)
         return "" if seconds is None else f"{seconds:.2g}"
 
-    return build_summary_table(summaries, comparison.get_name, columns, {"s>": format_seconds})
+    return build_summary_table(summaries, comparison.get_name, columns, {"seconds>": format_seconds})
 
 
 def _format_gap_to_best(summary: "MethodSummary", best: "MethodSummary | None") -> str:

@@ -164,6 +164,8 @@ def print_evaluation_and_draw_figure(
     if has_differences:
         console.print(LEGEND, style="dim", soft_wrap=True)
     console_output.print_field("values", f"{plural(table.num_rows, 'row')}: {evaluation.folder}")
+    if figure is not None:
+        console_output.print_field("figure", figure, "cyan")
     facts = {"metrics": json_output.describe_summaries(summaries), "evidence": evaluation.facts.get("evidence")}
     files = {"folder": evaluation.folder, "figure": figure}
     failures = json_output.describe_failures(outcome)

@@ -135,7 +135,7 @@ class ImageExplanationWriter:
 
     def _build_figure(self, explanations: "Sequence[Explanation]", masks: dict[str, Any] | None) -> "RGBImage":
         """Draw the image and its maps. Several methods and several classes give one row per class."""
-        from camscope.explanation import compute_color_bar_width, shared_scales
+        from camscope.explanation import add_own_maximum, compute_color_bar_width, shared_scales
         from camscope.render import DIVERGING, draw_image_grid
 
         is_volume, image, height = explanations[0].attribution.ndim == 3, explanations[0].image, MIN_FIGURE_HEIGHT
@@ -153,7 +153,7 @@ class ImageExplanationWriter:
         for each, scale in zip(explanations, scales, strict=True):
             overlay = each.overlay(scale=scale, mask=masks, height=height, **self.overlay_options)
             bar_width = compute_color_bar_width(each, overlay, height) if has_bar else 0
-            cells.append((overlay, each.caption, each.warning_text, bar_width))
+            cells.append((overlay, add_own_maximum(each.caption, each, scale), each.warning_text, bar_width))
         if self.compare_classes:  # one row per method: the image, both maps, and the difference
             columns = len(first) + 3
             options, differences = {**self.overlay_options, "colormap": DIVERGING}, []

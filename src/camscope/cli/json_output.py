@@ -168,7 +168,7 @@ EXPLANATION_FIELDS = {
     "notes[]": "remarks of the method",
     "diagnostics.*": "numbers of the method about its map",
     "parameters.*": "settings of the method",
-    "model": "where the model comes from",
+    "model": "digest of the model's weights, 16 hex digits",
 }
 FAILURE_FIELDS = {
     "failures[].reason": "why images have no map",

@@ -3,11 +3,12 @@
 import inspect
 import json
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from camscope.cli import console_output, json_output, load_model_and_methods, shared_options
-from camscope.cli.option_parsing import list_setting_types
+from camscope.cli.option_parsing import EXCLUDED_PARAMETERS, list_setting_types
 from camscope.registry import METHODS
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def run(
     """List all methods, or describe one method with its paper, settings and cost."""
     if name is not None:
         (method,) = load_model_and_methods.parse_methods(name).values()
-        _print_method_page(method)
+        _print_method_page(method, plugins or ())
         methods = [method]
     else:
         _print_method_table()
@@ -74,8 +75,11 @@ def describe_method(explainer_cls: "type[Explainer]") -> dict[str, Any]:
     }
 
 
-def _print_method_page(explainer_cls: "type[Explainer]") -> None:
-    """Print the page of a method: its description, its settings with their defaults, and an example command."""
+def _print_method_page(explainer_cls: "type[Explainer]", plugins: Sequence[str]) -> None:
+    """Print the page of a method: its description, its settings with their defaults, and an example command.
+
+    The example names the plugins if the method is not one of camscope.
+    """
     from camscope.explainers.core import method_docstrings
 
     console = console_output.stdout_console()
@@ -88,11 +92,22 @@ def _print_method_page(explainer_cls: "type[Explainer]") -> None:
     meanings = method_docstrings.read_setting_descriptions(explainer_cls)
     table = console_output.new_table("setting", "default", "meaning")
     for name, value in facts["settings"].items():
-        table.add_row(name, json.dumps(value, ensure_ascii=False), " ".join(meanings.get(name, "").split()))
+        table.add_row(name, _format_default(value), " ".join(meanings.get(name, "").split()))
     console.print(table)
+    parameters = set(inspect.signature(explainer_cls).parameters)
+    python_only = sorted(parameters & set(meanings) - set(facts["settings"]) - set(EXCLUDED_PARAMETERS))
+    if python_only:
+        console.print(f"settings that are passed in Python only: {', '.join(python_only)}", style="dim")
     cost = f"forward passes: {facts['forward_passes']}; backward passes: {facts['backward_passes']}"
     console.print(cost + (f" ({COST_LEGEND})" if re.search(r"\b[KL]\b|partial", cost) else ""), style="dim")
-    console.print(f"Example: camscope explain photo.jpg --methods {facts['name']}", style="dim")
+    is_foreign = explainer_cls.__module__.partition(".")[0] != "camscope"
+    options = "".join(f" --plugin {shlex.quote(str(file))}" for file in plugins) if is_foreign else ""
+    console.print(f"Example: camscope explain photo.jpg{options} --methods {facts['name']}", style="dim")
+
+
+def _format_default(value: object) -> str:
+    """Format a default as in Python, with text in double quotes."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
 
 
 def _print_method_table() -> None:

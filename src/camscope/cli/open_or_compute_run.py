@@ -116,6 +116,10 @@ class EvaluationRequest:
         run = BatchRun(self.source, source, fetch=self.fetch)
         self._check_group_column(build_value_schema(run.dataset.schema).names)
         print_missing_images_note(run)
+        if self.root is not None and scans is None:
+            remedy = "pass --scans with its files too" if run.is_pseudonymized else "leave --root out"
+            has_paths = "does not name its files" if run.is_pseudonymized else "has the paths of its images"
+            raise shared_options.build_option_error("--root", f"{self.source} is a run, which {has_paths}; {remedy}")
         reason = f"{self.source} is a run with computed maps; to explain images, name them, such as 'images/*.png'"
         parameters = [name for name in IMAGE_PARAMETERS if scans is None or name != "root"]
         shared_options.check_options_unset(context, parameters, reason)

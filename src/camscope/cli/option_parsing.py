@@ -1,6 +1,7 @@
 """Parse options that commands share: targets, methods, layers, the look of overlays, and `--set NAME=VALUE`."""
 
 import inspect
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,24 +59,12 @@ def parse_targets(target: str | None, targets: str | None) -> list[int | str | N
 
 
 def parse_class_names(value: str | None) -> tuple[str, ...] | None:
-    """Parse `--class-names`: names between commas, or a text file with one name in each line. None stays None."""
+    """Parse `--class-names`: names between commas, or a file of names (see `_read_class_names`). None stays None."""
     if value is None:
         return None
     file = Path(value)
-    if file.suffix.lower() == ".txt" or file.is_file():
-        try:
-            lines = read_bytes(file, MAX_CLASS_NAME_BYTES).decode("utf-8-sig").splitlines()
-        except OSError as error:
-            raise shared_options.build_option_error("--class-names", f"{file}: {error.strerror or error}") from error
-        except ValueError as error:
-            raise shared_options.build_option_error("--class-names", f"{file} is not a text file in UTF-8") from error
-        names = [line.strip() for line in lines]
-        while names and not names[-1]:
-            names.pop()
-        if not all(names):
-            raise shared_options.build_option_error(
-                "--class-names", f"{file}: line {names.index('') + 1} is empty; expected a name in each line"
-            )
+    if file.suffix.lower() in (".txt", ".json") or file.is_file():
+        names = _read_class_names(file)
     else:
         names = shared_options.split_list(value)
     if not names:
@@ -83,6 +72,51 @@ def parse_class_names(value: str | None) -> tuple[str, ...] | None:
             "--class-names", f"{value!r} names no class; expected names such as cat,dog, or a text file"
         )
     return tuple(names)
+
+
+def _read_class_names(file: Path) -> list[str]:
+    """Read class names from a text file with one in each line, or from a .json file with a list or {"0": name, ...}."""
+    try:
+        text = read_bytes(file, MAX_CLASS_NAME_BYTES).decode("utf-8-sig")
+    except OSError as error:
+        raise shared_options.build_option_error("--class-names", f"{file}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise shared_options.build_option_error("--class-names", f"{file} is not a text file in UTF-8") from error
+    if file.suffix.lower() == ".json":
+        return _parse_json_class_names(file, text)
+    names = [line.strip() for line in text.splitlines()]
+    while names and not names[-1]:
+        names.pop()
+    if not all(names):
+        raise shared_options.build_option_error(
+            "--class-names", f"{file}: line {names.index('') + 1} is empty; expected a name in each line"
+        )
+    return names
+
+
+def _parse_json_class_names(file: Path, text: str) -> list[str]:
+    """Return the names of a JSON list, or of an object with the keys "0", "1", ...
+
+    Instead of a name, an entry may be an object with the key "name", or a pair of an id and a name, as in Keras's file.
+    """
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise shared_options.build_option_error("--class-names", f"{file} is not JSON") from error
+    if isinstance(document, dict):
+        document = [document.get(str(index)) for index in range(len(document))]
+    names = list(map(_find_name, document)) if isinstance(document, list) else [None]
+    if not all(isinstance(name, str) and name.strip() for name in names):
+        problem = f"{file}: expected a list of names, or an object with a name for each index from 0 on"
+        raise shared_options.build_option_error("--class-names", problem)
+    return [str(name).strip() for name in names]
+
+
+def _find_name(entry: object) -> object:
+    """Return the name in an entry of a JSON file of classes."""
+    if isinstance(entry, dict):
+        return entry.get("name")
+    return entry[1] if isinstance(entry, list) and len(entry) == 2 else entry
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,8 @@ ClassNamesOption = Annotated[
     option(
         "--class-names",
         "A,B|FILE",
-        "Names of the model's classes in order, or a text file with one in each line; default: those of the model.",
+        "Names of the model's classes in order, a text file with one in each line, or a .json file with a list or an index for "
+        "each; default: those of the model.",
     ),
 ]
 TargetOption = Annotated[

@@ -61,7 +61,7 @@ class EvaluationCase:
         return next(iter(self.rows.values()))
 
 
-def build_evaluation_cases(replay: RunReplay, rows: Sequence[Row]) -> list[EvaluationCase]:
+def group_rows_into_cases(replay: RunReplay, rows: Sequence[Row]) -> list[EvaluationCase]:
     """Group the rows of one image by target into evaluation cases. A row that cannot be evaluated gets a case with a reason."""
     cases: dict[object, EvaluationCase] = {}
     missing: list[EvaluationCase] = []
@@ -136,7 +136,7 @@ class ModelMetricEvaluator:
         self, images: Iterable[Sequence[Row]], num_threads: int
     ) -> Iterator[tuple[int, list[Row]]]:
         """Yield the number of finished images and their table rows, batch by batch."""
-        cases_by_image = map_in_order(lambda rows: build_evaluation_cases(self.replay, rows), images, num_threads)
+        cases_by_image = map_in_order(lambda rows: group_rows_into_cases(self.replay, rows), images, num_threads)
         for _, group in groupby((case for cases in cases_by_image for case in cases), key=lambda case: case.batch_key):
             while batch := list(islice(group, self.batch_size)):
                 yield sum(case.is_last_of_image for case in batch), self._evaluate_batch_or_its_halves(batch)

@@ -123,7 +123,11 @@ class AttentionCapture(BaseFunctionMode):
         if name in VALUE_PRESERVING_METHODS and last is not None and args and args[0] is last[0]:
             self._last_probabilities = result, last[1]
         place = MATMUL_LEFT_ARGUMENT.get(name, len(args))
-        return self._record_matrix_product(args[place], args[place + 1], result) if len(args) >= place + 2 else result
+        return (
+            self._record_queries_keys_or_values(args[place], args[place + 1], result)
+            if len(args) >= place + 2
+            else result
+        )
 
     def _run_and_intercept_inner_calls(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
@@ -180,7 +184,7 @@ class AttentionCapture(BaseFunctionMode):
         self._last_probabilities, self._last_product = (probabilities, attention), None
         return probabilities
 
-    def _record_matrix_product(self, left: Tensor, right: Tensor, result: Tensor) -> Tensor:
+    def _record_queries_keys_or_values(self, left: Tensor, right: Tensor, result: Tensor) -> Tensor:
         """Record a matrix product of an attention: queries and keys before the softmax, values after it. Return the
         result for the model.
         """

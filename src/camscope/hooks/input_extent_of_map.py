@@ -87,7 +87,7 @@ def _crop_or_pad_axis(axis: AxisExtent, low: float, high: float, cell_size: floa
     """Return the extent of a map after a crop or a pad that moves its ends to `low` and `high`."""
     low_cut, low_pad = _move_end_inward(axis.low_cut, axis.low_pad, low - axis.low, cell_size)
     high_cut, high_pad = _move_end_inward(axis.high_cut, axis.high_pad, axis.high - high, cell_size)
-    return _round_extent(AxisExtent(low, high, low_cut, high_cut, low_pad, high_pad))
+    return _round_axis_shares(AxisExtent(low, high, low_cut, high_cut, low_pad, high_pad))
 
 
 class AxisEnd(NamedTuple):
@@ -113,14 +113,14 @@ def _apply_window_margin(axis: AxisExtent, margin: float, cell_size: float) -> A
     unused = [max(0.0, pad + min(margin, 0.0)) for pad in (axis.low_pad, axis.high_pad)]
     low_left, high_left = (share if share > _add_rounding_margin(cell_size) else 0.0 for share in unused)
     low, high = axis.low - margin, axis.high + margin
-    return _round_extent(AxisExtent(low, high, axis.low_cut - low_left, axis.high_cut - high_left))
+    return _round_axis_shares(AxisExtent(low, high, axis.low_cut - low_left, axis.high_cut - high_left))
 
 
 def _add_rounding_margin(cell_size: float) -> float:
     return cell_size * (1 + 1e-6)
 
 
-def _round_extent(axis: AxisExtent) -> AxisExtent:
+def _round_axis_shares(axis: AxisExtent) -> AxisExtent:
     return AxisExtent(*(round(share, EXTENT_DIGITS) for share in axis))
 
 
@@ -148,7 +148,7 @@ def average_agreeing_extents(extents: Sequence[Extent | None], grid: Sequence[in
     if len(in_order) == 1:
         return in_order[0]
     joined = tuple(
-        _round_extent(
+        _round_axis_shares(
             AxisExtent(
                 *(sum(ends) / len(axes) for ends in ([axis.low for axis in axes], [axis.high for axis in axes])),
                 *(min(shares, key=abs) for shares in zip(*(axis[2:] for axis in axes), strict=True)),

@@ -141,7 +141,7 @@ def eval_mode_buffers_restored(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def rng_restored_in_single_thread(devices: Sequence[torch.device]) -> Iterator[None]:
+def rng_restored_unless_other_threads_run(devices: Sequence[torch.device]) -> Iterator[None]:
     """Restore all random number generators at the end of the `with`, but only if no other thread runs."""
     with nullcontext() if threading.active_count() > 1 else all_rng_restored(devices):
         yield

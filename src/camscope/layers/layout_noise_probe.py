@@ -273,13 +273,15 @@ def _judge_layout_of_outputs(
     if len(usable) < N_RUNS or len({row.shape for row in usable}) > 1:
         return LayoutProbeResult(LayoutVerdict.UNDECIDED)
     # [p]: how far the two runs are apart that leave the cells of run p as they are
-    distances = torch.stack([_compute_run_distance(usable[p - 1] - usable[p - 2], layout) for p in range(N_RUNS)]).cpu()
+    distances = torch.stack(
+        [_compute_output_change_per_position(usable[p - 1] - usable[p - 2], layout) for p in range(N_RUNS)]
+    ).cpu()
     if not bool(distances.isfinite().all()):
         return LayoutProbeResult(LayoutVerdict.UNDECIDED)
     return judge_layout(distances, layout, labels, blocks, covered)
 
 
-def _compute_run_distance(difference: Tensor, layout: Layout) -> Tensor:
+def _compute_output_change_per_position(difference: Tensor, layout: Layout) -> Tensor:
     """Return the distance (T,) between the outputs of two runs at each position, from their difference (N,T,K)."""
     start = layout.prefix if layout.kind == TOKENS else 0
     common = difference[:, start : start + math.prod(layout.grid)].mean(1, keepdim=True)

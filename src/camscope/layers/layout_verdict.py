@@ -268,8 +268,9 @@ def _subtract_mean(values: Tensor) -> Tensor:
 
 
 def _is_reaction_local(values: Tensor) -> bool:
-    """Whether each cell (3,cells) reacts mainly to the noise of one run, so that it depends on one part of the
-    input.
+    """Whether the cells react, on average, mainly to one of three noise runs, so that each depends on one part of the input.
+
+    `values` (3,cells) are the reactions to the runs.
     """
     # a direction in a plane, as the numbers sum to 0: one of three, 120 degrees apart, for a cell that sees one part
     angle = torch.atan2((values[1] - values[2]) * math.sqrt(3), 2 * values[0] - values[1] - values[2])

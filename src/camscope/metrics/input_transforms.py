@@ -70,7 +70,7 @@ class Shift(InputTransform):
         return x
 
     def compute_placement(self, size: Sequence[int]) -> Placement:
-        """Return the placement of the shifted input on the original input."""
+        """Return the `Placement` that maps positions of the shifted input to those of the original input."""
         offset = -np.array(self._resolve_offsets(len(size)), np.float64)
         return Placement(np.column_stack([np.eye(len(size)), offset]), tuple(size), tuple(size))
 

@@ -26,11 +26,11 @@ def compute_jackknife_deviations(group_sums: FloatArray, group_sizes: GroupSizes
     The changes are scaled so that their squares sum to the jackknife variance.
     """
     shares, groups = group_sizes / group_sizes.sum(), len(group_sizes)
-    moves = _compute_group_residuals(group_sums, group_sizes) / (1 - shares)
+    moves = _compute_shift_of_mean_by_group(group_sums, group_sizes) / (1 - shares)
     return np.asarray(moves * np.sqrt((groups - 1) / groups), np.float64)
 
 
-def _compute_group_residuals(group_sums: FloatArray, group_sizes: GroupSizes) -> FloatArray:
+def _compute_shift_of_mean_by_group(group_sums: FloatArray, group_sizes: GroupSizes) -> FloatArray:
     """Return how far each group (G,) moves the mean: its summed deviations, divided by the number of all values."""
     total = group_sizes.sum()
     return np.asarray((group_sums - group_sizes * (group_sums.sum() / total)) / total, np.float64)
@@ -44,7 +44,7 @@ def compute_jackknife_variance(group_sums: FloatArray, group_sizes: GroupSizes) 
 def compute_linearized_variance(group_sums: FloatArray, group_sizes: GroupSizes) -> float:
     """Return the linearized variance of the mean. This variance is too small if the groups differ in size."""
     groups = len(group_sizes)
-    squares = float((_compute_group_residuals(group_sums, group_sizes) ** 2).sum())
+    squares = float((_compute_shift_of_mean_by_group(group_sums, group_sizes) ** 2).sum())
     return squares * groups / (groups - 1) if groups > 1 else 0.0
 
 

@@ -164,7 +164,7 @@ def encode_animation(
         )
     except (OSError, ValueError) as error:
         received = f"{plural(len(images), 'image')} {checked_frames[0].shape}"
-        raise ImageError(f"{received} cannot be written as {format_name}: {error}") from error
+        raise ImageError(f"{received} cannot be written in the format {format_name}: {error}") from error
     return stream.getvalue()
 
 

@@ -152,7 +152,7 @@ def encode_image(image: RGBImage, suffix: str) -> bytes:
     try:
         Image.fromarray(require_rgb_image(image)).save(stream, name, **options)
     except (OSError, ValueError) as error:
-        raise ImageError(f"{_describe_array(image)} cannot be written as {name}: {error}") from error
+        raise ImageError(f"{_describe_array(image)} cannot be written in the format {name}: {error}") from error
     return stream.getvalue()
 
 

@@ -374,7 +374,7 @@ class PerSampleTarget(Target):
         return any(isinstance(target, Target) and target.dense for target in self.targets)
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "PerSampleTarget":
-        """Return the targets, each flipped."""
+        """Return the targets for an input that is flipped along the axes `flips`."""
         return PerSampleTarget(self.targets, [score.flipped(flips, size) for score in self._scores])
 
     def resolve_choices(

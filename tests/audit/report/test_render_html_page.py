@@ -192,7 +192,7 @@ def test_a_summary_that_does_not_say_what_its_metrics_are_has_a_page_too():
     html = render_page(full().model_copy(update=silent))
     from camscope.metrics import METRICS
 
-    assert METRICS.display_name(full().localization.metric_summaries[0].metric) in html
+    assert METRICS.replace_names_by_titles(full().localization.metric_summaries[0].metric) in html
     assert 'class="formula"' not in html
 
 

@@ -303,7 +303,7 @@ def test_grids_that_are_not_square_and_any_number_of_prefix_tokens(method, prefi
     assert method(model).attribute(x, 1).shape == (2, 5, 4)
     answer = method(model).explain(x[0], 1)
     assert answer.layout == f"tokens {prefix}+5x4"
-    assert answer.notes[:2] == (f"2 self-attentions between {20 + prefix} tokens", "the score reads 1 of them")
+    assert answer.notes[:2] == (f"2 self-attentions between {20 + prefix} tokens", "the score reads 1 of the tokens")
 
 
 @pytest.mark.parametrize("method", EVERY)

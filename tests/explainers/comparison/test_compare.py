@@ -434,7 +434,7 @@ def test_a_signal_and_a_volume_have_a_figure_of_their_own_kind(case, tmp_path):
     model, x = CASES[case].make()
     found = compare(model, x[0], ["gradcam", "hirescam"], layers=["features"], targets=[1])
     assert found.correlate_maps().shape == (2, 2)
-    first, own = found._build_figure_cells([one.overlay() for one in found.explanations], None)[0][:2]
+    first, own = found._build_figure_cells([one.overlay() for one in found.explanations], ["max"] * 2, None)[0][:2]
     assert first.caption == found.row_labels[0]
     np.testing.assert_array_equal(first.image, found.explanations[0].overlay(alpha=0))
     assert first.image.shape == own.image.shape

@@ -242,8 +242,8 @@ class Config(_ConfigTable):
         intended_use: What the model is meant for, as free text.
         seed: The seed of every random choice.
         n_resamples: The number of bootstrap resamples of patients.
-        budget: The time that the audit may take, such as "10m". The slow stages take as many images as fit. None: those
-            of `sample_sizes`.
+        budget: The time that the audit may take, such as "10m". The slow stages take as many images as fit. A
+            warning says if the rest takes longer. None: the images of `sample_sizes`.
         sequential: Whether faithfulness and robustness stop before all sampled images are used, where a verdict is reached.
         imputations: What replaces removed pixels. At least two, because the effect of one may be its artifact.
         batch_size: The number of images in a forward pass.

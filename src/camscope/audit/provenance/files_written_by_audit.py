@@ -50,7 +50,7 @@ MAX_FILES_LISTED = 10  # in an error message
 
 def list_audit_files(folder: Path) -> list[Path]:
     """Return the files of an audit. Raise an OutputError if the folder holds links or other files."""
-    log, files = _FileLog.read(folder), list(_iter_named_files(folder))
+    log, files = _FileLog.read(folder), list(_iter_files_at_audit_places(folder))
     if foreign := [path for path in files if not _is_audit_file(path, path.relative_to(folder).as_posix(), log)]:
         names = [path.relative_to(folder).as_posix() + (" (a link)" if path.is_symlink() else "") for path in foreign]
         more = f" and {len(names) - MAX_FILES_LISTED} more" if len(names) > MAX_FILES_LISTED else ""
@@ -89,7 +89,7 @@ def log_stage_start(folder: Path, stage: str, findings: Sequence[int] = ()) -> N
 def log_stage_files(folder: Path, stage: str) -> None:
     """Log the digests of the files that a stage wrote."""
     log, new = _FileLog.read(folder), {}
-    for path in _iter_named_files(folder):
+    for path in _iter_files_at_audit_places(folder):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and _is_stage_file(name, stage, log.open_stages.get(stage, set())):
             digest = digest_file(path)
@@ -123,7 +123,7 @@ class _FileLog:
         return log
 
 
-def _iter_named_files(folder: Path) -> Iterator[Path]:
+def _iter_files_at_audit_places(folder: Path) -> Iterator[Path]:
     """Yield the files that have one of the audit's file names, and all files in the audit's subfolders."""
     yield from (
         path for name in (LOG_FILE, PROVENANCE_FILE, *EXPECTED_CONTENT) if os.path.lexists(path := folder / name)

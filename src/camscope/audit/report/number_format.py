@@ -121,7 +121,7 @@ def format_item_count(data: Mapping[str, Any], path: str, **field_values: str | 
 
 
 def count_items(data: Mapping[str, Any], path: str, field_values: Mapping[str, str | Sequence[str]]) -> int:
-    """Count the items of a list whose fields have the given values. `path` is a dotted key such as `check.level_counts`."""
+    """Count the items that have the given field values, in the list at the dotted key `path`, such as `check.level_counts`."""
     items: Any = data
     for name in path.split("."):
         items = items[name]

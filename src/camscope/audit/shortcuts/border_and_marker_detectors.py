@@ -165,7 +165,7 @@ def _detect_outside_aperture(image: NDArray[Any]) -> Mask:
     return distances > 0
 
 
-def _detect_aperture_rim(image: NDArray[Any]) -> Mask:
+def _detect_ring_along_aperture_edge(image: NDArray[Any]) -> Mask:
     """Return a ring around the edge of the round aperture, 4 % of the radius wide on both sides."""
     distances, radius = _measure_distances_and_radius_of_aperture(image)
     return np.abs(distances) <= RIM_WIDTH_FRACTION * radius
@@ -339,7 +339,12 @@ REGIONS: Final[Mapping[str, Region]] = MappingProxyType(
                 "outside the round field",
                 _detect_outside_aperture,
             ),
-            ("rim", "the rim of the round field of view", "along the edge of the round field", _detect_aperture_rim),
+            (
+                "rim",
+                "the rim of the round field of view",
+                "along the edge of the round field",
+                _detect_ring_along_aperture_edge,
+            ),
             (
                 "saturated",
                 "burned-in text or markers",

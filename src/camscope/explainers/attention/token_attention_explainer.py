@@ -290,7 +290,7 @@ class TokenAttentionExplainer(Explainer):
         layout, weights, score = trace.layout, trace.score_token_weights, trace.score
         attribution = layout.to_maps(self.relevance(trace).detach()[..., None])[:, 0].clone()
         count, n_tokens = plural(len(trace.attentions), "self-attention"), plural(weights.shape[1], "token")
-        sample_notes = tuple((f"the score reads {count} of them",) for count in (weights > 0).sum(1).tolist())
+        sample_notes = tuple((f"the score reads {count} of the tokens",) for count in (weights > 0).sum(1).tolist())
         probabilities, gradient = trace.probabilities[-1], trace.gradients[-1]
         return AttributionMaps(
             attribution,

@@ -48,14 +48,14 @@ class ReciproCAM(LayerExplainer, BatchedMixin):
         def build_cell_edits(part: slice) -> ActivationVariants:
             rows = torch.arange(part.start, part.stop, device=activation.device)
 
-            def mask_cells(maps: Tensor) -> object:
+            def keep_one_cell_per_row(maps: Tensor) -> object:
                 cell = rows % n_rows
                 masks = (cell < n_cells).to(activation)[:, None]
                 for axis, place in enumerate(torch.unravel_index(cell % n_cells, tuple(grid))):
                     masks = masks[..., None] * weights[axis][place].view(len(rows), *[1] * (axis + 1), -1)
                 return maps.mul_(masks.to(maps.dtype))
 
-            return ActivationVariants(mask_cells, rows // n_rows)
+            return ActivationVariants(keep_one_cell_per_row, rows // n_rows)
 
         probabilities = features.score_activations(len(activation) * n_rows, build_cell_edits, as_probability=True)
         probabilities = probabilities.view(-1, n_rows)

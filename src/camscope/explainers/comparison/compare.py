@@ -27,7 +27,15 @@ from camscope.explainers.core.evaluation_context import Precision
 from camscope.explainers.core.keywords_of_other_toolkits import reject_foreign_keywords
 from camscope.explainers.core.model_input import NO_EXTRA_INPUTS, ExtraInputs
 from camscope.explainers.core.run_methods_in_shared_passes import OnPass, explain_grid
-from camscope.explanation import AUTO, Explanation, FloatArray, PixelArray, ScaleOption, shared_scales
+from camscope.explanation import (
+    AUTO,
+    Explanation,
+    FloatArray,
+    PixelArray,
+    ScaleOption,
+    add_own_maximum,
+    shared_scales,
+)
 from camscope.targets import TargetLike
 
 MethodLike = str | type[Explainer] | Explainer
@@ -164,7 +172,7 @@ class Comparison:
             for explanation, own_scale in zip(explanations, scales, strict=True)
         ]
         return render.draw_contact_sheet(
-            self._build_figure_cells(images, region, volume_height),
+            self._build_figure_cells(images, scales, region, volume_height),
             title=f"{self.title} · region seen by the model" if region else self.title,
             legend=_format_lowest_and_highest_label(scale, colormap),
             colormap=colormap,
@@ -173,17 +181,22 @@ class Comparison:
         )
 
     def _build_figure_cells(
-        self, images: Sequence[PixelArray], region: tuple[slice, slice] | None, height: int | None = None
+        self,
+        images: Sequence[PixelArray],
+        scales: Sequence[ScaleOption],
+        region: tuple[slice, slice] | None,
+        height: int | None = None,
     ) -> list[list[render.CaptionedImage | None]]:
         """Build the captioned images of the figure, row by row."""
         first, cells = self.explanations[0], {}
         photo = first.image if first.image is not None else first.model_input_image
         if photo is not None and first.attribution.ndim != 2:  # a signal or a volume, drawn as an image
             photo = first.overlay(alpha=0, height=height)
-        for image, entry in zip(images, self.entries, strict=True):
+        for image, entry, scale in zip(images, self.entries, scales, strict=True):
             explanation, caption = entry.explanation, METHODS.replace_names_by_titles(self.column_labels[entry.column])
             if explanation.label != self._select_explanation_with_commonest_label(entry.target_index).label:
                 caption = f"{caption} · {explanation.label_and_score}"
+            caption = add_own_maximum(caption, explanation, scale)
             cells[entry.row, entry.column] = render.CaptionedImage(image, caption, explanation.warning_text)
         return [
             [

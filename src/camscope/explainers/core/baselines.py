@@ -75,7 +75,7 @@ class BackgroundMixin(RandomMixin):
             raise InputError("background is empty: expected at least one input")
 
     def list_baselines(self) -> Sequence[BaselineLike]:
-        """Return all inputs of the background."""
+        """Return all inputs of the reference data set, which is called the background."""
         if self.background is None or isinstance(self.background, Tensor):
             return DEFAULT_BACKGROUND if self.background is None else [*self.background]
         return parse_baselines(list(self.background), "background") if len(self.background) else ()

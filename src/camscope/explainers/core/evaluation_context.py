@@ -22,7 +22,7 @@ from camscope.hooks.find_layers import check_lazy_layers_initialized, unwrap
 from camscope.hooks.restore_buffers_and_rng import (
     buffers_and_rng_restored,
     eval_mode_buffers_restored,
-    rng_restored_in_single_thread,
+    rng_restored_unless_other_threads_run,
 )
 from camscope.hooks.thread_local_hooks import autocast_uncached
 from camscope.plurals import plural
@@ -104,7 +104,7 @@ def inference_scope(model_info: ModelInfo, mode: Mode) -> Iterator[None]:
             scope.enter_context(buffers_and_rng_restored(model_info.model))
         else:
             scope.enter_context(eval_mode_buffers_restored(model_info.model))
-            scope.enter_context(rng_restored_in_single_thread(model_info.devices))
+            scope.enter_context(rng_restored_unless_other_threads_run(model_info.devices))
             scope.enter_context(evaluation_mode(model_info.model))
         if model_info.is_compiled:
             scope.enter_context(_force_eager())

@@ -29,7 +29,7 @@ def read_setting_descriptions(cls: type) -> dict[str, str]:
 
 
 def read_description(cls: type) -> str:
-    """Read the description from the docstring of a class: the text without cost, sections and example."""
+    """Read the description from the docstring of a class. Its cost line, sections (Args, Returns) and example are left out."""
     return COST.sub("", EXAMPLE.sub("", SECTION.sub("", f"{_read_docstring(cls)}\n"))).strip()
 
 

@@ -63,7 +63,7 @@ def split_keywords(
 def build_extra_inputs(
     args: tuple[Any, ...], keywords: Mapping[str, Any], additional_forward_args: Any = None
 ) -> ExtraInputs:
-    """Combine the positional, keyword and `additional_forward_args` of a call into the extra inputs of the model."""
+    """Build the extra inputs of the model from the positional arguments, keywords and `additional_forward_args` of a call."""
     if additional_forward_args is None:
         return ExtraInputs(args, keywords)
     if isinstance(additional_forward_args, Mapping):

@@ -13,8 +13,8 @@ from camscope.explainers.core.base_method import BaseMethod
 from camscope.explainers.core.maps_with_flags import AttributionMaps
 from camscope.explainers.gradient.excitation_rules import (
     check_excitation_rules,
-    enable_contrast,
     excitation_backprop_scope,
+    make_last_rules_contrastive,
 )
 from camscope.hooks.input_gradients import compute_scores_and_input_gradients
 from camscope.targets import Score
@@ -74,7 +74,7 @@ class ExcitationBackprop(LayerExplainer):
         """Return the score (N,) from which probability is propagated back. Raise ModelError if an operation has no rule."""
         check_excitation_rules(output, self.name)
         if self.contrastive:
-            enable_contrast(output)
+            make_last_rules_contrastive(output)
         return score.read_score(output, n_samples)
 
     def compute_layer_map(self, features: LayerFeatures) -> Tensor:

@@ -265,7 +265,7 @@ def check_excitation_rules(output: Any, method: str) -> None:
         )
 
 
-def enable_contrast(output: Any) -> None:
+def make_last_rules_contrastive(output: Any) -> None:
     """Make the rules of the last linear layers before the output contrastive."""
     waiting = [tensor.grad_fn for tensor in _find_differentiable_tensors(output)]
     while waiting:
