@@ -201,7 +201,14 @@ def images_of_several_sizes() -> Summary:
 def stopped_early() -> Summary:
     """Tests with other numbers of images, of which one stopped."""
     look = StoppingLook(
-        method="gradcam", finding=FINDING, look=1, n_looks=3, n_images=10, max_images=24, confidence_level=0.98, reason="decided"
+        method="gradcam",
+        finding=FINDING,
+        look=1,
+        n_looks=3,
+        n_images=10,
+        max_images=24,
+        confidence_level=0.98,
+        reason="decided",
     )
     made = [
         build_verdict(question, FINDING, ("supported", ""), num(0.9, 0.05, n, n), 0.5, "gradcam", **CLAIM_FIELDS)
@@ -520,7 +527,9 @@ def test_concerns_beyond_three_are_counted():
 
 def test_contradictions_that_the_first_screen_leaves_out_are_counted():
     answers = [
-        build_verdict("robustness", FINDING, ("not supported", ""), num(0.1, 0.05), 0.5, maps="The maps", condition=name)
+        build_verdict(
+            "robustness", FINDING, ("not supported", ""), num(0.1, 0.05), 0.5, maps="The maps", condition=name
+        )
         for name in "abcdef"
     ]
     overview = build_overview(sound().model_copy(update={"verdicts": tuple(answers)}))

@@ -213,7 +213,8 @@ def test_a_template_cannot_write_a_number_by_itself(monkeypatch):
     [
         (312, None, "312"), (1214, None, "1,214"), (0, None, "0"), (-4, None, "−4"), (0.9412371, None, "0.941"),
         (13.4567, None, "13.5"), (1234.5, None, "1,234"), (0.5, None, "0.5"), (1.0, None, "1"), (0.0, None, "0"),
-        (-0.0847, 2, "−0.08"), (0.00034, None, "0.00034"), (2.1e-06, None, "0.0000021"), (2.1e-08, None, "2.1e-08"), (-1.2e-05, None, "−0.000012"),
+        (-0.0847, 2, "−0.08"), (0.00034, None, "0.00034"), (2.1e-06, None, "0.0000021"),
+        (2.1e-08, None, "2.1e-08"), (-1.2e-05, None, "−0.000012"),
         (5.0, 2, "5.00"),
         (-0.0004, 2, "0.00"),
     ],
@@ -271,7 +272,12 @@ def words_of(html):
 def test_each_verdict_has_one_sign_and_says_what_holds(whole):
     seen = re.findall(r'<span class="toward is-(\w+)"><svg[^>]*><use href="#shape-(\w+)"/></svg>([^<]*)</span>', whole)
     assert all(kind == shape and text.startswith(VERDICT_KIND_LABELS[kind]) for kind, shape, text in seen)
-    assert {text for _, _, text in seen} >= {"contradicts the model", "supports the model", "supports the maps", "not decided"}
+    assert {text for _, _, text in seen} >= {
+        "contradicts the model",
+        "supports the model",
+        "supports the maps",
+        "not decided",
+    }
     row = next(row for row in whole.split("<tr ") if "does not rely on" in words_of("<tr " + row))
     assert "relies on" not in words_of(row)
     rules = words_of(whole.partition('class="rules"')[2].partition("</details>")[0])
