@@ -57,6 +57,7 @@ from camscope.audit.report.svg_charts import (
 )
 from camscope.audit.report.verdict_labels_and_groups import CONCLUSION_MEANINGS, VERDICT_KIND_LABELS
 from camscope.audit.verdicts.limitations_and_warnings import GENERAL_LIMITATIONS, list_warnings
+from camscope.audit.verdicts.verdict_rules import build_verdict
 from camscope.batch import BatchRun, run_batch
 from camscope.errors import InputError
 from camscope.explainers import METHODS
@@ -278,8 +279,15 @@ def test_each_verdict_has_one_sign_and_says_what_holds(whole):
         "supports the maps",
         "not decided",
     }
-    row = next(row for row in whole.split("<tr ") if "does not rely on" in words_of("<tr " + row))
-    assert "relies on" not in words_of(row)
+    judged = build_verdict(
+        "shortcut", "nodule", ("not supported", ""), num(0.0, 0.05), 0.1, "border", region="the border"
+    )
+    row = re.search(
+        r"<tr class=.is-supports.*?</tr>", render_page(nothing().model_copy(update={"verdicts": (judged,)})), re.S
+    )
+    assert "The prediction for nodule does not rely on the border." in words_of(row[0])
+    assert judged.claim not in words_of(row[0])
+    assert not set(words_of(row[0]).split()) & {"supported"}
     rules = words_of(whole.partition('class="rules"')[2].partition("</details>")[0])
     assert all(f"“{word}”: {meaning}" in rules for word, meaning in CONCLUSION_MEANINGS.items())
 

@@ -22,6 +22,7 @@ from camscope.audit.report.number_format import (
     format_p_value,
 )
 from camscope.audit.report.overview import MAX_OPEN_QUESTIONS_SHOWN, build_overview
+from camscope.audit.report.result_sentences import write_answer
 from camscope.audit.report.section_figures import draw_figures
 from camscope.audit.report.verdict_labels_and_groups import (
     CONCLUSION_MEANINGS,
@@ -151,7 +152,6 @@ def create_template_environment() -> "jinja2.Environment":
         "classify_verdict": classify_verdict,
         "compute_csp_digest": compute_csp_digest,
         "conclusion_meanings": CONCLUSION_MEANINGS,
-        "describe_answer": lambda verdict: verdict.answer or verdict.claim,
         "describe_direction": describe_direction,
         "effect_quantities": {name: question.effect_quantity for name, question in QUESTIONS.items()},
         "format_interval": format_interval,
@@ -172,6 +172,7 @@ def create_template_environment() -> "jinja2.Environment":
         "style": Markup(_read_template("page.css")),  # noqa: S704 - a file of this package
         "verdict_kind_filters": VERDICT_KIND_FILTERS,
         "verdict_kind_labels": VERDICT_KIND_LABELS,
+        "write_answer": write_answer,
     }
     return environment
 
