@@ -399,7 +399,7 @@ def verdicts(findings):
         add(
             verdict(
                 "performance by subgroup",
-                f"The model detects {finding} equally well in all subgroups of site.",
+                f"The model detects {finding} equally well regardless of site.",
                 finding,
                 "not supported",
                 "contradicts",
@@ -426,7 +426,7 @@ def verdicts(findings):
         add(
             verdict(
                 "shortcut",
-                f"The prediction for {finding} relies on the region marker.",
+                f"The prediction for {finding} relies on the region “marker”.",
                 finding,
                 "supported",
                 "contradicts",
@@ -478,7 +478,7 @@ def verdicts(findings):
         add(
             verdict(
                 "attribution mass",
-                f"The maps of {CAM} for {finding} highlight the region marker.",
+                f"The maps of {CAM} for {finding} highlight the region “marker”.",
                 finding,
                 "not testable",
                 "neither",

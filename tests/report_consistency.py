@@ -86,7 +86,7 @@ def find_unsupported_claims(html: str, *files: Mapping[str, Any]) -> list[str]:
     """
     numbers = {float(leaf) for file in files for leaf in _iter_leaves(file) if isinstance(leaf, int | float)}
     texts = {sanitize_text(leaf) for file in files for leaf in _iter_leaves(file) if isinstance(leaf, str)}
-    texts |= {text.partition("; ")[0] for text in texts}  # the first clause of a reason
+    texts |= {clause for text in texts for clause in text.split("; ")}  # the clauses of a reason
     texts |= {format_sentence(text) for text in texts}
     parser = ReportTextParser(html)
     problems = []

@@ -66,7 +66,7 @@ def test_it_says_how_long_it_takes_what_it_found_and_where_the_report_is(made):
     told, folder = made
     assert "about " in told.output
     assert "from here: " in told.output
-    assert "The prediction for lesion relies on the region marker." in told.output
+    assert "The prediction for lesion relies on the region “marker”." in told.output
     assert "● supported" in told.output
     assert "change of the log odds, in SD" in told.output
     assert "localization was not tested" in told.output
@@ -251,7 +251,7 @@ def test_its_summary_goes_to_one_page_and_to_a_model_card(made, tmp_path):
     told = asked("export", str(folder), "-o", str(text), "--model-card", str(card), "--json")
     assert told.exit_code == 0, told.output
     assert json.loads(told.stdout)["model_card"] == str(card)
-    assert "relies on the region marker" in text.read_text(encoding="utf-8")
+    assert "relies on the region “marker”" in text.read_text(encoding="utf-8")
     assert "# My model" in card.read_text(encoding="utf-8")
     assert "roc_auc" in card.read_text(encoding="utf-8")
     assert asked("export", str(folder), "-o", str(page)).exit_code == 0

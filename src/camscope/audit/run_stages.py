@@ -164,7 +164,7 @@ def _run_stage_and_measure_seconds(
     if name in context.config.skip:
         result = result_cls(tested=False, reason="skipped by the config")
     elif getattr(context.sample_sizes, name, 1) == 0:
-        result = result_cls(tested=False, reason=f"it does not fit the budget of {context.config.budget}")
+        result = result_cls(tested=False, reason=f"it does not fit the budget of {context.config.budget_description}")
     else:
         on_progress(name, 0, 1)
         class_indices = [finding.class_index for finding in context.findings] if name != "check" else []

@@ -125,10 +125,12 @@ def test_where_all_pairs_are_in_order_the_interval_has_a_width():
 
 def test_few_of_a_class_are_undefined_and_say_how_few():
     truth = np.arange(40) < 2
-    with pytest.raises(UndefinedError, match=r"2 positives and 38 negatives in 40 groups: \d+ of 2000 resamples"):
+    with pytest.raises(
+        UndefinedError, match=r"2 positive and 38 negative images of 40 patients: \d+ of 2000 resamples"
+    ):
         auroc(truth, np.random.default_rng(0).random(40))
     with pytest.raises(
-        UndefinedError, match="0 positives and 3 negatives in 3 groups; expected images of both classes"
+        UndefinedError, match="0 positive and 3 negative images of 3 patients; expected images of both classes"
     ):
         auroc(np.zeros(3, bool), [1.0, 2.0, 3.0])
     one = auroc(np.array([True, False]), [1.0, 0.0], ["a", "a"])
@@ -299,7 +301,7 @@ def test_aurocs_that_differ_and_those_of_which_one_is_perfect():
     (open_,) = compare_level_aurocs(truth[few], (answer + 20 * truth)[few], site[few], margin=0.05)
     assert open_.conclusion == "undecided"  # 15 images in perfect order are no proof
     (none,) = compare_level_aurocs(truth | (site == "b"), answer, site, margin=0.05)
-    assert none.reason.startswith("b: 300 positives and 0 negatives")
+    assert none.reason.startswith("b: 300 positive and 0 negative images")
 
 
 def test_aurocs_of_two_views_of_the_same_patients_move_together():

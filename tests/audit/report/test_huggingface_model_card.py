@@ -54,9 +54,9 @@ def test_the_summary_has_what_the_first_screen_has():
     ]  # fmt: skip
     check = full().check
     counts = f"- **Patients:** {check.n_patients:,}\n- **Images:** {check.flow[-1].n_rows:,}\n"
-    assert counts in text.replace(" (each image counts as one)", "")
+    assert counts in text.replace(" (each image counts as one patient)", "")
     assert "nodule: AUROC **0.941 \\[0.920, 0.963\\]**" in text
-    assert "**The prediction for nodule relies on the region marker.**" in text
+    assert "**The prediction for nodule relies on the region “marker”.**" in text
     assert "<" not in text.replace("\\<", "")
 
 

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import re
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,18 +27,14 @@ from camscope.audit.core.stage_result_schema import (
     SanityResult,
     StablePredictionShare,
     StageResult,
+    StoppingLook,
 )
-from camscope.audit.core.summary_schema import Summary
+from camscope.audit.core.summary_schema import RegionOverlap, Summary, Verdict
+from camscope.audit.report.concerns import iter_concerns
 from camscope.audit.report.open_questions import OPEN_QUESTIONS, iter_open_questions
-from camscope.audit.report.overview import (
-    build_overview,
-    build_result_sentence,
-    explain_conclusion,
-    iter_concerns,
-    iter_unproven_conclusions,
-    write_plain_text,
-)
+from camscope.audit.report.overview import build_overview, iter_unproven_conclusions, write_plain_text
 from camscope.audit.report.render_html_page import render_page, render_summary_page
+from camscope.audit.report.result_sentences import build_result_sentence, explain_conclusion
 from camscope.audit.report.sentences import (
     describe_clusters,
     describe_config_declarations,
@@ -54,6 +51,7 @@ from camscope.audit.report.sentences import (
     list_interval_methods,
 )
 from camscope.audit.report.verdict_labels_and_groups import describe_sample, format_sentence, group_verdicts_by_topic
+from camscope.audit.shortcuts.intervention_effects_and_reliance import judge_reliance
 from camscope.audit.verdicts import NO_PERFORMANCE_REASON, derive_verdicts
 from camscope.audit.verdicts.limitations_and_warnings import list_warnings
 from camscope.audit.verdicts.patients_needed import estimate_patients_needed
@@ -148,6 +146,7 @@ def sound() -> Summary:
             "verdicts": (build_verdict("performance", FINDING, ("supported", "so it is"), num(0.9, 0.05), 0.7),),
             "resolve": whole.resolve.model_copy(update={"class_names": names, "n_classes": len(names)}),
             "predict": whole.predict.model_copy(update={"outputs_are_probabilities": True}),
+            "robustness": MetricsResult(n_images=12),
         }
     )
 
@@ -199,6 +198,35 @@ def images_of_several_sizes() -> Summary:
     )
 
 
+def stopped_early() -> Summary:
+    """Tests with other numbers of images, of which one stopped."""
+    look = StoppingLook(
+        method="gradcam",
+        finding=FINDING,
+        look=1,
+        n_looks=3,
+        n_images=10,
+        max_images=24,
+        confidence_level=0.98,
+        reason="decided",
+    )
+    made = [
+        build_verdict(question, FINDING, ("supported", ""), num(0.9, 0.05, n, n), 0.5, "gradcam", **CLAIM_FIELDS)
+        for question, n in (("robustness", 10), ("sanity", 12))
+    ]
+    whole = sound()
+    update = {"robustness": MetricsResult(n_images=10, stopping_looks=(look,)), "verdicts": tuple(made)}
+    return whole.model_copy(update=update)
+
+
+def test_other_numbers_of_images_are_explained():
+    note = build_overview(stopped_early()).sample_note
+    assert note.startswith("The numbers of images differ: ")
+    assert "some tests stop" in note
+    assert "stop" not in build_overview(stopped_early().model_copy(update={"robustness": MetricsResult()})).sample_note
+    assert build_overview(sound()).sample_note == ""
+
+
 def one_open_question() -> Summary:
     open_verdict = build_verdict("performance", FINDING, ("not testable", ""), EstimateSummary(), 0.7)
     return full(findings=(FINDING,), verdicts=(open_verdict,))
@@ -230,13 +258,15 @@ SUMMARIES = {
     "without reasons": without_reasons,
     "images of several sizes": images_of_several_sizes,
     "one open question": one_open_question,
+    "stopped early": stopped_early,
 }  # fmt: skip
 
 
 def sentences_of(summary: Summary) -> list[str]:
     overview = build_overview(summary)
-    concerns = [overview.concern, *overview.other_concerns, *overview.results]
-    parts = [overview.model, overview.data, *overview.unproven]
+    concerns = [overview.concern, *overview.other_concerns, *overview.results, *iter_concerns(summary)]
+    parts = [overview.model, overview.data, overview.patients, overview.chance, *overview.unproven]
+    parts += [overview.more_concerns, overview.all_verdicts, overview.sample_note]
     parts += [part for concern in concerns for part in (concern.sentence, concern.details)]
     parts += [part for answer in overview.answers for part in (answer.estimate, answer.sample, answer.sentence)]
     parts += [part for item in overview.open_questions for part in (item.question, item.reason)]
@@ -303,7 +333,7 @@ def templates_of(module) -> list[str]:
 def test_every_template_is_filled_by_one_of_these_results():
     summaries = [made() for made in SUMMARIES.values()]
     texts = "\n".join(text for summary in summaries for text in sentences_of(summary))
-    names = ("overview", "open_questions", "sentences")
+    names = ("overview", "concerns", "result_sentences", "open_questions", "sentences")
     missing = [
         pattern
         for name in names
@@ -352,17 +382,27 @@ def test_an_answer_says_what_the_conclusion_is(question, conclusion):
 @pytest.mark.parametrize(
     ("value", "spread", "said", "tone"),
     [
-        (0.53, 0.19, "It is not shown that the model detects nodule: the interval includes chance.", "untested"),
-        (0.55, 0.10, "It is not shown that the model detects nodule: the interval includes chance.", "contradicts"),
+        (
+            0.53,
+            0.19,
+            "It is not shown that the model detects nodule: the interval includes chance (0.5) and the required 0.7.",
+            "untested",
+        ),
+        (
+            0.55,
+            0.10,
+            "It is not shown that the model detects nodule: the interval includes chance (0.5) and lies below the required 0.7.",
+            "contradicts",
+        ),
         (0.3, 0.1, "The ranking is inverted: images without nodule score higher than images with it.", "contradicts"),
-        (0.6, 0.05, "The whole interval lies below 0.7, the AUROC that the config requires.", "contradicts"),
+        (0.6, 0.05, "The whole interval lies below 0.7, the AUROC that was required before the audit.", "contradicts"),
         (
             0.7,
             0.1,
-            "It is better than chance. The interval includes 0.7, the AUROC that the config requires.",
+            "It is better than chance. The interval includes 0.7, the AUROC that was required before the audit.",
             "untested",
         ),
-        (0.9, 0.05, "The whole interval lies above 0.7, the AUROC that the config requires.", "supports"),
+        (0.9, 0.05, "The whole interval lies above 0.7, the AUROC that was required before the audit.", "supports"),
     ],
 )
 def test_an_auroc_counts_for_the_model_only_above_its_margin(value, spread, said, tone):
@@ -381,7 +421,9 @@ def test_an_auroc_counts_for_the_model_only_above_its_margin(value, spread, said
         assert all(one.direction == "neither" and one.conclusion != "not testable" for one in held_back)
 
 
-@pytest.mark.parametrize(("value", "side"), [(0.53, "includes chance"), (0.2, "lies below chance")])
+@pytest.mark.parametrize(
+    ("value", "side"), [(0.53, "includes chance (0.5) and the required 0.7"), (0.2, "lies below chance (0.5)")]
+)
 def test_an_auroc_that_reaches_chance_is_a_concern(value, side):
     whole = with_auroc(value, 0.19)
     few = whole.model_copy(update={"verdicts": tuple(one for one in whole.verdicts if one.question == "performance")})
@@ -439,18 +481,93 @@ def test_the_region_with_the_largest_effect_is_the_biggest_concern():
     summary = with_auroc(0.95, 0.03).model_copy(update={"verdicts": made})
     concerns = [write_plain_text(item.sentence) for item in iter_concerns(summary)][:3]
     assert [text.rpartition("the ")[2] for text in concerns] == ["marker.", "corners.", "border."]
-    assert "that the performance holds where the region marker is not related to nodule" in [
+    assert "that the performance holds where the region “marker” is not related to nodule" in [
         write_plain_text(clause) for clause in iter_unproven_conclusions(summary)
     ]
 
 
 def test_no_concern_is_no_praise():
     assert "not evidence in favor" in build_overview(nothing()).concern.details
-    sound = build_verdict("performance", FINDING, ("supported", ""), num(0.9, 0.05), 0.7)
-    grouped = full().check.model_copy(update={"has_patient_column": True})
-    concern = build_overview(with_auroc(0.9, 0.05).model_copy(update={"verdicts": (sound,), "check": grouped})).concern
+    concern = build_overview(sound()).concern
     assert concern.sentence == "No tested question contradicts the model."
     assert "remain possible" in concern.details
+
+
+def reliance_on(*regions: tuple[str, float]) -> list[Verdict]:
+    return [
+        build_verdict("shortcut", FINDING, ("supported", ""), num(value, 0.1), 0.1, name, region=f"the {name}")
+        for name, value in regions
+    ]
+
+
+def test_regions_that_overlap_are_one_concern_and_the_masked_organ_comes_before_another_region():
+    masked = build_verdict("masked organ", FINDING, ("supported", ""), num(0.9, 0.05), 0.7)
+    made = (*reliance_on(("border", 0.4), ("corners", 0.8), ("marker", 1.2)), masked)
+    whole = sound()
+    overlap = RegionOverlap(finding=FINDING, region="marker", other_region="corners", share=0.9, n_images=40)
+    shortcut = whole.shortcut.model_copy(update={"overlaps": (overlap,)})
+    summary = whole.model_copy(update={"shortcut": shortcut, "verdicts": made})
+    concerns = list(iter_concerns(summary))
+    assert [write_plain_text(item.sentence).split()[-1] for item in concerns] == ["marker.", "masked.", "border."]
+    assert [len(item.verdicts) for item in concerns] == [2, 1, 1]
+    details = write_plain_text(concerns[0].details)
+    assert details.endswith(
+        "Regions that overlap it have an effect too, perhaps from the same cause: the image corners."
+    )
+    assert not any("relies" in result.sentence for result in build_overview(summary).results)
+
+
+def test_concerns_beyond_three_are_counted():
+    assert "more" not in build_overview(sound()).more_concerns
+    made = tuple(reliance_on(*((name, 1.0) for name in ("a", "b", "c", "d", "e"))))
+    overview = build_overview(sound().model_copy(update={"verdicts": made}))
+    assert overview.more_concerns == "and two more concerns"
+    assert write_plain_text(overview.all_verdicts) == "All 5 verdicts"  # none against the model but those
+
+
+def test_contradictions_that_the_first_screen_leaves_out_are_counted():
+    answers = [
+        build_verdict(
+            "robustness", FINDING, ("not supported", ""), num(0.1, 0.05), 0.5, maps="The maps", condition=name
+        )
+        for name in "abcdef"
+    ]
+    overview = build_overview(sound().model_copy(update={"verdicts": tuple(answers)}))
+    assert len(overview.results) == 4
+    assert write_plain_text(overview.all_verdicts) == "All 6 verdicts, two more against the maps"
+    assert build_overview(nothing()).all_verdicts == ""
+
+
+def test_stages_without_a_result_are_a_concern():
+    left_out = MetricsResult(tested=False, reason="it does not fit the budget of 4 minutes")
+    two = sound().model_copy(update={"faithfulness": left_out, "robustness": left_out})
+    concern = build_overview(two).concern
+    assert write_plain_text(concern.sentence) == "These stages were not tested: faithfulness and robustness."
+    assert write_plain_text(concern.details) == "It does not fit the budget of 4 minutes."
+    assert (concern.section, concern.tone) == ("missing", "untested")
+    other = two.model_copy(update={"robustness": MetricsResult(tested=False)})
+    assert build_overview(other).concern.details == "The reasons differ."
+    assert not any("stage" in item.sentence for item in iter_concerns(nothing()))
+
+
+def test_an_unknown_number_of_patients_is_none():
+    whole = full()
+    for has_column, said in ((True, f"{whole.check.n_patients}"), (False, "not identified")):
+        check = whole.check.model_copy(update={"has_patient_column": has_column})
+        assert write_plain_text(build_overview(whole.model_copy(update={"check": check})).patients) == said
+    assert build_overview(nothing()).patients == "unknown"
+
+
+@pytest.mark.parametrize(("n", "said"), [(49, True), (28, False)])
+def test_what_is_no_reliance_says_which_share_of_patients_it_could_have_missed(n, said):
+    effect = SimpleNamespace(imputation=None, effect=num(0.01, 0.02, n, n))
+    decision = judge_reliance([effect], [], 0.1, 0.1)
+    assert (decision[0] == "not supported") == said  # 29 patients for 10 %
+    made = build_verdict("shortcut", FINDING, decision, num(0.01, 0.02, n, n), 0.1, "border", region="the border")
+    clause = (
+        "with 49 patients, a reliance in fewer than 5.9 % of patients could have been missed, and the rule allows 10 %"
+    )
+    assert write_plain_text(explain_conclusion(made)).endswith(clause) == said
 
 
 # Why a verdict follows, and what it counts
@@ -554,14 +671,54 @@ def test_open_questions_with_one_reason_stand_together():
     (item,) = (item for item in iter_open_questions(summary) if item.section == "shortcut")
     assert (
         write_plain_text(item.question)
-        == "Whether the prediction for nodule relies on the image border, the image corners and the region marker"
+        == "Whether the prediction for nodule relies on the image border, the image corners and the region “marker”"
     )
     assert write_plain_text(item.reason) == "needs about 59 patients; there are 20"
 
 
+def test_another_number_or_another_reason_is_told():
+    numbers, reason = (
+        {"border": 59, "corners": 590, "saturated": 4000},
+        "10 patients of each kind are needed, and there is 1 donor",
+    )
+    made = [
+        build_verdict("shortcut", FINDING, ("not testable", "more are needed"), num(0.0, 0.2, 20, 20), 0.1, name, region=name)
+        .model_copy(update={"patients_needed": n})
+        for name, n in numbers.items()
+    ]  # fmt: skip
+    few = made[0].model_copy(update={"qualifier": "padding", "reason": reason})
+    summary = full(findings=(FINDING,), verdicts=(*made, few))
+    items = [item for item in iter_open_questions(summary) if item.section == "shortcut"]
+    assert [write_plain_text(item.reason) for item in items] == [
+        "needs about 59 patients (the image border) to 4,000 (burned-in text or markers); there are 20", reason,
+    ]  # fmt: skip
+    assert "blank edges" in items[1].question
+    assert "blank edges" not in items[0].question
+
+
+def test_open_questions_on_maps_name_the_method():
+    made = [
+        build_verdict(question, FINDING, ("not testable", "why"), num(1.0, 0.1), 0.1, qualifier, **CLAIM_FIELDS)
+        for question, qualifier in (
+            ("faithfulness", "gradcam"), ("faithfulness", "integratedgradients"), ("localization", "gradcam"),
+            ("localization by subgroup", "site"), ("attribution mass", "border · gradcam"), ("sanity", ""),
+        )
+    ]  # fmt: skip
+    told = [
+        write_plain_text(item.question) for item in iter_open_questions(full(findings=(FINDING,), verdicts=tuple(made)))
+    ]
+    assert told[-5:] == [
+        "Whether the maps of Grad-CAM and Integrated Gradients show what the prediction for nodule depends on",
+        "Whether the maps of Grad-CAM highlight nodule more than chance and better than control maps",
+        "Whether the maps for nodule depend on the trained weights",
+        "Whether the maps of Grad-CAM highlight nodule equally well regardless of site",
+        "Whether the maps of Grad-CAM for nodule highlight the image border",
+    ]
+
+
 def test_names_are_joined_as_in_a_sentence():
     assert [write_plain_text(join_texts(list("abcde")[:n], 3, "or")) for n in range(6)] == [
-        "", "a", "a or b", "a, b or c", "a, b, c or others", "a, b, c or others",
+        "", "a", "a or b", "a, b or c", "a, b, c or one more", "a, b, c or two more",
     ]  # fmt: skip
 
 

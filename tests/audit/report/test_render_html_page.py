@@ -55,8 +55,9 @@ from camscope.audit.report.svg_charts import (
     format_estimate_and_list_numbers,
     to_inline_svg,
 )
-from camscope.audit.report.verdict_labels_and_groups import CONCLUSION_MEANINGS
+from camscope.audit.report.verdict_labels_and_groups import CONCLUSION_MEANINGS, VERDICT_KIND_LABELS
 from camscope.audit.verdicts.limitations_and_warnings import GENERAL_LIMITATIONS, list_warnings
+from camscope.audit.verdicts.verdict_rules import build_verdict
 from camscope.batch import BatchRun, run_batch
 from camscope.errors import InputError
 from camscope.explainers import METHODS
@@ -213,7 +214,9 @@ def test_a_template_cannot_write_a_number_by_itself(monkeypatch):
     [
         (312, None, "312"), (1214, None, "1,214"), (0, None, "0"), (-4, None, "−4"), (0.9412371, None, "0.941"),
         (13.4567, None, "13.5"), (1234.5, None, "1,234"), (0.5, None, "0.5"), (1.0, None, "1"), (0.0, None, "0"),
-        (-0.0847, 2, "−0.08"), (0.00034, None, "0.00034"), (2.1e-06, None, "2.1e-06"), (5.0, 2, "5.00"),
+        (-0.0847, 2, "−0.08"), (0.00034, None, "0.00034"), (2.1e-06, None, "0.0000021"),
+        (2.1e-08, None, "2.1e-08"), (-1.2e-05, None, "−0.000012"),
+        (5.0, 2, "5.00"),
         (-0.0004, 2, "0.00"),
     ],
 )  # fmt: skip
@@ -253,8 +256,8 @@ def test_each_verdict_has_its_interval_its_images_its_baseline_and_its_rule(whol
         kinds = [kind for kind, _ in own]
         assert kinds == sorted(kinds, key=["contradicts", "supports", "neither", "untested"].index)
     assert sum(map(len, rows)) == len(full().verdicts)
-    line = words_of(next(row for _, row in rows[0] if "relies on the region marker" in row))
-    assert line.startswith("supported contradicts the model")
+    line = words_of(next(row for _, row in rows[0] if "relies on the region “marker”" in row))
+    assert line.startswith("contradicts the model")
     assert "1.08 [ 0.96 , 1.21 ]" in line
     assert "164 images of 99 patients" in line
     assert "0 no effect 0.1" in line
@@ -267,17 +270,26 @@ def words_of(html):
     return " ".join(re.sub(r"<[^>]*>", " ", html).split())
 
 
-def test_a_word_has_a_mark_of_its_own_and_a_color_says_what_it_speaks_for(whole):
-    seen = set(re.findall(r'class="badge is-(\w+) ([\w-]+)"><svg[^>]*><use href="#mark-([\w-]+)"/>', whole))
-    assert {(kind, word) for kind, word, _ in seen} >= {
-        ("contradicts", "supported"), ("contradicts", "not-supported"), ("supports", "supported"), ("untested", "not-testable"),
-        ("words", "supported"), ("words", "not-supported"), ("words", "not-testable"),
-    }  # fmt: skip
-    assert all(word == mark for _, word, mark in seen)
-    signs = re.findall(r'<symbol id="mark-([\w-]+)"[^>]*>(.*?)</symbol>', whole)
-    assert len({sign for _, sign in signs}) == len(signs) == 3
-    legend = whole.partition('class="legend"')[2].partition("</p>")[0]
-    assert all(f"{word} {meaning}" in words_of(legend) for word, meaning in CONCLUSION_MEANINGS.items())
+def test_each_verdict_has_one_sign_and_says_what_holds(whole):
+    seen = re.findall(r'<span class="toward is-(\w+)"><svg[^>]*><use href="#shape-(\w+)"/></svg>([^<]*)</span>', whole)
+    assert all(kind == shape and text.startswith(VERDICT_KIND_LABELS[kind]) for kind, shape, text in seen)
+    assert {text for _, _, text in seen} >= {
+        "contradicts the model",
+        "supports the model",
+        "supports the maps",
+        "not decided",
+    }
+    judged = build_verdict(
+        "shortcut", "nodule", ("not supported", ""), num(0.0, 0.05), 0.1, "border", region="the border"
+    )
+    row = re.search(
+        r"<tr class=.is-supports.*?</tr>", render_page(nothing().model_copy(update={"verdicts": (judged,)})), re.S
+    )
+    assert "The prediction for nodule does not rely on the border." in words_of(row[0])
+    assert judged.claim not in words_of(row[0])
+    assert not set(words_of(row[0]).split()) & {"supported"}
+    rules = words_of(whole.partition('class="rules"')[2].partition("</details>")[0])
+    assert all(f"“{word}”: {meaning}" in rules for word, meaning in CONCLUSION_MEANINGS.items())
 
 
 def test_regions_that_overlap_are_told_to_be_one_cause(whole, bare):
@@ -288,7 +300,7 @@ def test_regions_that_overlap_are_told_to_be_one_cause(whole, bare):
         assert "These regions overlap: one cause may be counted several times." in block
         claims = re.findall(r"<bdi>(The prediction[^<]*relies[^<]*)</bdi>", block)
         assert claims == [
-            f"The prediction for {finding} relies on the region {name}." for name in ("marker", "the frame")
+            f"The prediction for {finding} relies on the region {name}." for name in ("“marker”", "the frame")
         ]
     assert 'href="#overlaps"' in board
     assert 'href="#overlaps"' not in bare
@@ -779,7 +791,7 @@ def test_a_number_that_decides_nothing_says_so_beside_it():
         assert len(rows) == len(kept) > 0
         assert all("<small>decides nothing</small>" in row and 'class="idle"' in row for row in rows)
         assert (note in html) == (masked == kept)
-        assert ("<bdi>AUROC of masked images</bdi>" in html) == (masked != kept)  # a chart of what decides
+        assert ("<strong><bdi>AUROC of masked images</bdi>" in html) == (masked != kept)  # a chart of what decides
     html = render_page(whole)  # no region is a marker here, so that no removal counts
     removals = [one for one in whole.shortcut.interventions if one.kind == "remove"]
     assert html.count("decides nothing: every image has it") == len(removals)

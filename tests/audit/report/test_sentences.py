@@ -104,12 +104,12 @@ def test_nothing_speaks_against_only_what_could_be_tested(seed):
         said = text(explain_missing_contradictions(made, f"the {name}", of_topic))
         about = [one for one in made.verdicts if find_topic(one.question) == name]
         tested = [one for one in about if one.conclusion != "not testable"]
-        if found := re.match(r"No verdict contradicts .*: (\d+) of (\d+) (questions?) could be tested", said):
+        if found := re.match(r"No verdict contradicts .*: (\d+) of (\d+) (questions?) could be decided", said):
             assert (int(found[1]), int(found[2])) == (len(tested), len(about))
             assert found[3] == ("question" if len(about) == 1 else "questions")
             assert tested
         elif found := re.match(
-            r"None of the (\d+) questions about .* was testable. This is not evidence in favor of", said
+            r"None of the (\d+) questions about .* was decided. This is not evidence in favor of", said
         ):
             assert int(found[1]) == len(about) > 0
             assert not tested
@@ -128,7 +128,7 @@ def test_ten_questions_that_could_not_be_tested_clear_nobody():
     )
     html = render_page(nothing().model_copy(update={"verdicts": open_ones}))
     said = on_page(html)
-    assert "None of the 10 questions about the model was testable. This is not evidence in favor of the model." in said
+    assert "None of the 10 questions about the model was decided. This is not evidence in favor of the model." in said
     assert "No question about the maps was tested" in said
     assert "speaks against the model" not in said.partition("Scope and intended use What was asked")[0].replace(
         "What speaks", ""
@@ -237,8 +237,9 @@ def test_a_removal_that_is_shown_was_tested():
     summary = full(shortcut=shortcut)
     (one,) = [v for v in derive_verdicts(summary) if v.question == "shortcut" and v.finding == FINDING]
     assert one.reason == (
-        "every effect that counts lies within the margin; removal was measured but does not count, because every image has "
-        "this region; a reliance in fewer than 3.7 % of patients could have been missed"
+        "every effect that counts lies within the margin; removal was measured but does not count, because every image of "
+        "this test has such a region; with 80 patients, a reliance in fewer than 3.7 % of patients could have been missed, and "
+        "the rule allows 5 %"
     )
 
 
@@ -342,7 +343,7 @@ def test_no_count_of_patients_exceeds_that_of_images():
 def test_patients_are_told_of_only_where_a_column_says_whose_an_image_is(grouped):
     check = full().check.model_copy(update={"has_patient_column": grouped, "n_patients": 12})
     said = text(describe_patient_grouping(check))
-    assert said.startswith("The images come from 12 patients." if grouped else "No column identifies the patient")
+    assert said.startswith("The images come from 12 patients." if grouped else "The data do not say which images show")
     (few,) = [one for one in list_warnings(full(check=check)) if "are only" in one]
     assert few.startswith(f"There are only 12 {'patients' if grouped else 'images'}:")
     assert not any(

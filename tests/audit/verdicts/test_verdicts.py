@@ -192,7 +192,7 @@ def test_a_region_that_all_have_says_why_nothing_was_inserted():
     found = told(made, "shortcut", qualifier="border")[0]
     assert (found.conclusion, found.effect.value) == ("not testable", 5.0)
     assert found.reason == (
-        "nobody gives; removal was measured but does not count, because every image has this region"
+        "nobody gives; removal was measured but does not count, because every image of this test has such a region"
     )
 
 
@@ -207,7 +207,7 @@ def test_a_region_that_all_have_says_why_nothing_was_inserted():
         (num(0.5), "not testable", "its difference to center, a control map, has no interval"),
         (None, "not testable", "it was not compared with center"),
         (num(-0.5, 0.5), "not supported", "center, a control map, scores as well"),
-        (num(-2.0, 0.5), "not supported", "center, a control map, scores as well"),
+        (num(-2.0, 0.5), "not supported", "center, a control map, scores better"),
     ],
 )
 def test_a_map_has_to_beat_a_map_that_knows_nothing_and_is_accused_only_where_it_does_not(over, word, reason):

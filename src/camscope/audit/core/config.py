@@ -42,6 +42,7 @@ def _reject_duplicates(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 DURATION_PATTERN = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
 SECONDS_BY_UNIT = {"s": 1, "m": 60, "h": 3600}
+UNIT_NAMES = {"s": "second", "m": "minute", "h": "hour"}
 
 
 def _check_duration(value: str) -> str:
@@ -390,6 +391,12 @@ class Config(_ConfigTable):
         """The time that the audit may take, in seconds, or None."""
         match = DURATION_PATTERN.fullmatch(self.budget or "")
         return None if match is None else float(match[1]) * SECONDS_BY_UNIT[match[2]]
+
+    @property
+    def budget_description(self) -> str:
+        """The time that the audit may take, such as "4 minutes", or "" if there is no limit."""
+        match = DURATION_PATTERN.fullmatch(self.budget or "")
+        return "" if match is None else f"{match[1]} {UNIT_NAMES[match[2]]}{'' if match[1] == '1' else 's'}"
 
     @property
     def bootstrap_options(self) -> dict[str, int]:

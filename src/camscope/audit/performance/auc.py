@@ -83,10 +83,10 @@ class Ranking:
         return float(area_function(*self.sum_positive_and_negative_weights_by_rank(np.ones((1, len(self.truth)))))[0])
 
     def describe_counts(self) -> str:
-        """Return the numbers of positive rows, negative rows and groups as text."""
+        """Return the numbers of positive images, negative images and patients as text."""
         n_positives = int(self.truth.sum())
-        classes = f"{plural(n_positives, 'positive')} and {plural(len(self.truth) - n_positives, 'negative')}"
-        return f"{classes} in {plural(self.n_groups, 'group')}"
+        negatives = plural(len(self.truth) - n_positives, "negative image")
+        return f"{n_positives} positive and {negatives} of {plural(self.n_groups, 'patient')}"
 
 
 def rank_scores(truth: npt.ArrayLike, score: npt.ArrayLike, groups: Sequence[Hashable] | None) -> Ranking:

@@ -59,7 +59,9 @@ def _estimate_recalibration_slope_and_intercept(
     """Fit a logistic recalibration. Return its slope and intercept, or the reason why no line fits."""
     whole = np.ones((1, len(truth)))
     if not _find_resamples_with_class_overlap(truth, log_odds, whole)[0]:
-        return "the log odds separate both classes completely, or there is only one class: no slope is the best"
+        if truth.all() or not truth.any():
+            return "all images are of one class: no line fits"
+        return "the log odds separate both classes completely: no slope is the best"
     count = int(group.max()) + 1
     draws = iter_bootstrap_indices(count, n_resamples, seed, len(truth))
     lines = np.concatenate(

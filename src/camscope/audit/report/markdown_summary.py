@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from camscope.audit.core.summary_schema import Summary
-from camscope.audit.report.overview import MAX_OPEN_QUESTIONS_SHOWN, Concern, build_overview, write_plain_text
+from camscope.audit.report.overview import MAX_OPEN_QUESTIONS_SHOWN, build_overview, write_plain_text
+from camscope.audit.report.result_sentences import Concern
 from camscope.audit.report.verdict_labels_and_groups import sanitize_text
 
 if TYPE_CHECKING:
@@ -21,12 +22,12 @@ def write_markdown_summary(summary: Summary, heading: str = "#") -> str:
     overview, lines = build_overview(summary), []
     n_images = summary.check.flow[-1].n_rows if summary.check.flow else None
     images = "unknown" if n_images is None else f"{n_images:,}"
-    counted = "" if summary.check.has_patient_column else " (each image counts as one)"
+    counted = "" if summary.check.has_patient_column else " (each image counts as one patient)"
     lines += [f"{heading} {_escape(summary.title) or 'Audit of an image classifier'}", ""]
     if summary.intended_use:
         lines += [_escape(summary.intended_use), ""]
     lines += [f"- **Model:** {_to_markdown(overview.model)}", f"- **Data:** {_to_markdown(overview.data)}"]
-    lines += [f"- **Patients:** {summary.check.n_patients:,}{counted}", f"- **Images:** {images}", ""]
+    lines += [f"- **Patients:** {_to_markdown(overview.patients)}{counted}", f"- **Images:** {images}", ""]
     lines += [f"{heading}# How well the model detects the finding", ""]
     lines += [
         f"- {_escape(answer.finding)}: AUROC **{_to_markdown(answer.estimate)}** ({_to_markdown(answer.sample)}). "
@@ -34,14 +35,19 @@ def write_markdown_summary(summary: Summary, heading: str = "#") -> str:
         for answer in overview.answers
     ] or ["Not measured."]
     if overview.answers:
-        lines += ["", "In brackets: the 95 % interval. An AUROC of 0.5 is chance."]
+        lines += ["", f"In brackets: the 95 % interval. {_to_markdown(overview.chance)}".rstrip()]
     lines += ["", f"{heading}# Biggest concern", ""]
     lines += [
         _format_concern(overview.concern, bold=True),
         *(_format_concern(item) for item in overview.other_concerns),
     ]
+    if overview.more_concerns:
+        lines.append(f"- {_to_markdown(overview.more_concerns)}, listed in the report.")
     lines += ["", f"{heading}# What was found", ""]
     lines += [_format_concern(result) for result in overview.results] or ["- Nothing else was decided."]
+    notes = [f"{_to_markdown(overview.all_verdicts)}: see the report."] if overview.all_verdicts else []
+    notes += [_to_markdown(overview.sample_note)] if overview.sample_note else []
+    lines += ["", " ".join(notes)] if notes else []
     lines += ["", f"{heading}# What could not be decided", ""]
     lines += [
         f"- {_to_markdown(item.question)}: {_to_markdown(item.reason)}."

@@ -13,6 +13,7 @@ from camscope.errors import InputError
 
 MIN_P_VALUE_SHOWN = 0.001  # smaller p-values are shown as "< 0.001"
 MAX_DECIMALS = 4
+MIN_DECIMAL_SHOWN = 1e-7  # smaller numbers are shown with an exponent
 
 
 def format_number(value: float | int | None, decimals: int | None = None) -> Markup:
@@ -87,7 +88,7 @@ def choose_decimals(estimate: EstimateSummary) -> int | None:
 
 
 def number_to_text(value: float | int, decimals: int | None = None) -> str:
-    """Convert a number to text: `12,480`, `0.83`, `−1.5`, `2.1e-06`."""
+    """Convert a number to text: `12,480`, `0.83`, `−1.5`, `0.0000021`."""
     if isinstance(value, bool) or not math.isfinite(value):
         raise InputError(f"{value!r} is not a finite number")
     if isinstance(value, int):
@@ -99,7 +100,9 @@ def number_to_text(value: float | int, decimals: int | None = None) -> str:
         text = f"{value:,.{max(0, places)}f}"
         text = text.rstrip("0").rstrip(".") if "." in text else text
     else:
-        text = f"{value:.2g}"
+        text = (
+            f"{value:.{1 - math.floor(math.log10(abs(value)))}f}" if abs(value) >= MIN_DECIMAL_SHOWN else f"{value:.2g}"
+        )
     if not text.startswith("-"):
         return text
     return f"−{text[1:]}" if text.strip("-0.,") else text[1:]  # a value rounded to zero has no sign

@@ -14,6 +14,7 @@ from camscope.plurals import inflect
 from camscope.registry import METHODS
 
 MAX_ITEMS_NAMED = 4
+OF_EACH_KIND = "patients of each kind"
 DISAGREEMENT_REASON = "the metrics do not all agree"
 STAGE_DESCRIPTIONS: Mapping[str, str] = {
     "check": "The data were not checked",
@@ -31,16 +32,16 @@ OPEN_QUESTIONS: Mapping[str, str] = {
     "shortcut": "Whether the prediction for {finding} relies on {items}",
     "masked organ": "Whether the model still detects {finding} when the organ is masked",
     "ground truth": "Whether the prediction uses the area marked as {finding}",
-    "faithfulness": "Whether the maps show what the prediction for {finding} depends on",
-    "localization": "Whether the maps highlight {finding} more than expected by chance",
-    "sanity": "Whether the maps for {finding} depend on the trained weights",
-    "robustness": "Whether the maps for {finding} stay stable under small changes of the image",
-    "performance by subgroup": "Whether the model detects {finding} equally well in all subgroups of {items}",
+    "faithfulness": "Whether {maps} show what the prediction for {finding} depends on",
+    "localization": "Whether {maps} highlight {finding} more than chance and better than control maps",
+    "sanity": "Whether {maps} for {finding} depend on the trained weights",
+    "robustness": "Whether {maps} for {finding} stay stable under small changes of the image",
+    "performance by subgroup": "Whether the model detects {finding} equally well regardless of {items}",
     "leakage": "Whether {items} can be predicted from the model's features",
-    "shortcut by subgroup": "Whether a region has the same effect on {finding} in all subgroups ({items})",
-    "localization by subgroup": "Whether the maps highlight {finding} equally well in all subgroups of {items}",
-    "attribution mass": "Whether the maps for {finding} highlight {items}",
-    "clusters": "Whether the maps for {finding} fall into several clusters",
+    "shortcut by subgroup": "Whether regions have the same effect on {finding} in all subgroups ({items})",
+    "localization by subgroup": "Whether {maps} highlight {finding} equally well regardless of {items}",
+    "attribution mass": "Whether {maps} for {finding} highlight {items}",
+    "clusters": "Whether {maps} for {finding} fall into several clusters",
 }  # of one or several open verdicts on one finding, the most important first
 WIDE_INTERVAL_REASONS = (WIDE_INTERVAL_REASON, WIDE_INTERVAL_REASON.replace("the interval", "an interval"))
 
@@ -72,17 +73,19 @@ def iter_open_questions(summary: Summary) -> Iterator[OpenQuestion]:
 
 def _iter_open_verdicts(summary: Summary, skipped: Container[str]) -> Iterator[tuple[Verdict, OpenQuestion]]:
     """Yield the open questions of tested stages, each with the first of its verdicts, the most important first."""
-    groups: dict[tuple[str, str, str], list[Verdict]] = {}
+    groups: dict[tuple[str, str, Markup, str], list[Verdict]] = {}
     for verdict in summary.verdicts:
         if verdict.conclusion == "not testable" and verdict.section not in skipped:
-            cause = "" if verdict.patients_needed is not None else _shorten_reason(verdict)
-            groups.setdefault((verdict.question, verdict.finding, cause), []).append(verdict)
+            cause = "" if _is_short_of_patients(verdict) else _shorten_reason(verdict)
+            maps = name_maps([verdict]) if verdict.question == "attribution mass" else Markup("")
+            groups.setdefault((verdict.question, verdict.finding, maps, cause), []).append(verdict)
     order = list(OPEN_QUESTIONS)
     ranked = sorted(groups.items(), key=lambda item: order.index(item[0][0]) if item[0][0] in order else len(order))
-    for (question, finding, _), verdicts in ranked:
+    for (question, finding, _, _), verdicts in ranked:
         items = join_texts(list(dict.fromkeys(map(name_subject, verdicts))), MAX_ITEMS_NAMED)
         template = OPEN_QUESTIONS.get(question, "{claim}")
-        text = fill_sentence(template, finding=finding, items=items, claim=verdicts[0].claim)
+        maps = name_maps(verdicts)
+        text = fill_sentence(template, finding=finding, items=items, maps=maps, claim=verdicts[0].claim)
         yield verdicts[0], OpenQuestion(text, explain_open_verdicts(verdicts), verdicts[0].section)
 
 
@@ -91,10 +94,10 @@ def name_subject(verdict: Verdict) -> Markup:
     if verdict.question in ("shortcut", "attribution mass"):
         region = verdict.qualifier.partition(" · ")[0]
         text = format_region(region)
-        prefix = text.removesuffix(region)  # such as "the region "
-        if prefix == text:
+        if not region or region not in text:
             return fill_sentence("{text}", text=text)
-        return fill_sentence(f"{prefix}{{region}}", region=region)
+        prefix, name, suffix = text.partition(region)  # such as `the region “`, `marker` and `”`
+        return fill_sentence(f"{prefix}{{name}}{suffix}", name=name)
     if verdict.question == "shortcut by subgroup":
         column, _, region = verdict.qualifier.partition(", effect of ")
         return fill_sentence("{region} by {column}", region=name_region(region), column=column)
@@ -102,21 +105,52 @@ def name_subject(verdict: Verdict) -> Markup:
     return fill_sentence("the column {name}" if verdict.question == "leakage" else "{name}", name=name)
 
 
+def name_maps(verdicts: Sequence[Verdict]) -> Markup:
+    """Return the maps that verdicts are about as HTML, such as `the maps of Grad-CAM and ROAD`, or "the maps"."""
+    names: dict[str, None] = {}
+    for verdict in verdicts:
+        method = verdict.qualifier.rpartition(" · ")[2]
+        if verdict.question == "localization by subgroup":  # whose qualifier is a column
+            method = verdict.claim.removeprefix("The maps of ").partition(" highlight ")[0]
+        names[METHODS.replace_names_by_titles(method)] = None
+    named = [name for name in names if name]
+    return fill_sentence("the maps of {names}", names=join_texts(named)) if named else Markup("the maps")
+
+
 def explain_open_verdicts(verdicts: Sequence[Verdict]) -> Markup:
     """Say why verdicts are open for the same reason, or how many patients would decide them."""
-    needed = sorted({verdict.patients_needed for verdict in verdicts if verdict.patients_needed is not None})
-    if not needed:
+    if not all(map(_is_short_of_patients, verdicts)):
         return fill_sentence("{reason}", reason=_shorten_reason(verdicts[0]))
-    template = "needs about {few} to {many} patients" if len(needed) > 1 else "needs about {few} patients"
-    present = {verdict.effect.n_groups for verdict in verdicts}
-    if len(present) == 1:
-        template += f"; there {inflect(max(present), 'is', 'are')} {{present}}"
-    return fill_sentence(template, few=needed[0], many=needed[-1], present=max(present))
+    ranked = sorted(verdicts, key=_get_patients_needed)
+    few, many = _get_patients_needed(ranked[0]), _get_patients_needed(ranked[-1])
+    present = sorted(verdict.effect.n_groups for verdict in verdicts)
+    template = (
+        "needs about {few} patients" if few == many else "needs about {few} patients ({first}) to {many} ({last})"
+    )
+    counts = "{fewest}" if present[0] == present[-1] else "{fewest} to {most}"
+    return fill_sentence(
+        f"{template}; there {inflect(present[-1], 'is', 'are')} {counts}",
+        few=few,
+        many=many,
+        first=name_subject(ranked[0]),
+        last=name_subject(ranked[-1]),
+        fewest=present[0],
+        most=present[-1],
+    )
+
+
+def _is_short_of_patients(verdict: Verdict) -> bool:
+    """Return whether a number of patients explains an open verdict. A shortage of donors alone is a reason of its own."""
+    return verdict.patients_needed is not None and OF_EACH_KIND not in verdict.reason
+
+
+def _get_patients_needed(verdict: Verdict) -> int:
+    return verdict.patients_needed or 0
 
 
 def _shorten_reason(verdict: Verdict) -> str:
     """Return the first clause of the reason why a verdict is open."""
     if verdict.reason in WIDE_INTERVAL_REASONS and verdict.effect.value is not None:
-        return "the effect is so close to the margin that hardly any number of patients would decide it"
+        return "the effect is too close to the margin, and more patients would hardly decide it"
     separator = ": " if verdict.reason.startswith(DISAGREEMENT_REASON) else "; "
     return verdict.reason.partition(separator)[0] or "no reason was given"

@@ -8,50 +8,31 @@ from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
-from camscope.audit.core.stage_result_schema import FindingPerformance, LevelCount
 from camscope.audit.core.summary_schema import Summary, Verdict
-from camscope.audit.report.number_format import format_estimate, format_number
-from camscope.audit.report.open_questions import MAX_ITEMS_NAMED, OpenQuestion, iter_open_questions, name_subject
-from camscope.audit.report.sentences import fill_sentence, join_texts
-from camscope.audit.report.verdict_labels_and_groups import (
-    VerdictKind,
-    classify_verdict,
-    describe_sample,
-    sanitize_text,
+from camscope.audit.report.concerns import (
+    contradicts_model,
+    get_effect_size,
+    iter_concerns,
+    list_columns_that_determine_label,
 )
-from camscope.audit.verdicts import NO_PERFORMANCE_REASON
-from camscope.audit.verdicts.patients_needed import TWO_SIDED_QUESTIONS
-from camscope.audit.verdicts.verdict_rules import QUESTIONS, find_topic
+from camscope.audit.report.number_format import format_item_count, format_number
+from camscope.audit.report.open_questions import MAX_ITEMS_NAMED, OpenQuestion, iter_open_questions, name_subject
+from camscope.audit.report.result_sentences import (
+    Concern,
+    PerformanceAnswer,
+    build_performance_answer,
+    build_result_sentence,
+    is_performance_verdict_of,
+)
+from camscope.audit.report.sentences import count_in_words, fill_sentence, join_texts
+from camscope.audit.report.verdict_labels_and_groups import classify_verdict, sanitize_text
+from camscope.audit.verdicts.verdict_rules import find_topic
 from camscope.plurals import inflect
 
 MAX_CLASSES_NAMED = 6
 MAX_RESULTS_SHOWN = 4
 MAX_OPEN_QUESTIONS_SHOWN = 5  # the section on missing tests lists all
 MAX_OTHER_CONCERNS = 2
-
-QUESTIONS_WITHOUT_MARGIN = ("faithfulness", "sanity", "clusters")  # their rules compare with controls
-MARKED_CAUSES = ("shortcut", "masked organ")
-
-
-@dataclass(frozen=True)
-class PerformanceAnswer:
-    """The AUROC of a finding, the number of images, and what follows from the interval."""
-
-    finding: str
-    estimate: Markup
-    sample: Markup
-    sentence: Markup
-    tone: VerdictKind
-
-
-@dataclass(frozen=True)
-class Concern:
-    """A result that questions the model, with the section of the report that holds the numbers."""
-
-    sentence: Markup
-    details: Markup
-    section: str
-    tone: VerdictKind
 
 
 @dataclass(frozen=True)
@@ -60,11 +41,15 @@ class Overview:
 
     model: Markup
     data: Markup
+    patients: Markup
     answers: list[PerformanceAnswer]
+    chance: Markup
     concern: Concern
     other_concerns: list[Concern]
+    more_concerns: Markup
     results: list[Concern]
-    n_more_results: int
+    all_verdicts: Markup
+    sample_note: Markup
     open_questions: list[OpenQuestion]
     unproven: list[Markup]
 
@@ -72,16 +57,21 @@ class Overview:
 def build_overview(summary: Summary) -> Overview:
     """Return the content of the first screen."""
     concerns = list(iter_concerns(summary))
-    concern_texts = {str(concern.sentence) for concern in concerns}
-    results = [result for result in _iter_results(summary) if str(result.sentence) not in concern_texts]
+    results = list(_iter_results(summary, [verdict for concern in concerns for verdict in concern.verdicts]))
+    shown = results[:MAX_RESULTS_SHOWN]
+    more_concerns = concerns[1 + MAX_OTHER_CONCERNS :]
     return Overview(
         model=describe_model(summary),
         data=describe_data(summary),
+        patients=describe_patients(summary),
         answers=[build_performance_answer(performance, summary) for performance in summary.predict.performance],
+        chance=_describe_chance(summary),
         concern=concerns[0] if concerns else _describe_missing_concern(summary),
         other_concerns=concerns[1 : 1 + MAX_OTHER_CONCERNS],
-        results=results[:MAX_RESULTS_SHOWN],
-        n_more_results=max(0, len(results) - MAX_RESULTS_SHOWN),
+        more_concerns=_count_more_concerns(len(more_concerns)),
+        results=shown,
+        all_verdicts=_count_verdicts(summary, [*concerns, *shown]),
+        sample_note=_explain_sample_sizes(shown, summary),
         open_questions=list(iter_open_questions(summary)),
         unproven=list(iter_unproven_conclusions(summary)),
     )
@@ -97,7 +87,8 @@ def describe_model(summary: Summary) -> Markup:
         return fill_sentence("{model}", model=resolve.model)
     if len(names) > MAX_CLASSES_NAMED:
         return fill_sentence("{model}, with {n} classes", model=resolve.model, n=resolve.n_classes)
-    return fill_sentence("{model}, which distinguishes {names}", model=resolve.model, names=join_texts(names))
+    sentence = "{model}. It distinguishes the classes {names}"
+    return fill_sentence(sentence, model=resolve.model, names=join_texts(names))
 
 
 def describe_data(summary: Summary) -> Markup:
@@ -110,133 +101,49 @@ def describe_data(summary: Summary) -> Markup:
     return Markup("; ").join(parts) or Markup("not described")
 
 
-def build_performance_answer(performance: FindingPerformance, summary: Summary) -> PerformanceAnswer:
-    """Say what the AUROC of a finding shows."""
-    verdict = next((item for item in summary.verdicts if _is_performance_verdict_of(item, performance.finding)), None)
-    tone: VerdictKind = classify_verdict(verdict) if verdict else "untested"
-    return PerformanceAnswer(
-        performance.finding,
-        format_estimate(performance.auroc),
-        describe_sample(performance.auroc, has_patients=summary.check.has_patient_column),
-        _explain_auroc(performance, verdict, summary.margins.get("useful_auroc")),
-        tone,
+def describe_patients(summary: Summary) -> Markup:
+    """Return the number of patients, or that it is not known."""
+    if not summary.check.tested:
+        return Markup("unknown")
+    return format_number(summary.check.n_patients) if summary.check.has_patient_column else Markup("not identified")
+
+
+def _describe_chance(summary: Summary) -> Markup:
+    """Return which AUROC is chance, as a sentence. "" without an AUROC."""
+    baseline = next((item.auroc.baseline for item in summary.predict.performance), None)
+    return Markup("") if baseline is None else fill_sentence("{baseline} is chance.", baseline=baseline)
+
+
+def _count_more_concerns(count: int) -> Markup:
+    return Markup("and {} more {}").format(count_in_words(count), inflect(count, "concern")) if count else Markup("")
+
+
+def _count_verdicts(summary: Summary, stated: Sequence[Concern]) -> Markup:
+    """Say how many verdicts there are, and how many of those not stated contradict the model or the maps."""
+    if not summary.verdicts:
+        return Markup("")
+    data = {"verdicts": [vars(verdict) for verdict in summary.verdicts]}
+    text = fill_sentence(
+        f"All {{count}} {inflect(len(summary.verdicts), 'verdict')}", count=format_item_count(data, "verdicts")
     )
+    known = {id(verdict) for item in stated for verdict in item.verdicts}
+    against = [item for item in summary.verdicts if classify_verdict(item) == "contradicts" and id(item) not in known]
+    for topic in ("model", "maps"):
+        if count := sum(find_topic(item.question) == topic for item in against):
+            text += Markup(", {} more against the {}").format(count_in_words(count), topic)
+    return text
 
 
-def _is_performance_verdict_of(verdict: Verdict, finding: str) -> bool:
-    return (verdict.question, verdict.finding) == ("performance", finding)
-
-
-def _explain_auroc(performance: FindingPerformance, verdict: Verdict | None, margin: float | None) -> Markup:
-    """Return in one sentence what follows from an AUROC and its interval."""
-    auroc, finding = performance.auroc, performance.finding
-    if auroc.value is None:
-        return fill_sentence("There is no AUROC: {reason}.", reason=auroc.reason or "nothing was tested")
-    if auroc.low is None or auroc.high is None:
-        reason = (verdict.reason if verdict else "") or auroc.reason or "there is no interval"
-        return fill_sentence("It decides nothing: {reason}.", reason=reason)
-    if auroc.high < 0.5:
-        sentence = "The ranking is inverted: images without {finding} score higher than images with it."
-    elif auroc.low <= 0.5:
-        sentence = "It is not shown that the model detects {finding}: the interval includes chance."
-    elif margin is None or verdict is None:
-        sentence = "The whole interval lies above chance."
-    elif verdict.conclusion == "supported":
-        sentence = "The whole interval lies above {margin}, the AUROC that the config requires."
-    elif verdict.conclusion == "not supported":
-        sentence = "The whole interval lies below {margin}, the AUROC that the config requires."
-    elif auroc.low <= margin <= auroc.high:
-        sentence = "It is better than chance. The interval includes {margin}, the AUROC that the config requires."
-    else:
-        sentence = "It decides nothing: {reason}."
-    reason = verdict.reason if verdict else ""
-    return fill_sentence(sentence, finding=finding, margin=0.0 if margin is None else margin, reason=reason)
-
-
-def iter_concerns(summary: Summary) -> Iterator[Concern]:
-    """Yield what questions the model, the most serious first."""
-    against = [item for item in summary.verdicts if _contradicts_model(item)]
-    reliance = sorted((item for item in against if item.question in MARKED_CAUSES), key=_get_effect_size, reverse=True)
-    yield from (build_result_sentence(item, summary) for item in reliance)
-    yield from _iter_concerns_about_determining_columns(summary)
-    chance = {item.finding: item for item in summary.predict.performance if _reaches_chance(item)}
-    for finding, performance in chance.items():
-        sentence = fill_sentence("This audit does not show that the model detects {finding}.", finding=finding)
-        side = "lies below chance" if (performance.auroc.high or 0.0) < 0.5 else "includes chance"
-        yield Concern(sentence, fill_sentence(f"The interval of the AUROC {side}."), "performance", "contradicts")
-    other = [item for item in against if item.question not in MARKED_CAUSES]
-    yield from (
-        build_result_sentence(item, summary)
-        for item in other
-        if item.question != "performance" or item.finding not in chance
+def _explain_sample_sizes(results: Sequence[Concern], summary: Summary) -> Markup:
+    """Explain why results have different numbers of images. "" if they have the same."""
+    if len({verdict.effect.n_values for result in results for verdict in result.verdicts}) < 2:
+        return Markup("")
+    stages = (summary.faithfulness, summary.robustness)
+    stops = any(look.reason != "complete" for stage in stages for look in stage.stopping_looks)
+    ending = ", and some tests stop once their verdict is reached or out of reach" if stops else ""
+    return fill_sentence(
+        f"The numbers of images differ: some tests need images with the finding or with a mask, some draw a sample{ending}."
     )
-    yield from _iter_concerns_about_open_performance(summary)
-    for item in summary.verdicts:
-        if (item.question, item.conclusion) == ("leakage", "supported"):
-            yield build_result_sentence(item, summary)
-    if summary.check.tested and not summary.check.has_patient_column:
-        sentence = Markup("No column says which images show the same patient.")
-        details = Markup("Each image counts as a patient, so that the intervals may be too narrow.")
-        yield Concern(sentence, details, "data", "neither")
-
-
-def _reaches_chance(performance: FindingPerformance) -> bool:
-    return performance.auroc.low is not None and performance.auroc.low <= 0.5
-
-
-def _contradicts_model(verdict: Verdict) -> bool:
-    return classify_verdict(verdict) == "contradicts" and find_topic(verdict.question) == "model"
-
-
-def _get_effect_size(verdict: Verdict) -> float:
-    return abs(verdict.effect.value or 0.0)
-
-
-def _iter_concerns_about_open_performance(summary: Summary) -> Iterator[Concern]:
-    """Yield the findings that the model detects better than chance, but perhaps not well enough."""
-    for performance in summary.predict.performance:
-        verdict = next(
-            (item for item in summary.verdicts if _is_performance_verdict_of(item, performance.finding)), None
-        )
-        if verdict is None or verdict.conclusion != "not testable" or _reaches_chance(performance):
-            continue
-        sentence = fill_sentence(
-            "It is not decided whether the model detects {finding} well enough.", finding=performance.finding
-        )
-        details = _explain_auroc(performance, verdict, summary.margins.get("useful_auroc"))
-        yield Concern(sentence, details, "performance", "neither")
-
-
-def _list_columns_that_determine_label(summary: Summary) -> list[tuple[str, str]]:
-    """Return the columns and findings for which each level has only images with the finding, or only images without it."""
-    columns = dict.fromkeys(level.column for level in summary.check.level_counts)
-    return [
-        (column, finding)
-        for finding in summary.resolve.findings
-        for column in columns
-        if _determines_label([level for level in summary.check.level_counts if level.column == column], finding)
-    ]
-
-
-def _iter_concerns_about_determining_columns(summary: Summary) -> Iterator[Concern]:
-    """Yield the columns from whose value the label follows."""
-    n_rows = summary.check.flow[-1].n_rows if summary.check.flow else None
-    for column, finding in _list_columns_that_determine_label(summary):
-        if sum(level.n_rows for level in summary.check.level_counts if level.column == column) == n_rows:
-            template = "The column {column} alone determines the label {finding} in all {n_rows} images."
-        else:
-            template = "The column {column} alone determines the label {finding} wherever it has a value."
-        sentence = fill_sentence(template, column=column, finding=finding, n_rows=n_rows or 0)
-        details = Markup("The model may have learned the column instead of the finding; these data cannot tell.")
-        yield Concern(sentence, details, "data", "contradicts")
-
-
-def _determines_label(levels: Sequence[LevelCount], finding: str) -> bool:
-    """Return whether no level of a column has both images with a finding and images without it."""
-    counts = [(level.positives_by_finding.get(finding), level.n_rows) for level in levels]
-    if len(counts) < 2 or any(n_positives not in (0, n_rows) for n_positives, n_rows in counts):
-        return False
-    return len({n_positives == 0 for n_positives, _ in counts}) == 2
 
 
 def _describe_missing_concern(summary: Summary) -> Concern:
@@ -250,86 +157,25 @@ def _describe_missing_concern(summary: Summary) -> Concern:
     return Concern(sentence, details, "missing", "neither")
 
 
-def build_result_sentence(verdict: Verdict, summary: Summary) -> Concern:
-    """Return the conclusion of a verdict as a sentence, and its effect, sample and margin."""
-    answer = verdict.answer or verdict.claim
-    if not verdict.answer and verdict.conclusion == "not supported":
-        answer = f"Not supported: {verdict.claim}"
-    return Concern(
-        fill_sentence("{answer}", answer=answer),
-        describe_effect(verdict, has_patients=summary.check.has_patient_column),
-        verdict.section,
-        classify_verdict(verdict),
-    )
+def _iter_results(summary: Summary, stated: Sequence[Verdict] = ()) -> Iterator[Concern]:
+    """Yield the decided verdicts on the model, then on the maps, then on the data. In each group, contradictions come first.
 
-
-def describe_effect(verdict: Verdict, *, has_patients: bool) -> Markup:
-    """Describe the effect of a verdict: its quantity, value, interval, sample and margin."""
-    if verdict.effect.value is None:
-        return fill_sentence("{reason}.", reason=verdict.reason or "Nothing was measured")
-    quantity = QUESTIONS[verdict.question].effect_quantity if verdict.question in QUESTIONS else "effect"
-    margin = Markup("; ") + reason if (reason := explain_conclusion(verdict)) else Markup("")
-    roles = tuple((role, count) for role, count in verdict.effect.n_groups_by_role if role != "controls")
-    if roles:
-        counts = [fill_sentence(f"{{n}} {inflect(n, role.removesuffix('s'))}", n=n) for role, n in roles]
-        sample = Markup(", ").join(counts)
-    else:
-        sample = describe_sample(verdict.effect, has_patients=has_patients)
-    return fill_sentence(
-        "{quantity}: {effect}, {sample}{margin}.",
-        quantity=f"{quantity[:1].upper()}{quantity[1:]}",
-        effect=verdict.effect,
-        sample=sample,
-        margin=margin,
-    )
-
-
-def explain_conclusion(verdict: Verdict) -> Markup:
-    """Explain in a clause how the interval lies to the margin. Without an interval, name the margin, if there is one."""
-    margin, low, high = verdict.margin, verdict.effect.low, verdict.effect.high
-    if verdict.conclusion != "not testable" and _is_decided_without_margin(verdict):
-        return fill_sentence("{reason}", reason=verdict.reason.partition("; ")[0])
-    if margin is None or low is None or high is None:
-        return Markup("") if margin is None else fill_sentence("the margin is {margin}", margin=margin)
-    is_two_sided = verdict.question in TWO_SIDED_QUESTIONS
-    if low > margin:
-        clause = "the whole interval lies above the margin of {margin}"
-    elif is_two_sided and high < -margin:
-        clause = "the whole interval lies below the margin of {opposite}"
-    elif is_two_sided and -margin <= low and high <= margin:
-        clause = "the whole interval lies within the margin of ±{margin}"
-    elif high < margin and not is_two_sided:
-        clause = "the whole interval lies below the margin of {margin}"
-    else:
-        clause = "the interval includes the margin of {margin}"
-    is_consistent = is_two_sided or (low > margin) == (verdict.conclusion == "supported")
-    if verdict.conclusion != "not testable" and not is_consistent:  # another part of the rule decided
-        return fill_sentence("{reason}", reason=verdict.reason.partition("; ")[0])
-    opposite = Markup("−") + format_number(margin)
-    if verdict.direction == "neither" and NO_PERFORMANCE_REASON in verdict.reason:
-        clause += ". It does not count for the model, because its AUROC does not show that it detects the finding"
-    return fill_sentence(clause, margin=margin, opposite=opposite)
-
-
-def _is_decided_without_margin(verdict: Verdict) -> bool:
-    is_decodable = (verdict.question, verdict.conclusion) == ("leakage", "supported")
-    return bool(verdict.reason) and (is_decodable or verdict.question in QUESTIONS_WITHOUT_MARGIN)
-
-
-def _iter_results(summary: Summary) -> Iterator[Concern]:
-    """Yield the decided verdicts on the model, then on the maps, then on the data. In each group, contradictions come first."""
+    `stated`: the verdicts that are stated elsewhere.
+    """
+    known = {id(verdict) for verdict in stated}
     ranks, topics = {"contradicts": 0, "supports": 1, "neither": 2}, ("model", "maps", "data")
     decided = [item for item in summary.verdicts if item.conclusion != "not testable"]
     groups: dict[tuple[str, ...], list[Verdict]] = {}
     for item in sorted(decided, key=lambda item: (topics.index(find_topic(item.question)), ranks[item.direction])):
-        if item.question not in ("performance", "attribution mass"):
+        if item.question not in ("performance", "attribution mass") and id(item) not in known:
             key = (item.question, item.finding, item.conclusion)
             groups.setdefault(key if item.question != "robustness" else (*key, item.claim), []).append(item)
     for first, *further in groups.values():
         result = build_result_sentence(first, summary)
         if further:
             names = join_texts(list(dict.fromkeys(map(name_subject, further))))
-            result = replace(result, details=fill_sentence("{a} The same holds for {b}.", a=result.details, b=names))
+            details = fill_sentence("{a} The same holds for {b}.", a=result.details, b=names)
+            result = replace(result, details=details, verdicts=(first, *further))
         yield result
 
 
@@ -337,19 +183,19 @@ def iter_unproven_conclusions(summary: Summary) -> Iterator[Markup]:
     """Yield what may not be concluded from the audit, each as a clause that begins with "that"."""
     for performance in summary.predict.performance:
         verdict = next(
-            (item for item in summary.verdicts if _is_performance_verdict_of(item, performance.finding)), None
+            (item for item in summary.verdicts if is_performance_verdict_of(item, performance.finding)), None
         )
         if verdict is None or verdict.conclusion != "supported":
             yield fill_sentence("that the model detects {finding}", finding=performance.finding)
-    reliance = [item for item in summary.verdicts if _contradicts_model(item) and item.question == "shortcut"]
+    reliance = [item for item in summary.verdicts if contradicts_model(item) and item.question == "shortcut"]
     if reliance:
-        largest = max(reliance, key=_get_effect_size)
+        largest = max(reliance, key=get_effect_size)
         yield fill_sentence(
             "that the performance holds where {item} is not related to {finding}",
             item=name_subject(largest),
             finding=largest.finding,
         )
-    for column, finding in _list_columns_that_determine_label(summary):
+    for column, finding in list_columns_that_determine_label(summary):
         yield fill_sentence(
             "that the model detects {finding} and not the column {column}", finding=finding, column=column
         )
@@ -361,7 +207,7 @@ def iter_unproven_conclusions(summary: Summary) -> Iterator[Markup]:
     if open_regions:
         items = join_texts(list(dict.fromkeys(map(name_subject, open_regions))), MAX_ITEMS_NAMED, word="or")
         yield fill_sentence("that the prediction is independent of {items}", items=items)
-    yield Markup("that causes without a name in the config, or invisible ones, play no part")
+    yield Markup("that no other cause, such as one that nobody named or that is invisible, plays a part")
     yield Markup("that the numbers hold for other images, other patients or other weights")
     yield Markup("that the model is safe or useful for patients: this is not a clinical validation")
 

@@ -22,6 +22,7 @@ from camscope.audit.report.number_format import (
     format_p_value,
 )
 from camscope.audit.report.overview import MAX_OPEN_QUESTIONS_SHOWN, build_overview
+from camscope.audit.report.result_sentences import write_answer
 from camscope.audit.report.section_figures import draw_figures
 from camscope.audit.report.verdict_labels_and_groups import (
     CONCLUSION_MEANINGS,
@@ -156,6 +157,7 @@ def create_template_environment() -> "jinja2.Environment":
         "format_interval": format_interval,
         "gallery_kinds": GALLERY_KINDS,
         "inflect": inflect,
+        "level_conclusions": {"undecided": "not decided", "not testable": "not tested"},
         "margin_descriptions": MARGIN_DESCRIPTIONS,
         "min_overlap_share": MIN_OVERLAP_SHARE,
         "no_questions_text": NO_QUESTIONS_TEXT,
@@ -170,6 +172,7 @@ def create_template_environment() -> "jinja2.Environment":
         "style": Markup(_read_template("page.css")),  # noqa: S704 - a file of this package
         "verdict_kind_filters": VERDICT_KIND_FILTERS,
         "verdict_kind_labels": VERDICT_KIND_LABELS,
+        "write_answer": write_answer,
     }
     return environment
 

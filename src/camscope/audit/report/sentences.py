@@ -48,6 +48,10 @@ INTERVAL_METHODS: Mapping[str, tuple[str, str]] = {
         "Wilson 1927, doi:10.1080/01621459.1927.10502953",
     ),
 }  # the description of each method and its paper
+COUNT_WORDS = (
+    "no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen",
+    "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty",
+)  # fmt: skip
 PERFORMANCE_LABELS = {
     "auroc": "AUROC",
     "average_precision": "average precision",
@@ -90,18 +94,23 @@ def fill_sentence(template: str, **values: float | str | EstimateSummary) -> Mar
 
 
 def join_texts(texts: Sequence[str | Markup], max_texts: int | None = None, word: str = "and") -> Markup:
-    """Join user texts to `a, b and c` as HTML. With more than `max_texts`, the others become "others"."""
+    """Join user texts to `a, b and c` as HTML. With more than `max_texts`, the others are counted: `a, b and three more`."""
     named = list(texts) if max_texts is None or len(texts) <= max_texts else texts[:max_texts]
     parts = [fill_sentence("{text}", text=text) for text in named]
     if len(named) < len(texts):
-        parts.append(Markup("others"))
+        parts.append(Markup("{} more").format(count_in_words(len(texts) - len(named))))
     if len(parts) < 2:
         return Markup("").join(parts)
     return Markup(", ").join(parts[:-1]) + Markup(f" {word} ") + parts[-1]  # noqa: S704 - a text of this package
 
 
+def count_in_words(count: int) -> str:
+    """Return a small number as a word, which is no number of the summary."""
+    return COUNT_WORDS[count] if count < len(COUNT_WORDS) else "many"
+
+
 def explain_missing_contradictions(summary: Summary, topic_name: str, questions: Sequence[str]) -> Markup:
-    """Explain what it means that no verdict contradicts a topic, given how many questions were testable."""
+    """Explain what it means that no verdict contradicts a topic, given how many questions were decided."""
     data = {"verdicts": [vars(verdict) for verdict in summary.verdicts]}
     conclusions = [verdict.conclusion for verdict in summary.verdicts if verdict.question in questions]
     n_questions = format_item_count(data, "verdicts", question=list(questions))
@@ -110,12 +119,12 @@ def explain_missing_contradictions(summary: Summary, topic_name: str, questions:
         return fill_sentence(f"No question about {topic_name} was tested. {no_evidence}")
     if not set(conclusions) & set(DECIDED_CONCLUSIONS):
         if len(conclusions) == 1:
-            return fill_sentence(f"The only question about {topic_name} was not testable. {no_evidence}")
-        sentence = f"None of the {{n_questions}} questions about {topic_name} was testable. {no_evidence}"
+            return fill_sentence(f"The only question about {topic_name} was not decided. {no_evidence}")
+        sentence = f"None of the {{n_questions}} questions about {topic_name} was decided. {no_evidence}"
         return fill_sentence(sentence, n_questions=n_questions)
     return fill_sentence(
         f"No verdict contradicts {topic_name}: {{n_tested}} of {{n_questions}} {inflect(len(conclusions), 'question')} could "
-        "be tested. This is not proof of soundness.",
+        "be decided. This is not proof of soundness.",
         n_tested=format_item_count(data, "verdicts", question=list(questions), conclusion=DECIDED_CONCLUSIONS),
         n_questions=n_questions,
     )
@@ -125,7 +134,8 @@ def describe_patient_grouping(check: DataCheckResult) -> Markup:
     """Describe whether images are grouped by patient."""
     if not check.has_patient_column:
         return Markup(
-            "No column identifies the patient: each image counts as a patient, and intervals may be too narrow."
+            "The data do not say which images show the same patient: each image counts as one patient, and intervals may be "
+            "too narrow."
         )
     noun = inflect(check.n_patients, "patient")
     sentence = (
@@ -136,7 +146,9 @@ def describe_patient_grouping(check: DataCheckResult) -> Markup:
 
 def describe_statistical_unit(check: DataCheckResult) -> str:
     """Describe the unit of the statistics for a note below a table."""
-    return "all images of a patient count as one unit" if check.has_patient_column else "each image counts as a patient"
+    return (
+        "all images of a patient count as one unit" if check.has_patient_column else "each image counts as one patient"
+    )
 
 
 def describe_config_declarations(provenance: Mapping[str, Any]) -> Markup:

@@ -267,7 +267,7 @@ def draw_reliability_diagram(performance: FindingPerformance) -> "Figure":
     """Draw the observed share of a finding against the predicted probability."""
     bins = performance.bins
     figure, axes = _create_figure_and_curve_axes("predicted probability", "share with the finding", 270.0)
-    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+    axes.set(xlim=(-0.05, 1.05), ylim=(-0.05, 1.05))
     axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle=DASHES)
     predicted, observed = [point.predicted for point in bins], [point.observed for point in bins]
     axes.vlines(
@@ -276,8 +276,8 @@ def draw_reliability_diagram(performance: FindingPerformance) -> "Figure":
     )  # fmt: skip
     axes.plot(predicted, observed, color=LINE, linewidth=1)
     max_images = max((point.n_images for point in bins), default=1)
-    sizes = [(4 + 6 * (point.n_images / max_images) ** 0.5) ** 2 for point in bins]
-    axes.scatter(predicted, observed, sizes, color=SUPPORTS, zorder=5)
+    sizes = [(3 + 9 * (point.n_images / max_images) ** 0.5) ** 2 for point in bins]
+    axes.scatter(predicted, observed, sizes, color=SUPPORTS, clip_on=False, zorder=5)
     return figure
 
 

@@ -20,7 +20,7 @@ TOPIC_DESCRIPTIONS = {
 CONCLUSION_MEANINGS: Mapping[str, str] = {
     "supported": "the claim holds",
     "not supported": "the claim does not hold",
-    "not testable": "the rule gives no conclusion",
+    "not testable": "the rule gives no conclusion: the question is not decided",
 }
 MARGIN_DESCRIPTIONS: Mapping[str, str] = {
     "effect": "Smallest relevant change of the log odds by an intervention, in standard deviations",
@@ -38,7 +38,7 @@ VERDICT_KIND_LABELS = {
     "contradicts": "contradicts",
     "supports": "supports",
     "neither": "neutral",
-    "untested": "not testable",
+    "untested": "not decided",
 }
 VERDICT_KIND_FILTERS: Mapping[str, Mapping[str, str | list[str]]] = {
     **{kind: {"direction": kind, "conclusion": DECIDED_CONCLUSIONS} for kind in ("contradicts", "supports", "neither")},
@@ -109,18 +109,17 @@ def classify_verdict(verdict: Verdict) -> VerdictKind:
 
 
 def group_verdicts_by_kind(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
-    """Group verdicts by kind, in the order contradicting, supporting, neutral, not testable."""
+    """Group verdicts by kind, in the order contradicting, supporting, neutral, not decided."""
     return {
         kind: [verdict for verdict in verdicts if classify_verdict(verdict) == kind] for kind in VERDICT_KIND_LABELS
     }
 
 
 def describe_direction(verdict: Verdict) -> str:
-    """Return the direction as text, such as `contradicts the model`. Return "" if not testable."""
+    """Return the direction as text: `contradicts the model`, `neutral` or `not decided`."""
     kind = classify_verdict(verdict)
-    if kind in ("contradicts", "supports"):
-        return f"{kind} the {find_topic(verdict.question)}"
-    return "neutral" if kind == "neither" else ""
+    label = VERDICT_KIND_LABELS[kind]
+    return f"{label} the {find_topic(verdict.question)}" if kind in ("contradicts", "supports") else label
 
 
 @dataclass(frozen=True)

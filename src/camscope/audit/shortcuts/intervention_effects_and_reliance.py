@@ -109,7 +109,8 @@ def _describe_few_patients(roles: Mapping[str, Sequence[Hashable]], *, is_domina
     few = [plural(n, name.removesuffix("s")) for name, n in counts.items() if n < MIN_PATIENTS_FOR_VERDICT]
     if few:
         are = "is" if few[0].startswith("1 ") else "are"
-        return f"{MIN_PATIENTS_FOR_VERDICT} patients of each kind are needed, and there {are} {' and '.join(few)}"
+        counts_text = f"{', '.join(few[:-1])} and {few[-1]}" if len(few) > 1 else few[0]
+        return f"{MIN_PATIENTS_FOR_VERDICT} patients of each kind are needed, and there {are} {counts_text}"
     if not is_dominated:
         return ""
     sizes = {name: np.bincount(index_groups(patients, len(patients))) for name, patients in roles.items()}
@@ -168,7 +169,8 @@ def judge_reliance(
     if reason := explain_too_few_patients(n_patients, prevalence):
         return "not testable", f"every effect that counts lies within the margin, but {reason}{untested_kinds}"
     missable = _describe_undetectable_share(compute_min_detectable_prevalence(n_patients))
-    return "not supported", f"every effect that counts lies within the margin{untested_kinds}; {missable}"
+    allowed = f"with {plural(n_patients, 'patient')}, {missable}, and the rule allows {100 * prevalence:g} %"
+    return "not supported", f"every effect that counts lies within the margin{untested_kinds}; {allowed}"
 
 
 def explain_too_few_patients(n_patients: int, prevalence: float) -> str:
@@ -260,7 +262,9 @@ def _explain_uncounted_effects(insertions: Effects, removals: Effects, uncounted
         for kind, effects in (("insertion", insertions), ("removal", removals))
     }
     if _select_effects_with_value(uncounted_removals):
-        descriptions["removal"] = "removal was measured but does not count, because every image has this region"
+        descriptions["removal"] = (
+            "removal was measured but does not count, because every image of this test has such a region"
+        )
     return descriptions
 
 

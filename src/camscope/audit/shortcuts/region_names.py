@@ -10,9 +10,9 @@ def name_region(region: str) -> str:
 
 
 def format_region(region: str) -> str:
-    """Return the name of a region as used in a sentence, such as `the image border` or `the region pacemaker`."""
+    """Return the name of a region as used in a sentence, such as `the image border` or `the region “pacemaker”`."""
     if region in REGIONS:
         return REGIONS[region].phrase
     if region in (FINDING_REGION, ORGAN_REGION):
         return region
-    return f"the area {region}" if region.startswith("outside ") else f"the region {region}"
+    return f"the area {region}" if region.startswith("outside ") else f"the region “{region}”"

@@ -12,7 +12,9 @@ from camscope.audit.verdicts.verdict_rules import find_topic, join_reasons
 
 __all__ = ["derive_verdicts"]
 
-NO_PERFORMANCE_REASON = "it does not count for the model, whose AUROC does not show that it detects the finding"
+NO_PERFORMANCE_REASON = (
+    "this is no evidence for the model, because the AUROC does not show that the model detects the finding"
+)
 
 
 def derive_verdicts(summary: Summary) -> list[Verdict]:

@@ -106,7 +106,7 @@ def list_warnings(summary: Summary) -> Iterator[str]:
 
 def _list_patient_warnings(summary: Summary) -> Iterator[str]:
     if not summary.check.has_patient_column:
-        yield "No column identifies the patient: images of one patient are counted as independent."
+        yield "The data do not say which images show the same patient: each image counts as one patient."
     n_patients = summary.check.n_patients
     if n_patients < FEW_PATIENTS:
         noun, verb = "patient" if summary.check.has_patient_column else "image", "is" if n_patients == 1 else "are"

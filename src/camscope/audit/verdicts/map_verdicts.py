@@ -9,6 +9,7 @@ from camscope.audit.shortcuts.load_images_and_region_masks import FINDING_REGION
 from camscope.audit.shortcuts.region_names import format_region
 from camscope.audit.verdicts.model_and_data_verdicts import group_by_subgroup_column, judge_subgroup_equality
 from camscope.audit.verdicts.verdict_rules import (
+    BELOW_MARGIN_REASON,
     EMPTY_ESTIMATE,
     FAITHFULNESS_VERDICT_METRICS,
     Decision,
@@ -27,6 +28,12 @@ ROBUSTNESS_CONDITIONS = {
     "stability": "under small shifts, rotations and noise",
     "acquisition-stability": "under small changes of windowing, resampling and compression",
 }
+CONTROL_DESCRIPTIONS = {
+    "center": "a map that only marks the image center",
+    "edges": "a map of the edges in the image",
+    "random": "a random map",
+    "uniform": "a map that is the same everywhere",
+}  # by the name of a control
 CONTROL_COMPARISONS: Mapping[Conclusion, str] = {
     "supported": "better than the best control map",
     "not supported": "worse than the best control map",
@@ -50,14 +57,22 @@ def judge_localization(summary: Summary) -> Iterator[Verdict]:
             share = shares.get((line.method, line.layer))
             share_note = "" if share is None else f"{share:.2f} of their attribution lies inside"
             decision = conclusion, join_reasons(reason, share_note)
-            maps = _format_maps_name(line.method)
-            yield build_verdict("localization", finding, decision, line.value, margin, line.method, maps=maps)
+            fields = {"maps": _format_maps_name(line.method), "denial": _deny_localization(line, reason)}
+            yield build_verdict("localization", finding, decision, line.value, margin, line.method, **fields)
         title = next((explainer.title for explainer in summary.resolve.explainers), "the first method")
         for (name, _, column), levels in group_by_subgroup_column(stage.subgroup_differences).items():
             if name == finding:
                 yield judge_subgroup_equality(
                     "localization by subgroup", finding, levels, column, maps=_format_maps_name(title)
                 )
+
+
+def _deny_localization(line: MetricSummary, reason: str) -> str:
+    """Return what holds if maps do not highlight a finding, because a control map scores as well. "" for other reasons."""
+    if reason == BELOW_MARGIN_REASON:
+        return ""
+    name = line.value.baseline_name
+    return f"{{maps}} highlight {{finding}} no better than {CONTROL_DESCRIPTIONS.get(name, 'a control map')}."
 
 
 def _format_maps_name(method: str) -> str:
@@ -97,7 +112,8 @@ def _decide_above_control(line: MetricSummary) -> Decision:
         best = f", {name}" if line.value.baseline_name else ""
         return "supported", f"the maps score higher than the best control map{best}"
     if difference.high <= 0:
-        return "not supported", f"{name}, a control map, scores as well"
+        score = "" if line.value.baseline is None else f" ({line.value.baseline:.2f})"
+        return "not supported", f"{name}, a control map, scores {'better' if difference.high < 0 else 'as well'}{score}"
     return "not testable", f"it does not differ clearly from {name}, a control map: more images are needed"
 
 

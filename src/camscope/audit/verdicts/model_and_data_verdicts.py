@@ -202,10 +202,13 @@ def _decide_leakage(probe: ColumnLeakage, margin: float) -> Decision:
         return "supported", "the whole interval lies above chance, and no permutation of the labels reaches the AUROC"
     if probe.auroc.high is not None and probe.auroc.high < margin:
         return "not supported", BELOW_MARGIN_REASON
-    if probe.auroc.low is None or probe.auroc.low <= 0.5:
-        reason = "the interval includes 0.5, which is chance"
+    if probe.auroc.low is None or probe.auroc.high is None:
+        return "not testable", probe.auroc.reason or "there is no interval"
+    interval = f"the interval from {probe.auroc.low:.2f} to {probe.auroc.high:.2f}"
+    if probe.auroc.low <= 0.5:
+        reason = f"{interval} includes chance (0.5), and"
     elif probe.null_max is not None and (probe.auroc.value or 0.0) <= probe.null_max:
-        reason = f"permuted labels reach up to {probe.null_max:.2f}"
+        reason = f"permuted labels reach an AUROC of {probe.null_max:.2f}, and {interval}"
     else:
-        reason = "the probe is not above chance"
-    return "not testable", f"{reason}, and the interval is not wholly below the margin"
+        reason = f"the probe is not above chance, and {interval}"
+    return "not testable", f"{reason} does not lie wholly below the margin of {margin:g}"

@@ -104,7 +104,7 @@ QUESTIONS: Mapping[str, Question] = {
         "The model does not distinguish images with {finding} from those without well enough.",
         "model", "performance", "AUROC", ABOVE_MARGIN_RULE, True),
     "performance by subgroup": Question(
-        "The model detects {finding} equally well in all subgroups of {column}.",
+        "The model detects {finding} equally well regardless of {column}.",
         "The model does not detect {finding} equally well in all subgroups of {column}.",
         "model", "performance", "difference in AUROC", EQUALITY_RULE, True),
     "ground truth": Question(
@@ -116,7 +116,7 @@ QUESTIONS: Mapping[str, Question] = {
         "The prediction for {finding} does not rely on {region}.",
         "model", "shortcut", "change of the log odds, in SD", RELIANCE_RULE, False),
     "shortcut by subgroup": Question(
-        "The effect of {region} on the prediction for {finding} is the same in all subgroups of {column}.",
+        "The effect of {region} on the prediction for {finding} is the same regardless of {column}.",
         "The effect of {region} on the prediction for {finding} differs between subgroups of {column}.",
         "model", "shortcut", "difference in the change, in SD", EFFECT_EQUALITY_RULE, True),
     "masked organ": Question(
@@ -128,7 +128,7 @@ QUESTIONS: Mapping[str, Question] = {
         "{maps} do not highlight {finding} more than expected by chance.",
         "maps", "localization", "enrichment", LOCALIZATION_RULE, True),
     "localization by subgroup": Question(
-        "{maps} highlight {finding} equally well in all subgroups of {column}.",
+        "{maps} highlight {finding} equally well regardless of {column}.",
         "{maps} do not highlight {finding} equally well in all subgroups of {column}.",
         "maps", "localization", "difference in the share inside", EQUALITY_RULE, True),
     "attribution mass": Question(
@@ -195,8 +195,8 @@ def describe_unreachable_margin(max_enrichment: float | None, margin: float) -> 
     if max_enrichment is None or max_enrichment > margin:
         return ""
     return (
-        f"it covers so much of the images that a map wholly inside reaches an enrichment of only {max_enrichment:.2f}, "
-        "within the margin"
+        f"it covers so much of the images that even a map wholly inside has an enrichment of only {max_enrichment:.2f}, "
+        f"and the margin is {margin:g}"
     )
 
 
@@ -229,11 +229,13 @@ def build_verdict(
     margin: float | None = None,
     qualifier: str = "",
     metric: str = "",
+    denial: str = "",
     **claim_fields: str,
 ) -> Verdict:
     """Build the verdict on a question. It is "not testable" if the effect has no value or too few patients.
 
-    `claim_fields`: the fields of the question's claim besides the finding.
+    `denial`: the sentence that holds if the claim is not supported, instead of the question's. `claim_fields`: the fields of
+    the question's claim besides the finding.
     """
     definition, (conclusion, reason) = QUESTIONS[question], decision
     if conclusion != "not testable" and (missing := find_missing_requirement(effect)):
@@ -244,7 +246,8 @@ def build_verdict(
     elif definition.is_good_if_supported is not None:
         is_good = (conclusion == "supported") is definition.is_good_if_supported
         direction = "supports" if is_good else "contradicts"
-    claim, denial = (text.format(finding=finding, **claim_fields) for text in (definition.claim, definition.denial))
+    templates = definition.claim, denial or definition.denial
+    claim, denial = (text.format(finding=finding, **claim_fields) for text in templates)
     return Verdict(
         question=question,
         claim=claim,
