@@ -58,7 +58,7 @@ def build_overview(summary: Summary) -> Overview:
     """Return the content of the first screen."""
     concerns = list(iter_concerns(summary))
     results = list(_iter_results(summary, [verdict for concern in concerns for verdict in concern.verdicts]))
-    shown = results[:MAX_RESULTS_SHOWN]
+    first_results = results[:MAX_RESULTS_SHOWN]
     more_concerns = concerns[1 + MAX_OTHER_CONCERNS :]
     return Overview(
         model=describe_model(summary),
@@ -69,9 +69,9 @@ def build_overview(summary: Summary) -> Overview:
         concern=concerns[0] if concerns else _describe_missing_concern(summary),
         other_concerns=concerns[1 : 1 + MAX_OTHER_CONCERNS],
         more_concerns=_count_more_concerns(len(more_concerns)),
-        results=shown,
-        all_verdicts=_count_verdicts(summary, [*concerns, *shown]),
-        sample_note=_explain_sample_sizes(shown, summary),
+        results=first_results,
+        all_verdicts=_count_verdicts(summary, [*concerns, *first_results]),
+        sample_note=_explain_sample_sizes(first_results, summary),
         open_questions=list(iter_open_questions(summary)),
         unproven=list(iter_unproven_conclusions(summary)),
     )
@@ -102,7 +102,7 @@ def describe_data(summary: Summary) -> Markup:
 
 
 def describe_patients(summary: Summary) -> Markup:
-    """Return the number of patients, or that it is not known."""
+    """Return the number of patients, or that it is not stated_ids."""
     if not summary.check.tested:
         return Markup("unknown")
     return format_number(summary.check.n_patients) if summary.check.has_patient_column else Markup("not identified")
@@ -126,8 +126,10 @@ def _count_verdicts(summary: Summary, stated: Sequence[Concern]) -> Markup:
     text = fill_sentence(
         f"All {{count}} {inflect(len(summary.verdicts), 'verdict')}", count=format_item_count(data, "verdicts")
     )
-    known = {id(verdict) for item in stated for verdict in item.verdicts}
-    against = [item for item in summary.verdicts if classify_verdict(item) == "contradicts" and id(item) not in known]
+    stated_ids = {id(verdict) for item in stated for verdict in item.verdicts}
+    against = [
+        item for item in summary.verdicts if classify_verdict(item) == "contradicts" and id(item) not in stated_ids
+    ]
     for topic in ("model", "maps"):
         if count := sum(find_topic(item.question) == topic for item in against):
             text += Markup(", {} more against the {}").format(count_in_words(count), topic)
@@ -162,12 +164,12 @@ def _iter_results(summary: Summary, stated: Sequence[Verdict] = ()) -> Iterator[
 
     `stated`: the verdicts that are stated elsewhere.
     """
-    known = {id(verdict) for verdict in stated}
+    stated_ids = {id(verdict) for verdict in stated}
     ranks, topics = {"contradicts": 0, "supports": 1, "neither": 2}, ("model", "maps", "data")
     decided = [item for item in summary.verdicts if item.conclusion != "not testable"]
     groups: dict[tuple[str, ...], list[Verdict]] = {}
     for item in sorted(decided, key=lambda item: (topics.index(find_topic(item.question)), ranks[item.direction])):
-        if item.question not in ("performance", "attribution mass") and id(item) not in known:
+        if item.question not in ("performance", "attribution mass") and id(item) not in stated_ids:
             key = (item.question, item.finding, item.conclusion)
             groups.setdefault(key if item.question != "robustness" else (*key, item.claim), []).append(item)
     for first, *further in groups.values():
@@ -207,7 +209,7 @@ def iter_unproven_conclusions(summary: Summary) -> Iterator[Markup]:
     if open_regions:
         items = join_texts(list(dict.fromkeys(map(name_subject, open_regions))), MAX_ITEMS_NAMED, word="or")
         yield fill_sentence("that the prediction is independent of {items}", items=items)
-    yield Markup("that no other cause, such as one that nobody named or that is invisible, plays a part")
+    yield Markup("that no other cause, such as one that was not named or is not visible, plays a part")
     yield Markup("that the numbers hold for other images, other patients or other weights")
     yield Markup("that the model is safe or useful for patients: this is not a clinical validation")
 
