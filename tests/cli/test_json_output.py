@@ -252,7 +252,7 @@ def test_two_audited_models(here, monkeypatch, capsys):
     def audit(area, conclusion):
         performance = [Facts(auroc=Facts(value=area))]
         verdict = Facts(
-            question="q", claim="It relies on the marker.", finding="f", qualifier="", conclusion=conclusion
+            question="q", claim="It relies on the marker.", finding="f", qualifier="", metric="", conclusion=conclusion
         )
         return Facts(summary=Facts(predict=Facts(performance=performance)), verdicts=[verdict], report_path="r.html")
 
