@@ -15,8 +15,6 @@ pytest.importorskip("jinja2")
 pytest.importorskip("pyarrow")
 pytest.importorskip("matplotlib")
 
-from camscope.audit.report.concerns import iter_concerns
-from camscope.audit.report.result_sentences import build_result_sentence, explain_conclusion
 from markupsafe import Markup
 
 from camscope.audit.core.stage_result_schema import (
@@ -32,9 +30,11 @@ from camscope.audit.core.stage_result_schema import (
     StoppingLook,
 )
 from camscope.audit.core.summary_schema import RegionOverlap, Summary, Verdict
+from camscope.audit.report.concerns import iter_concerns
 from camscope.audit.report.open_questions import OPEN_QUESTIONS, iter_open_questions
 from camscope.audit.report.overview import build_overview, iter_unproven_conclusions, write_plain_text
 from camscope.audit.report.render_html_page import render_page, render_summary_page
+from camscope.audit.report.result_sentences import build_result_sentence, explain_conclusion
 from camscope.audit.report.sentences import (
     describe_clusters,
     describe_config_declarations,
