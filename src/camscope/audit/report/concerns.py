@@ -86,8 +86,8 @@ def _iter_concerns_about_missing_stages(summary: Summary) -> Iterator[Concern]:
     if not summary.predict.tested or not stages:
         return
     names = join_texts(list(stages))
-    subject = inflect(len(stages), "This stage was", "These stages were")
-    sentence = fill_sentence(f"{subject} not tested: {{names}}.", names=names)
+    beginning = inflect(len(stages), "This stage was", "These stages were")
+    sentence = fill_sentence(f"{beginning} not tested: {{names}}.", names=names)
     reasons = {stage.reason or "no reason was given" for stage in stages.values()}
     details = Markup("The reasons differ.")
     if len(reasons) == 1:

@@ -140,7 +140,7 @@ def explain_open_verdicts(verdicts: Sequence[Verdict]) -> Markup:
 
 
 def _is_short_of_patients(verdict: Verdict) -> bool:
-    """Return whether a number of patients explains an open verdict. A shortage of donors alone is a reason of its own."""
+    """Return whether a number of patients explains an open verdict. A shortage of donors is another reason."""
     return verdict.patients_needed is not None and OF_EACH_KIND not in verdict.reason
 
 

@@ -102,7 +102,7 @@ def describe_data(summary: Summary) -> Markup:
 
 
 def describe_patients(summary: Summary) -> Markup:
-    """Return the number of patients, or that it is not stated_ids."""
+    """Return the number of patients, or that it is unknown."""
     if not summary.check.tested:
         return Markup("unknown")
     return format_number(summary.check.n_patients) if summary.check.has_patient_column else Markup("not identified")
