@@ -792,7 +792,7 @@ def test_a_pipe_is_named_as_what_it_is_and_is_not_waited_for(words, images, pipe
 
 def test_a_model_that_is_a_file_is_not_looked_for_elsewhere(pipes, in_time):
     told = CliRunner().invoke(app, ["layers", "hf:p"])
-    assert (told.exit_code, told.stderr.count("hf:p: it is not a folder; expected org/name")) == (2, 1)
+    assert (told.exit_code, told.stderr.count("hf:p is not a folder: expected org/name")) == (2, 1)
 
 
 def test_an_output_replaces_files_and_nothing_else(images, pipes, in_time):

@@ -1048,7 +1048,9 @@ def test_one_number_per_sample(shape):
         assert_truth(HiResCAM(model, "middle").attribute(x, target), plain()[0], x)
     explanation = HiResCAM(model, "middle").explain(x[0], None)
     assert (explanation.target, explanation.probability) == (0, None)
-    with pytest.raises(TargetError, match=r"class 1 does not exist in a model with one output.*evidence against.*-output"):
+    with pytest.raises(
+        TargetError, match=r"class 1 does not exist in a model with one output.*evidence against.*-output"
+    ):
         HiResCAM(model, "middle").attribute(x, 1)
     against = HiResCAM(model, "middle").attribute(x, lambda output: -output.flatten())
     torch.testing.assert_close(against, -truth(plain()[0], x, 1), rtol=1e-10, atol=1e-16)
@@ -1190,7 +1192,8 @@ def test_one_bad_class_among_good_ones_is_refused_before_any_backward(target):
 def test_a_name_without_categories_is_refused():
     model, x = plain(Watched)
     with pytest.raises(
-        TargetError, match="class 'cat' cannot be found by its name: the model's class names are not known; pass class_names="
+        TargetError,
+        match="class 'cat' cannot be found by its name: the model's class names are not known; pass class_names=",
     ):
         HiResCAM(model, "middle").attribute(x, "cat")
     assert model.backwards == 0
