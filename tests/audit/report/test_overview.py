@@ -34,7 +34,7 @@ from camscope.audit.report.concerns import iter_concerns
 from camscope.audit.report.open_questions import OPEN_QUESTIONS, iter_open_questions
 from camscope.audit.report.overview import build_overview, iter_unproven_conclusions, write_plain_text
 from camscope.audit.report.render_html_page import render_page, render_summary_page
-from camscope.audit.report.result_sentences import build_result_sentence, explain_conclusion
+from camscope.audit.report.result_sentences import build_result_sentence, describe_effect, explain_conclusion
 from camscope.audit.report.sentences import (
     describe_clusters,
     describe_config_declarations,
@@ -54,6 +54,7 @@ from camscope.audit.report.verdict_labels_and_groups import describe_sample, for
 from camscope.audit.shortcuts.intervention_effects_and_reliance import judge_reliance
 from camscope.audit.verdicts import NO_PERFORMANCE_REASON, derive_verdicts
 from camscope.audit.verdicts.limitations_and_warnings import list_warnings
+from camscope.audit.verdicts.model_and_data_verdicts import INVERTED_REASON
 from camscope.audit.verdicts.patients_needed import estimate_patients_needed
 from camscope.audit.verdicts.verdict_rules import QUESTIONS, build_verdict
 from tests.audit.audits import figures_left_out
@@ -232,6 +233,13 @@ def one_open_question() -> Summary:
     return full(findings=(FINDING,), verdicts=(open_verdict,))
 
 
+def inverted() -> Summary:
+    """Images without the finding score higher, also where the organ is masked."""
+    whole = with_auroc(0.3, 0.1)
+    masked = build_verdict("masked organ", FINDING, ("supported", INVERTED_REASON), num(0.8, 0.05), 0.7, "organ")
+    return whole.model_copy(update={"verdicts": (*whole.verdicts, masked)})
+
+
 TABLES_OF_TEMPLATES = ("STAGE_DESCRIPTIONS", "OPEN_QUESTIONS")
 DECLARATIONS = (
     {},
@@ -247,7 +255,7 @@ SUMMARIES = {
     "one class": one_class,
     "contradictory": contradictory,
     "no value": lambda: with_auroc(None, None),
-    "inverted": lambda: with_auroc(0.3, 0.1),
+    "inverted": inverted,
     "chance": lambda: with_auroc(0.53, 0.19),
     "chance, open": lambda: with_auroc(0.55, 0.1),
     "between chance and margin": lambda: with_auroc(0.7, 0.1),
@@ -740,3 +748,17 @@ def test_the_sanity_check_counts_its_images_and_those_of_other_sizes():
     ]
     old = [write_plain_text(text) for text in describe_sanity_images(SanityResult(n_images=13))]
     assert old == ["13 images with a finding were used, drawn by the seed."]
+
+
+def test_an_inverted_auroc_of_masked_images_is_said_to_be_turned_around():
+    decisions = ("not supported", "the interval is below the margin"), ("not supported", INVERTED_REASON)
+    upright, inverted = (
+        write_plain_text(
+            describe_effect(
+                build_verdict("masked organ", FINDING, decision, num(0.57, 0.1), 0.7, "organ"), has_patients=True
+            )
+        )
+        for decision in decisions
+    )
+    assert upright.startswith("AUROC of masked images: 0.57")
+    assert inverted.endswith("; the ranking is inverted, so that the number is one minus the AUROC.")

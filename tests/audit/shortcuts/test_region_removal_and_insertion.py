@@ -218,7 +218,7 @@ RULE = {
         [NOTHING],
         [NOTHING, NOTHING],
         "not supported",
-        "every effect that counts lies within the margin; a reliance in fewer than",
+        "every effect that counts lies within the margin; with 60 patients, a reliance in fewer than",
     ),
     "nothing, one way": ([], [NOTHING, NOTHING], "not supported", "insertion was not tested"),
     "one fill": ([NOTHING], [FOR], "not testable", "one imputation"),

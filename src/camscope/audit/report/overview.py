@@ -176,7 +176,7 @@ def _iter_results(summary: Summary, stated: Sequence[Verdict] = ()) -> Iterator[
         result = build_result_sentence(first, summary)
         if further:
             names = join_texts(list(dict.fromkeys(map(name_subject, further))))
-            details = fill_sentence("{a} The same holds for {b}.", a=result.details, b=names)
+            details = fill_sentence("{a} The conclusion is the same for {b}.", a=result.details, b=names)
             result = replace(result, details=details, verdicts=(first, *further))
         yield result
 

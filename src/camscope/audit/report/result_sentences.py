@@ -10,11 +10,13 @@ from camscope.audit.report.number_format import format_estimate, format_number
 from camscope.audit.report.sentences import fill_sentence
 from camscope.audit.report.verdict_labels_and_groups import VerdictKind, classify_verdict, describe_sample
 from camscope.audit.verdicts import NO_PERFORMANCE_REASON
+from camscope.audit.verdicts.model_and_data_verdicts import INVERTED_REASON
 from camscope.audit.verdicts.patients_needed import TWO_SIDED_QUESTIONS
 from camscope.audit.verdicts.verdict_rules import QUESTIONS
 from camscope.plurals import inflect
 
 QUESTIONS_WITHOUT_MARGIN = ("faithfulness", "sanity", "clusters")  # their rules compare with controls
+INVERTED_CLAUSE = Markup("; the ranking is inverted, so that the number is one minus the AUROC")
 MISSABLE_SHARE = "could have been missed"  # of the clause about the smallest share of patients that a test can detect
 
 
@@ -136,11 +138,12 @@ def describe_effect(verdict: Verdict, *, has_patients: bool) -> Markup:
     else:
         sample = describe_sample(verdict.effect, has_patients=has_patients)
     return fill_sentence(
-        "{quantity}: {effect}, {sample}{margin}.",
+        "{quantity}: {effect}, {sample}{margin}{inverted}.",
         quantity=f"{quantity[:1].upper()}{quantity[1:]}",
         effect=verdict.effect,
         sample=sample,
         margin=margin,
+        inverted=INVERTED_CLAUSE if INVERTED_REASON in verdict.reason else Markup(""),
     )
 
 

@@ -182,7 +182,7 @@ def explain_too_few_patients(n_patients: int, prevalence: float) -> str:
         return ""
     are_needed = plural(compute_min_patients_to_detect(prevalence), "patient is", "patients are")
     missable = _describe_undetectable_share(compute_min_detectable_prevalence(n_patients))
-    return f"{missable}: {are_needed} needed for {100 * prevalence:g} %"
+    return f"with {plural(n_patients, 'patient')}, {missable}: {are_needed} needed for {100 * prevalence:g} %"
 
 
 def compute_min_patients_to_detect(prevalence: float) -> int:
