@@ -368,7 +368,7 @@ def masks(plain, evidence):
 def test_another_source_of_the_model_is_seen_and_begins_another_audit(copied):
     Path("quiverleaf.py").write_text(CODE + "# another\n")
     assert failed(copied) == {"source"}
-    with pytest.raises(OutputError, match="another source"):
+    with pytest.raises(OutputError, match="another file of the model"):
         audit.run_audit(copied, "audit")
 
 
