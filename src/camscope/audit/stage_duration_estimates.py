@@ -42,7 +42,7 @@ SHORT_SECONDS = 0.2  # a shorter operation is timed a second time, warm
 N_TIMED_VARIANTS = 4  # of an image, whose maps are timed together
 MAPS_AT_FIRST_LOOK, MAPS_PER_IMAGE = 29, 11  # of a method and an image in the robustness stage; later looks take fewer
 PASSES_PER_REGION = (4.0, 3.0, 2.0)  # edits of an image: with the finding, of any image, for insertions
-SECONDS_PER_CLUSTERED_MAP = 0.05
+SECONDS_PER_CLUSTERING, SECONDS_PER_CLUSTERED_MAP = 1.2, 0.037  # of a method and a finding; of each of its maps
 N_CONTROL_EXPLAINERS = 2  # of the robustness stage
 
 
@@ -222,25 +222,26 @@ class StageEstimator:
 
     def _estimate_seconds_of_robustness_metrics(self, names: Sequence[str], n_maps: int) -> float:
         """Return the seconds of some robustness metrics of an image, for all methods."""
-        per_image = self.seconds_per_image_read + 10 * self.seconds_per_forward_pass  # of the changed inputs
+        per_image = self.seconds_per_image_read + 2 * self.seconds_per_forward_pass  # for two classes
         n_explainers = len(self.context.explainers) + N_CONTROL_EXPLAINERS
         return (
             per_image + n_maps * sum(self.seconds_per_rank_map.values()) + n_explainers * self._time_comparisons(names)
         )
 
     def _time_comparisons(self, names: Sequence[str]) -> float:
-        """Return the seconds of some robustness metrics of an image and a method, without its maps."""
-        edges, target = METHODS["edges"](self.context.model), self.context.findings[0].class_index
+        """Return the seconds of some robustness metrics of an image and a method, without its maps and predictions."""
+        edges, x, target = METHODS["edges"](self.context.model), self.x[:1], self.context.findings[0].class_index
 
         def evaluate() -> None:
-            with clean_maps_and_predictions_shared():
-                for metric in map(METRICS.__getitem__, names):
-                    try:
-                        metric(edges, self.x[:1], target)
-                    except CamscopeError:  # undefined for this input
-                        continue
+            for metric in map(METRICS.__getitem__, names):
+                try:
+                    metric(edges, x, target)
+                except CamscopeError:  # undefined for this input
+                    continue
 
-        return time_call(evaluate)
+        with clean_maps_and_predictions_shared():
+            evaluate()  # the predictions
+            return time_call(evaluate)
 
     def estimate_sanity_seconds(self, n_samples: int) -> float:
         """Return the seconds of the sanity stage."""
@@ -302,11 +303,13 @@ class StageEstimator:
         of_positives, of_all, of_insertions = PASSES_PER_REGION
         n_negative = max(0, n_edited - n_positive)
         n_passes = n_regions * (n_positive * of_positives + n_edited * of_all + n_negative * of_insertions)
-        n_maps = min(n_rows, sizes.regions) * len(context.explainers) * len(context.findings)
+        clustering = sum(
+            SECONDS_PER_CLUSTERING + n * SECONDS_PER_CLUSTERED_MAP for n in self.count_positives(sizes.regions)
+        )
         return (
             min(n_rows, sizes.regions) * seconds_per_image
             + n_passes * self.seconds_per_forward_pass
-            + n_maps * SECONDS_PER_CLUSTERED_MAP
+            + len(context.explainers) * clustering
         )
 
 
