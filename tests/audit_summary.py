@@ -387,7 +387,7 @@ def verdicts(findings):
         add(
             verdict(
                 "performance",
-                f"The model distinguishes images with {finding} from those without.",
+                f"The model distinguishes images with “{finding}” from those without.",
                 finding,
                 "supported",
                 "supports",
@@ -399,7 +399,7 @@ def verdicts(findings):
         add(
             verdict(
                 "performance by subgroup",
-                f"The model detects {finding} equally well regardless of site.",
+                f"The model detects “{finding}” equally well regardless of site.",
                 finding,
                 "not supported",
                 "contradicts",
@@ -413,7 +413,7 @@ def verdicts(findings):
         add(
             verdict(
                 "ground truth",
-                f"The prediction for {finding} uses the area that is marked as {finding}.",
+                f"The prediction for “{finding}” uses the area that is marked as “{finding}”.",
                 finding,
                 "supported",
                 "supports",
@@ -426,7 +426,7 @@ def verdicts(findings):
         add(
             verdict(
                 "shortcut",
-                f"The prediction for {finding} relies on the region “marker”.",
+                f"The prediction for “{finding}” relies on the region “marker”.",
                 finding,
                 "supported",
                 "contradicts",
@@ -439,7 +439,7 @@ def verdicts(findings):
         add(
             verdict(
                 "shortcut",
-                f"The prediction for {finding} relies on the region the frame.",
+                f"The prediction for “{finding}” relies on the region the frame.",
                 finding,
                 "supported",
                 "contradicts",
@@ -452,7 +452,7 @@ def verdicts(findings):
         add(
             verdict(
                 "masked organ",
-                f"The model still detects {finding} when the organ is masked.",
+                f"The model still detects “{finding}” when the organ is masked.",
                 finding,
                 "supported",
                 "contradicts",
@@ -465,7 +465,7 @@ def verdicts(findings):
         add(
             verdict(
                 "localization",
-                f"The maps of {CAM} highlight {finding} more than expected by chance.",
+                f"The maps of {CAM} highlight “{finding}” more than expected by chance.",
                 finding,
                 "supported",
                 "supports",
@@ -478,7 +478,7 @@ def verdicts(findings):
         add(
             verdict(
                 "attribution mass",
-                f"The maps of {CAM} for {finding} highlight the region “marker”.",
+                f"The maps of {CAM} for “{finding}” highlight the region “marker”.",
                 finding,
                 "not testable",
                 "neither",
@@ -492,7 +492,7 @@ def verdicts(findings):
         add(
             verdict(
                 "faithfulness",
-                f"The maps of {CAM} show what the prediction for {finding} depends on.",
+                f"The maps of {CAM} show what the prediction for “{finding}” depends on.",
                 finding,
                 "not testable",
                 "neither",
@@ -522,7 +522,7 @@ def verdicts(findings):
                     reason="spearman after the last step"), None, "sanity", CAM))  # fmt: skip
     add(verdict("leakage", "The column site can be predicted from the model's features.", findings[0], "supported", "neither",
                 num(0.9317, 0.0241, baseline=0.5, name="chance"), 0.6, "shortcut", "site"))  # fmt: skip
-    add(verdict("clusters", f"The maps of {CAM} for {findings[0]} fall into several clusters.", findings[0], "supported",
+    add(verdict("clusters", f"The maps of {CAM} for “{findings[0]}” fall into several clusters.", findings[0], "supported",
                 "neither", num(0.9412, n=148, groups=93, baseline=0.6113, name="a single cluster"), None, "clusters",
                 CAM))  # fmt: skip
     return tuple(made)

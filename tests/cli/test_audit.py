@@ -66,13 +66,13 @@ def test_it_says_how_long_it_takes_what_it_found_and_where_the_report_is(made):
     told, folder = made
     assert "about " in told.output
     assert "from here: " in told.output
-    assert "The prediction for lesion relies on the region “marker”." in told.output
+    assert "The prediction for “lesion” relies on the region “marker”." in told.output
     assert "● supported" in told.output
     assert "change of the log odds, in SD" in told.output
     assert "localization was not tested" in told.output
     assert re.search(r"AUROC +lesion: [01]\.\d+ \[.*\], \d+ images of \d+ patients\. ", told.output)
     assert re.search(
-        r"concern The prediction for lesion relies on .*: .* receivers, \d+ donors; the whole interval", told.output
+        r"concern The prediction for “lesion” relies on .*: .* receivers, \d+ donors; the whole interval", told.output
     )
     assert str(folder / "report.html") in told.output.replace("\n", "")
     assert "<svg" in (folder / "report.html").read_text("utf-8")
@@ -335,7 +335,7 @@ def test_the_demonstration_audits_two_nets_and_goes_on(tmp_path, monkeypatch, wi
     for name in ("clean", "confounded"):
         report = tmp_path / "out" / name / "audit" / "report.html"
         assert f"report  {report}" in told.output
-        assert "Phantom radiographs" in report.read_text("utf-8")
+        assert "Simulated X-rays" in report.read_text("utf-8")
     log = report.with_name("log.jsonl")
     before = log.read_text()
     again = runner.invoke(app, ["demo", "--audit", "-o", str(tmp_path / "out")])

@@ -44,7 +44,7 @@ def _train_demo_model(marker_probability: float, seed: int) -> ShortcutNet:
 def build_demo_config(manifest: Path, weights: Path, marker_probability: float) -> dict[str, Any]:
     """Return the config tables of the demo audit."""
     return {
-        "title": "Phantom radiographs with a marker that is "
+        "title": "Simulated X-rays with a marker that is "
         + ("confounded with the lesion" if marker_probability > UNBIASED_PROBABILITY else "unrelated to the lesion"),
         "intended_use": "Is there a lesion in the lungs?",
         "data": {

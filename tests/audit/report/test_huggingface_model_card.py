@@ -49,14 +49,14 @@ def test_the_summary_has_what_the_first_screen_has():
     text = write_markdown_summary(full())
     headings = re.findall(r"^## (.*)$", text, re.M)
     assert headings == [
-        "How well the model detects the finding", "Biggest concern", "What was found", "What could not be decided",
+        "How well the model detects the finding", "Biggest concern", "What was found", "What was not tested or not decided",
         "What may not be concluded",
     ]  # fmt: skip
     check = full().check
     counts = f"- **Patients:** {check.n_patients:,}\n- **Images:** {check.flow[-1].n_rows:,}\n"
     assert counts in text.replace(" (each image counts as one patient)", "")
     assert "nodule: AUROC **0.941 \\[0.920, 0.963\\]**" in text
-    assert "**The prediction for nodule relies on the region “marker”.**" in text
+    assert "**The prediction for “nodule” relies on the region “marker”.**" in text
     assert "<" not in text.replace("\\<", "")
 
 

@@ -221,11 +221,12 @@ def stopped_early() -> Summary:
 
 
 def test_other_numbers_of_images_are_explained():
-    note = build_overview(stopped_early()).sample_note
+    note = write_plain_text(build_overview(stopped_early()).notes[-1])
     assert note.startswith("The numbers of images differ: ")
     assert "some tests stop" in note
-    assert "stop" not in build_overview(stopped_early().model_copy(update={"robustness": MetricsResult()})).sample_note
-    assert build_overview(sound()).sample_note == ""
+    unstopped = stopped_early().model_copy(update={"robustness": MetricsResult()})
+    assert "stop" not in build_overview(unstopped).notes[-1]
+    assert not any("numbers of images" in note for note in build_overview(sound()).notes)
 
 
 def one_open_question() -> Summary:
@@ -238,6 +239,17 @@ def inverted() -> Summary:
     whole = with_auroc(0.3, 0.1)
     masked = build_verdict("masked organ", FINDING, ("supported", INVERTED_REASON), num(0.8, 0.05), 0.7, "organ")
     return whole.model_copy(update={"verdicts": (*whole.verdicts, masked)})
+
+
+def with_donors() -> Summary:
+    """A region was pasted from donors into receivers, and one such verdict is open."""
+    roles = {"n_groups_by_role": (("receivers", 49), ("donors", 20), ("controls", 20))}
+    sizes = EstimateSummary(value=0.02, low=-0.2, high=0.3, n_values=49, n_groups=49, **roles)
+    decided = build_verdict(
+        "shortcut", FINDING, ("not supported", ""), num(0.0, 0.05).model_copy(update=roles), 0.1, "border", region="the border"
+    )
+    undecided = build_verdict("shortcut", FINDING, ("not testable", ""), sizes, 0.1, "corners", region="the corners")
+    return full(findings=(FINDING,), verdicts=(decided, undecided.model_copy(update={"patients_needed": 360})))
 
 
 TABLES_OF_TEMPLATES = ("STAGE_DESCRIPTIONS", "OPEN_QUESTIONS")
@@ -267,6 +279,7 @@ SUMMARIES = {
     "images of several sizes": images_of_several_sizes,
     "one open question": one_open_question,
     "stopped early": stopped_early,
+    "donors and receivers": with_donors,
 }  # fmt: skip
 
 
@@ -274,10 +287,10 @@ def sentences_of(summary: Summary) -> list[str]:
     overview = build_overview(summary)
     concerns = [overview.concern, *overview.other_concerns, *overview.results, *iter_concerns(summary)]
     parts = [overview.model, overview.data, overview.patients, overview.chance, *overview.unproven]
-    parts += [overview.more_concerns, overview.all_verdicts, overview.sample_note]
+    parts += [overview.more_concerns, overview.all_verdicts, overview.all_open_questions, *overview.notes]
     parts += [part for concern in concerns for part in (concern.sentence, concern.details)]
     parts += [part for answer in overview.answers for part in (answer.estimate, answer.sample, answer.sentence)]
-    parts += [part for item in overview.open_questions for part in (item.question, item.reason)]
+    parts += [part for item in iter_open_questions(summary) for part in (item.question, item.reason)]
     parts += [explain_conclusion(verdict) for verdict in summary.verdicts]
     parts += sentences_of_the_sections(summary)
     texts = [format_sentence(verdict.reason) for verdict in summary.verdicts]
@@ -361,11 +374,13 @@ def test_only_a_decided_verdict_is_a_result_and_each_open_one_is_listed(name):
     }
     assert not told & open_claims
     untested = {name for name, stage in summary if isinstance(stage, StageResult) and not stage.tested}
-    sections = {item.section for item in overview.open_questions}
+    open_questions = list(iter_open_questions(summary))
+    assert overview.open_questions == open_questions[: len(overview.open_questions)]
+    sections = {item.section for item in open_questions}
     for one in summary.verdicts:
         if one.conclusion == "not testable" and one.section not in untested:
             assert one.section in sections
-    assert len([item for item in overview.open_questions if item.section == "missing"]) >= len(untested)
+    assert len([item for item in open_questions if item.section == "missing"]) >= len(untested)
 
 
 @pytest.mark.parametrize("question", list(QUESTIONS))
@@ -384,6 +399,13 @@ def test_an_answer_says_what_the_conclusion_is(question, conclusion):
     assert question in OPEN_QUESTIONS
 
 
+def test_the_words_of_an_insertion_are_explained_and_receivers_are_counted():
+    overview = build_overview(with_donors())
+    assert "(of the donor) is pasted into another (of the receiver)" in overview.notes[0]
+    assert write_plain_text(overview.open_questions[0].reason) == "needs about 360 receivers; there are 49"
+    assert not any("donor" in note for note in build_overview(sound()).notes)
+
+
 # Performance
 
 
@@ -393,16 +415,16 @@ def test_an_answer_says_what_the_conclusion_is(question, conclusion):
         (
             0.53,
             0.19,
-            "It is not shown that the model detects nodule: the interval includes chance (0.5) and the required 0.7.",
+            "It is not shown that the model detects “nodule”: the interval includes chance (0.5) and the required 0.7.",
             "untested",
         ),
         (
             0.55,
             0.10,
-            "It is not shown that the model detects nodule: the interval includes chance (0.5) and lies below the required 0.7.",
+            "It is not shown that the model detects “nodule”: the interval includes chance (0.5) and lies below the required 0.7.",
             "contradicts",
         ),
-        (0.3, 0.1, "The ranking is inverted: images without nodule score higher than images with it.", "contradicts"),
+        (0.3, 0.1, "The ranking is inverted: images without “nodule” score higher than images with it.", "contradicts"),
         (0.6, 0.05, "The whole interval lies below 0.7, the AUROC that was required before the audit.", "contradicts"),
         (
             0.7,
@@ -421,7 +443,7 @@ def test_an_auroc_counts_for_the_model_only_above_its_margin(value, spread, said
         one for one in summary.verdicts if one.direction == "supports" and QUESTIONS[one.question].topic == "model"
     ]
     unproven = [write_plain_text(clause) for clause in iter_unproven_conclusions(summary)]
-    assert ("that the model detects nodule" in unproven) == (tone != "supports")
+    assert ("that the model detects “nodule”" in unproven) == (tone != "supports")
     assert bool(supporting) == (tone == "supports")
     if tone != "supports":
         held_back = [one for one in summary.verdicts if NO_PERFORMANCE_REASON in one.reason]
@@ -436,7 +458,7 @@ def test_an_auroc_that_reaches_chance_is_a_concern(value, side):
     whole = with_auroc(value, 0.19)
     few = whole.model_copy(update={"verdicts": tuple(one for one in whole.verdicts if one.question == "performance")})
     first = next(iter_concerns(few))
-    assert write_plain_text(first.sentence) == "This audit does not show that the model detects nodule."
+    assert write_plain_text(first.sentence) == "This audit does not show that the model detects “nodule”."
     assert write_plain_text(first.details) == f"The interval of the AUROC {side}."
     assert sum("detect" in item.sentence or "distinguish" in item.sentence for item in iter_concerns(few)) == 1
 
@@ -454,10 +476,10 @@ def test_few_patients_decide_nothing_about_the_auroc():
 @pytest.mark.parametrize(
     ("counts", "said"),
     [
-        ([("a", 93, 93), ("b", 20, 0)], "The column cell_type alone determines the label nodule in all 113 images."),
+        ([("a", 93, 93), ("b", 20, 0)], "The column cell_type alone determines the label “nodule” in all 113 images."),
         (
             [("a", 93, 93), ("b", 10, 0)],
-            "The column cell_type alone determines the label nodule wherever it has a value.",
+            "The column cell_type alone determines the label “nodule” wherever it has a value.",
         ),
         ([("a", 93, 92), ("b", 20, 0)], ""),
         ([("a", 93, 93)], ""),
@@ -477,7 +499,7 @@ def test_a_column_that_determines_the_label_is_named(counts, said):
     ]
     assert found == ([said] if said else [])
     clauses = [write_plain_text(clause) for clause in iter_unproven_conclusions(summary)]
-    assert ("that the model detects nodule and not the column cell_type" in clauses) == bool(said)
+    assert ("that the model detects “nodule” and not the column cell_type" in clauses) == bool(said)
 
 
 def test_the_region_with_the_largest_effect_is_the_biggest_concern():
@@ -489,7 +511,7 @@ def test_the_region_with_the_largest_effect_is_the_biggest_concern():
     summary = with_auroc(0.95, 0.03).model_copy(update={"verdicts": made})
     concerns = [write_plain_text(item.sentence) for item in iter_concerns(summary)][:3]
     assert [text.rpartition("the ")[2] for text in concerns] == ["marker.", "corners.", "border."]
-    assert "that the performance holds where the region “marker” is not related to nodule" in [
+    assert "that the performance holds where the region “marker” is not related to “nodule”" in [
         write_plain_text(clause) for clause in iter_unproven_conclusions(summary)
     ]
 
@@ -497,7 +519,7 @@ def test_the_region_with_the_largest_effect_is_the_biggest_concern():
 def test_no_concern_is_no_praise():
     assert "not evidence in favor" in build_overview(nothing()).concern.details
     concern = build_overview(sound()).concern
-    assert concern.sentence == "No tested question contradicts the model."
+    assert concern.sentence == "No concern: nothing that was decided contradicts the model."
     assert "remain possible" in concern.details
 
 
@@ -679,7 +701,7 @@ def test_open_questions_with_one_reason_stand_together():
     (item,) = (item for item in iter_open_questions(summary) if item.section == "shortcut")
     assert (
         write_plain_text(item.question)
-        == "Whether the prediction for nodule relies on the image border, the image corners and the region “marker”"
+        == "Whether the prediction for “nodule” relies on the image border, the image corners and the region “marker”"
     )
     assert write_plain_text(item.reason) == "needs about 59 patients; there are 20"
 
@@ -716,11 +738,11 @@ def test_open_questions_on_maps_name_the_method():
         write_plain_text(item.question) for item in iter_open_questions(full(findings=(FINDING,), verdicts=tuple(made)))
     ]
     assert told[-5:] == [
-        "Whether the maps of Grad-CAM and Integrated Gradients show what the prediction for nodule depends on",
-        "Whether the maps of Grad-CAM highlight nodule more than chance and better than control maps",
-        "Whether the maps for nodule depend on the trained weights",
-        "Whether the maps of Grad-CAM highlight nodule equally well regardless of site",
-        "Whether the maps of Grad-CAM for nodule highlight the image border",
+        "Whether the maps of Grad-CAM and Integrated Gradients show what the prediction for “nodule” depends on",
+        "Whether the maps of Grad-CAM highlight “nodule” more than chance and better than control maps",
+        "Whether the maps for “nodule” depend on the trained weights",
+        "Whether the maps of Grad-CAM highlight “nodule” equally well regardless of site",
+        "Whether the maps of Grad-CAM for “nodule” highlight the image border",
     ]
 
 

@@ -285,7 +285,7 @@ def test_each_verdict_has_one_sign_and_says_what_holds(whole):
     row = re.search(
         r"<tr class=.is-supports.*?</tr>", render_page(nothing().model_copy(update={"verdicts": (judged,)})), re.S
     )
-    assert "The prediction for nodule does not rely on the border." in words_of(row[0])
+    assert "The prediction for “nodule” does not rely on the border." in words_of(row[0])
     assert judged.claim not in words_of(row[0])
     assert not set(words_of(row[0]).split()) & {"supported"}
     rules = words_of(whole.partition('class="rules"')[2].partition("</details>")[0])
@@ -307,7 +307,7 @@ def test_regions_that_overlap_are_told_to_be_one_cause(whole, bare):
     assert 'class="overlap"' not in render_page(nothing().model_copy(update={"verdicts": full().verdicts}))
     warned = [one for one in list_warnings(full()) if "overlap" in one]
     assert warned == [
-        f"Regions that the prediction for {finding} relies on overlap (marker, the frame): one cause may be counted "
+        f"Regions that the prediction for “{finding}” relies on overlap (marker, the frame): one cause may be counted "
         "several times."
         for finding in FINDINGS
     ]

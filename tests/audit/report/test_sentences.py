@@ -526,7 +526,7 @@ def test_a_share_that_there_is_none_of_is_not_written_as_one():
         )
     )
     assert (
-        said == "It is not known how often the prediction for nodule stayed the same "
+        said == "It is not known how often the prediction for “nodule” stayed the same "
         "under small shifts, rotations and noise: no image."
     )
     assert "0.9" in text(
@@ -547,7 +547,7 @@ def test_what_images_were_used_is_told_finding_by_finding():
         for one in describe_localization_images(full().localization.model_copy(update={"metric_summaries": lines}))
     ]
     assert said == [
-        f"Images with {name} that are annotated and whose maps have a value: {count}."
+        f"Images with “{name}” that are annotated and whose maps have a value: {count}."
         for name, count in ((first, 148), (second, 7))
     ]
     assert list(describe_image_count(full().robustness)) == []

@@ -203,11 +203,11 @@ def test_a_region_that_all_have_says_why_nothing_was_inserted():
     ("over", "word", "reason"),
     [
         (num(1.0, 0.5), "supported", ""),
-        (num(0.2, 0.5), "not testable", "it does not differ clearly from center, a control map"),
-        (num(0.5), "not testable", "its difference to center, a control map, has no interval"),
-        (None, "not testable", "it was not compared with center"),
-        (num(-0.5, 0.5), "not supported", "center, a control map, scores as well"),
-        (num(-2.0, 0.5), "not supported", "center, a control map, scores better"),
+        (num(0.2, 0.5), "not testable", "it does not differ clearly from a map that only marks the image center"),
+        (num(0.5), "not testable", "its difference from a map that only marks the image center has no interval"),
+        (None, "not testable", "it was not compared with a map that only marks the image center"),
+        (num(-0.5, 0.5), "not supported", "a map that only marks the image center scores as well"),
+        (num(-2.0, 0.5), "not supported", "a map that only marks the image center scores better"),
     ],
 )
 def test_a_map_has_to_beat_a_map_that_knows_nothing_and_is_accused_only_where_it_does_not(over, word, reason):

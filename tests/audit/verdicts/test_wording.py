@@ -122,7 +122,7 @@ def test_every_open_verdict_says_why():
         for one in derive_verdicts(summary):
             assert one.reason, one
             assert one.effect.value is not None or one.conclusion == "not testable", one
-    assert one_of(silent, "localization", finding="nodule").reason == "no masks, boxes or points mark nodule"
+    assert one_of(silent, "localization", finding="nodule").reason == "no masks, boxes or points mark “nodule”"
 
 
 # Sanity
@@ -175,7 +175,7 @@ def test_each_finding_has_its_own_edge_detector_and_its_own_images():
         ("effusion", "not testable", 11),
     ]
     alone = whole.model_copy(update={"sanity": whole.sanity.model_copy(update={"tests": tests[:2]})})
-    assert one_of(alone, "sanity", finding="effusion").reason == "too few images with effusion share a size"
+    assert one_of(alone, "sanity", finding="effusion").reason == "too few images with “effusion” share a size"
 
 
 def test_the_similarity_that_failed_is_the_one_that_is_shown():
@@ -236,14 +236,14 @@ def test_maps_below_a_map_that_knows_nothing_do_not_lie_on_the_finding_whatever_
     found = one_of(enrichment(num(1.6, 0.2, name="center"), num(-1.0, 0.2)), "localization")
     assert (found.conclusion, found.reason) == (
         "not supported",
-        "center, a control map, scores better; 0.41 of their attribution lies inside",
+        "a map that only marks the image center scores better; 0.41 of their attribution lies inside",
     )
     assert one_of(enrichment(num(1.6, 0.2), num(0.1, 0.2)), "localization").conclusion == "not testable"
 
 
 def test_a_claim_says_what_is_judged_and_the_share_inside_stands_beside():
     found = one_of(enrichment(num(4.0, 0.5), num(1.0, 0.5)), "localization")
-    assert found.claim == "The maps of Grad-CAM highlight nodule more than expected by chance."
+    assert found.claim == "The maps of Grad-CAM highlight “nodule” more than expected by chance."
     assert (found.conclusion, found.reason) == (
         "supported",
         "the whole interval lies above the margin; the maps score higher than the best control map; "
@@ -324,13 +324,13 @@ def ranking(**over: tuple[float, ...]) -> Summary:
             {"deletion": (-0.4, -0.3), "insertion": (0.05, 0.0), "road": (-0.2,), "lerf_morf_gap": (0.0, 0.0)},
             "not supported",
             -0.4,
-            "the maps are worse than the best control map by Deletion and ROAD, neither clearly better nor",
+            "the maps are worse than the best control map by Deletion and ROAD, not clearly different",
         ),
         (
             {"deletion": (0.4, 0.3), "insertion": (-0.4, -0.3)},
             "not testable",
             -0.4,
-            "the metrics do not all agree: the maps are better than the best control map by Deletion, worse than",
+            "the metrics do not all agree: better than the best control map by Deletion, worse than",
         ),
         (
             {"deletion": (-0.4, -0.3), "insertion": (0.4, 0.0)},
@@ -342,7 +342,7 @@ def ranking(**over: tuple[float, ...]) -> Summary:
             {"deletion": (0.4, -0.3), "road": (0.5,)},
             "not testable",
             -0.3,
-            "better than the best control map by ROAD, neither clearly better nor clearly worse by Deletion",
+            "better than the best control map by ROAD, not clearly different clearly worse by Deletion",
         ),
         ({"deletion": (0.05, 0.05), "road": (0.05,)}, "not testable", 0.05, "the interval includes the margin"),
         ({"lerf_morf_gap": (-0.4, 0.0)}, "not testable", -0.4, "the interval includes the margin"),
@@ -409,7 +409,7 @@ def test_the_page_says_why_there_is_no_interval_and_that_a_difference_may_not_ma
 
 def test_rules_and_comments_state_the_numbers_that_the_code_goes_by():
     rules = {one.question: one.rule for one in derive_verdicts(full())}
-    assert all(f"not testable with fewer than {MIN_PATIENTS_FOR_VERDICT} patients" in rule for rule in rules.values())
+    assert all(f"not decided with fewer than {MIN_PATIENTS_FOR_VERDICT} patients" in rule for rule in rules.values())
     assert f"less than {SAME_MAP_SIMILARITY}" in rules["sanity"]
     assert all(f"under at least {MIN_IMPUTATIONS} imputations" in rules[name] for name in ("shortcut", "ground truth"))
     assert f"among at least {MIN_PATIENTS_FOR_SINGLE_CLUSTER} patients" in rules["clusters"]
@@ -465,7 +465,7 @@ def test_an_insertion_that_could_not_be_tried_says_what_is_lacking():
     [
         (1, "There is only 1 patient: there are no intervals, and no verdict is given."),
         (7, "There are only 7 patients: intervals are wide, and no verdict is given."),
-        (12, "There are only 12 patients: intervals are wide, and some questions may not be testable."),
+        (12, "There are only 12 patients: intervals are wide, and some questions may not be decided."),
     ],
 )
 def test_a_warning_of_few_patients_says_what_follows_from_so_few(patients, text):

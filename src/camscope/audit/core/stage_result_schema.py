@@ -128,9 +128,13 @@ class PlannedSize(SchemaModel):
 
 
 class ResolveResult(StageResult):
-    """The model and its attribution methods. `planned_sizes` has the stages that a budget of time made smaller."""
+    """The model and its attribution methods.
+
+    `architecture`: the name of the model's class. `planned_sizes` has the stages that a budget of time made smaller.
+    """
 
     model: str = ""
+    architecture: str = ""
     weights_digest: str = ""
     n_parameters: int = 0
     n_classes: int = 0

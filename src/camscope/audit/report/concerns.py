@@ -34,7 +34,7 @@ def iter_concerns(summary: Summary) -> Iterator[Concern]:
     yield from _iter_concerns_about_determining_columns(summary)
     chance = {item.finding: item for item in summary.predict.performance if _reaches_chance(item)}
     for finding, performance in chance.items():
-        sentence = fill_sentence("This audit does not show that the model detects {finding}.", finding=finding)
+        sentence = fill_sentence("This audit does not show that the model detects “{finding}”.", finding=finding)
         position = describe_interval_at_chance(performance.auroc, summary.margins.get("useful_auroc"))
         details = fill_sentence("The interval of the AUROC {position}.", position=position)
         verdicts = tuple(item for item in summary.verdicts if is_performance_verdict_of(item, finding))
@@ -118,7 +118,7 @@ def _iter_concerns_about_open_performance(summary: Summary) -> Iterator[Concern]
         if verdict is None or verdict.conclusion != "not testable" or _reaches_chance(performance):
             continue
         sentence = fill_sentence(
-            "It is not decided whether the model detects {finding} well enough.", finding=performance.finding
+            "It is not decided whether the model detects “{finding}” well enough.", finding=performance.finding
         )
         details = explain_auroc(performance, verdict, summary.margins.get("useful_auroc"))
         yield Concern(sentence, details, "performance", "neither")
@@ -140,9 +140,9 @@ def _iter_concerns_about_determining_columns(summary: Summary) -> Iterator[Conce
     n_rows = summary.check.flow[-1].n_rows if summary.check.flow else None
     for column, finding in list_columns_that_determine_label(summary):
         if sum(level.n_rows for level in summary.check.level_counts if level.column == column) == n_rows:
-            template = "The column {column} alone determines the label {finding} in all {n_rows} images."
+            template = "The column {column} alone determines the label “{finding}” in all {n_rows} images."
         else:
-            template = "The column {column} alone determines the label {finding} wherever it has a value."
+            template = "The column {column} alone determines the label “{finding}” wherever it has a value."
         sentence = fill_sentence(template, column=column, finding=finding, n_rows=n_rows or 0)
         details = Markup("The model may have learned the column instead of the finding; these data cannot tell.")
         yield Concern(sentence, details, "data", "contradicts")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from camscope.audit.core.summary_schema import Summary
-from camscope.audit.report.overview import MAX_OPEN_QUESTIONS_SHOWN, build_overview, write_plain_text
+from camscope.audit.report.overview import build_overview, write_plain_text
 from camscope.audit.report.result_sentences import Concern
 from camscope.audit.report.verdict_labels_and_groups import sanitize_text
 
@@ -44,17 +44,17 @@ def write_markdown_summary(summary: Summary, heading: str = "#") -> str:
     if overview.more_concerns:
         lines.append(f"- {_to_markdown(overview.more_concerns)}, listed in the report.")
     lines += ["", f"{heading}# What was found", ""]
-    lines += [_format_concern(result) for result in overview.results] or ["- Nothing else was decided."]
+    lines += [_format_concern(result) for result in overview.results] or ["- Nothing was decided."]
     notes = [f"{_to_markdown(overview.all_verdicts)}: see the report."] if overview.all_verdicts else []
-    notes += [_to_markdown(overview.sample_note)] if overview.sample_note else []
+    notes += map(_to_markdown, overview.notes)
     lines += ["", " ".join(notes)] if notes else []
-    lines += ["", f"{heading}# What could not be decided", ""]
+    lines += ["", f"{heading}# What was not tested or not decided", ""]
     lines += [
         f"- {_to_markdown(item.question)}: {_to_markdown(item.reason)}."
-        for item in overview.open_questions[:MAX_OPEN_QUESTIONS_SHOWN]
+        for item in overview.open_questions
     ] or ["- No question was open." if summary.verdicts else "- No question was tested."]
-    if more := overview.open_questions[MAX_OPEN_QUESTIONS_SHOWN:]:
-        lines.append(f"- And {len(more)} more, listed in the report.")
+    if overview.all_open_questions:
+        lines.append(f"- {_to_markdown(overview.all_open_questions)}: see the report.")
     lines += ["", f"{heading}# What may not be concluded", ""]
     lines += [f"- {_to_markdown(clause)}" for clause in overview.unproven]
     lines += ["", f"Audited with camscope {_escape(summary.camscope_version)}; config {summary.config_digest[:16]}."]

@@ -28,20 +28,20 @@ STAGE_DESCRIPTIONS: Mapping[str, str] = {
     "shortcut": "What the prediction relies on was not tested",
 }
 OPEN_QUESTIONS: Mapping[str, str] = {
-    "performance": "Whether the model distinguishes images with {finding} from those without",
-    "shortcut": "Whether the prediction for {finding} relies on {items}",
-    "masked organ": "Whether the model still detects {finding} when the organ is masked",
-    "ground truth": "Whether the prediction uses the area marked as {finding}",
-    "faithfulness": "Whether {maps} show what the prediction for {finding} depends on",
-    "localization": "Whether {maps} highlight {finding} more than chance and better than control maps",
-    "sanity": "Whether {maps} for {finding} depend on the trained weights",
-    "robustness": "Whether {maps} for {finding} stay stable under small changes of the image",
-    "performance by subgroup": "Whether the model detects {finding} equally well regardless of {items}",
+    "performance": "Whether the model distinguishes images with “{finding}” from those without",
+    "shortcut": "Whether the prediction for “{finding}” relies on {items}",
+    "masked organ": "Whether the model still detects “{finding}” when the organ is masked",
+    "ground truth": "Whether the prediction for “{finding}” uses the area that is marked as “{finding}”",
+    "faithfulness": "Whether {maps} show what the prediction for “{finding}” depends on",
+    "localization": "Whether {maps} highlight “{finding}” more than chance and better than control maps",
+    "sanity": "Whether {maps} for “{finding}” depend on the trained weights",
+    "robustness": "Whether {maps} for “{finding}” stay stable under small changes of the image",
+    "performance by subgroup": "Whether the model detects “{finding}” equally well regardless of {items}",
     "leakage": "Whether {items} can be predicted from the model's features",
-    "shortcut by subgroup": "Whether regions have the same effect on {finding} in all subgroups ({items})",
-    "localization by subgroup": "Whether {maps} highlight {finding} equally well regardless of {items}",
-    "attribution mass": "Whether {maps} for {finding} highlight {items}",
-    "clusters": "Whether {maps} for {finding} fall into several clusters",
+    "shortcut by subgroup": "Whether a region has the same effect on “{finding}” in all subgroups ({items})",
+    "localization by subgroup": "Whether {maps} highlight “{finding}” equally well regardless of {items}",
+    "attribution mass": "Whether {maps} for “{finding}” highlight {items}",
+    "clusters": "Whether {maps} for “{finding}” fall into several clusters",
 }  # of one or several open verdicts on one finding, the most important first
 WIDE_INTERVAL_REASONS = (WIDE_INTERVAL_REASON, WIDE_INTERVAL_REASON.replace("the interval", "an interval"))
 
@@ -128,6 +128,8 @@ def explain_open_verdicts(verdicts: Sequence[Verdict]) -> Markup:
         "needs about {few} patients" if few == many else "needs about {few} patients ({first}) to {many} ({last})"
     )
     counts = "{fewest}" if present[0] == present[-1] else "{fewest} to {most}"
+    if roles := [role for verdict in verdicts for role, _ in verdict.effect.n_groups_by_role]:
+        template = template.replace("patients", roles[0])
     return fill_sentence(
         f"{template}; there {inflect(present[-1], 'is', 'are')} {counts}",
         few=few,
@@ -152,5 +154,4 @@ def _shorten_reason(verdict: Verdict) -> str:
     """Return the first clause of the reason why a verdict is open."""
     if verdict.reason in WIDE_INTERVAL_REASONS and verdict.effect.value is not None:
         return "the effect is too close to the margin, and more patients would hardly decide it"
-    separator = ": " if verdict.reason.startswith(DISAGREEMENT_REASON) else "; "
-    return verdict.reason.partition(separator)[0] or "no reason was given"
+    return verdict.reason.partition("; ")[0] or "no reason was given"

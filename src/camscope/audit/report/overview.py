@@ -24,15 +24,15 @@ from camscope.audit.report.result_sentences import (
     build_result_sentence,
     is_performance_verdict_of,
 )
-from camscope.audit.report.sentences import count_in_words, fill_sentence, join_texts
+from camscope.audit.report.sentences import MANY, count_in_words, fill_sentence, join_texts
 from camscope.audit.report.verdict_labels_and_groups import classify_verdict, sanitize_text
 from camscope.audit.verdicts.verdict_rules import find_topic
 from camscope.plurals import inflect
 
 MAX_CLASSES_NAMED = 6
 MAX_RESULTS_SHOWN = 4
-MAX_OPEN_QUESTIONS_SHOWN = 5  # the section on missing tests lists all
 MAX_OTHER_CONCERNS = 2
+MAX_OPEN_QUESTIONS_SHOWN = 5  # without other concerns; the section on missing tests lists all
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,9 @@ class Overview:
     more_concerns: Markup
     results: list[Concern]
     all_verdicts: Markup
-    sample_note: Markup
+    notes: list[Markup]
     open_questions: list[OpenQuestion]
+    all_open_questions: Markup
     unproven: list[Markup]
 
 
@@ -59,43 +60,54 @@ def build_overview(summary: Summary) -> Overview:
     concerns = list(iter_concerns(summary))
     results = list(_iter_results(summary, [verdict for concern in concerns for verdict in concern.verdicts]))
     first_results = results[:MAX_RESULTS_SHOWN]
-    more_concerns = concerns[1 + MAX_OTHER_CONCERNS :]
+    concern = concerns[0] if concerns else _describe_missing_concern(summary)
+    # the open questions name the stages that were not tested
+    other_concerns = [item for item in concerns[1:] if item.section != "missing"]
+    first_concerns = other_concerns[:MAX_OTHER_CONCERNS]
+    open_questions = list(iter_open_questions(summary))
+    first_questions = open_questions[: MAX_OPEN_QUESTIONS_SHOWN - len(first_concerns)]
     return Overview(
         model=describe_model(summary),
         data=describe_data(summary),
         patients=describe_patients(summary),
         answers=[build_performance_answer(performance, summary) for performance in summary.predict.performance],
         chance=_describe_chance(summary),
-        concern=concerns[0] if concerns else _describe_missing_concern(summary),
-        other_concerns=concerns[1 : 1 + MAX_OTHER_CONCERNS],
-        more_concerns=_count_more_concerns(len(more_concerns)),
+        concern=concern,
+        other_concerns=first_concerns,
+        more_concerns=_count_more_concerns(len(other_concerns) - len(first_concerns)),
         results=first_results,
         all_verdicts=_count_verdicts(summary, [*concerns, *first_results]),
-        sample_note=_explain_sample_sizes(first_results, summary),
-        open_questions=list(iter_open_questions(summary)),
+        notes=[*_explain_effects([concern, *first_concerns, *first_results]), *_explain_sample_sizes(first_results, summary)],
+        open_questions=first_questions,
+        all_open_questions=_count_open_questions(open_questions, first_questions),
         unproven=list(iter_unproven_conclusions(summary)),
     )
 
 
 def describe_model(summary: Summary) -> Markup:
-    """Describe the model: its name and its classes."""
+    """Describe the model: its architecture, its source, its size and its classes."""
     resolve = summary.resolve
     if not resolve.model:
         return Markup("no model was loaded")
-    names = resolve.class_names
-    if not names:
-        return fill_sentence("{model}", model=resolve.model)
-    if len(names) > MAX_CLASSES_NAMED:
-        return fill_sentence("{model}, with {n} classes", model=resolve.model, n=resolve.n_classes)
-    sentence = "{model}. It distinguishes the classes {names}"
-    return fill_sentence(sentence, model=resolve.model, names=join_texts(names))
+    architecture = "{architecture} from {model}" if resolve.architecture else "{model}"
+    names, source = resolve.class_names, resolve.model.removesuffix(", with weights")
+    size = ", {n_parameters} parameters" if resolve.n_parameters else ""
+    classes = "; {n_classes} classes" if len(names) > MAX_CLASSES_NAMED or not names else "; classes: {names}"
+    return fill_sentence(
+        f"{architecture}{size}{classes}",
+        architecture=resolve.architecture,
+        model=source,
+        n_parameters=resolve.n_parameters,
+        n_classes=resolve.n_classes,
+        names=join_texts([fill_sentence("“{name}”", name=name) for name in names[:MAX_CLASSES_NAMED]]),
+    )
 
 
 def describe_data(summary: Summary) -> Markup:
     """Describe the images: their kind, and how many of them have each finding."""
     parts = [fill_sentence("{kind}", kind=summary.data_description)] if summary.data_description else []
     parts += [
-        fill_sentence("{n} with {finding}, {m} without", n=item.n_positives, m=item.n_negatives, finding=item.finding)
+        fill_sentence("{n} with “{finding}”, {m} without", n=item.n_positives, m=item.n_negatives, finding=item.finding)
         for item in summary.predict.performance
     ]
     return Markup("; ").join(parts) or Markup("not described")
@@ -136,14 +148,32 @@ def _count_verdicts(summary: Summary, stated: Sequence[Concern]) -> Markup:
     return text
 
 
-def _explain_sample_sizes(results: Sequence[Concern], summary: Summary) -> Markup:
-    """Explain why results have different numbers of images. "" if they have the same."""
-    if len({verdict.effect.n_values for result in results for verdict in result.verdicts}) < 2:
+def _count_open_questions(questions: Sequence[OpenQuestion], shown: Sequence[OpenQuestion]) -> Markup:
+    """Return the text of the link to all open questions. "" if the first screen shows all of them."""
+    if len(questions) == len(shown):
         return Markup("")
+    count = count_in_words(len(questions))
+    return Markup("All open questions" if count == MANY else "All {} open questions").format(count)
+
+
+def _explain_effects(results: Sequence[Concern]) -> Iterator[Markup]:
+    """Explain the words of the effects that are shown, if one of them is a change of the log odds."""
+    verdicts = [verdict for result in results for verdict in result.verdicts]
+    if any(verdict.effect.n_groups_by_role for verdict in verdicts):
+        yield Markup(
+            "Change of the log odds: how far the prediction moves if the region of one image (of the donor) is pasted into "
+            "another (of the receiver), in standard deviations (SD) over all images."
+        )
+
+
+def _explain_sample_sizes(results: Sequence[Concern], summary: Summary) -> Iterator[Markup]:
+    """Explain why results have different numbers of images, if they have."""
+    if len({verdict.effect.n_values for result in results for verdict in result.verdicts}) < 2:
+        return
     stages = (summary.faithfulness, summary.robustness)
     stops = any(look.reason != "complete" for stage in stages for look in stage.stopping_looks)
     ending = ", and some tests stop once their verdict is reached or out of reach" if stops else ""
-    return fill_sentence(
+    yield fill_sentence(
         f"The numbers of images differ: some tests need images with the finding or with a mask, some draw a sample{ending}."
     )
 
@@ -154,7 +184,7 @@ def _describe_missing_concern(summary: Summary) -> Concern:
     if not any(find_topic(item.question) == "model" for item in decided):
         sentence = Markup("No question about the model could be decided.")
         return Concern(sentence, Markup("This is not evidence in favor of the model."), "missing", "untested")
-    sentence = Markup("No tested question contradicts the model.")
+    sentence = Markup("No concern: nothing that was decided contradicts the model.")
     details = Markup("Causes that were not tested, or not named, remain possible.")
     return Concern(sentence, details, "missing", "neither")
 
@@ -188,18 +218,18 @@ def iter_unproven_conclusions(summary: Summary) -> Iterator[Markup]:
             (item for item in summary.verdicts if is_performance_verdict_of(item, performance.finding)), None
         )
         if verdict is None or verdict.conclusion != "supported":
-            yield fill_sentence("that the model detects {finding}", finding=performance.finding)
+            yield fill_sentence("that the model detects “{finding}”", finding=performance.finding)
     reliance = [item for item in summary.verdicts if contradicts_model(item) and item.question == "shortcut"]
     if reliance:
         largest = max(reliance, key=get_effect_size)
         yield fill_sentence(
-            "that the performance holds where {item} is not related to {finding}",
+            "that the performance holds where {item} is not related to “{finding}”",
             item=name_subject(largest),
             finding=largest.finding,
         )
     for column, finding in list_columns_that_determine_label(summary):
         yield fill_sentence(
-            "that the model detects {finding} and not the column {column}", finding=finding, column=column
+            "that the model detects “{finding}” and not the column {column}", finding=finding, column=column
         )
     open_regions = [
         verdict

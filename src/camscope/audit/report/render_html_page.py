@@ -21,7 +21,7 @@ from camscope.audit.report.number_format import (
     format_number_like,
     format_p_value,
 )
-from camscope.audit.report.overview import MAX_OPEN_QUESTIONS_SHOWN, build_overview
+from camscope.audit.report.overview import build_overview
 from camscope.audit.report.result_sentences import write_answer
 from camscope.audit.report.section_figures import draw_figures
 from camscope.audit.report.verdict_labels_and_groups import (
@@ -161,7 +161,6 @@ def create_template_environment() -> "jinja2.Environment":
         "margin_descriptions": MARGIN_DESCRIPTIONS,
         "min_overlap_share": MIN_OVERLAP_SHARE,
         "no_questions_text": NO_QUESTIONS_TEXT,
-        "max_open_questions": MAX_OPEN_QUESTIONS_SHOWN,
         "none": None,
         "norms": list(csv.DictReader(io.StringIO(read_reporting_guidelines_csv()))),
         "norms_csv": read_reporting_guidelines_csv(),

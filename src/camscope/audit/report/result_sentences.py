@@ -72,9 +72,9 @@ def explain_auroc(performance: FindingPerformance, verdict: Verdict | None, marg
         reason = (verdict.reason if verdict else "") or auroc.reason or "there is no interval"
         return fill_sentence("It decides nothing: {reason}.", reason=reason)
     if auroc.high < 0.5:
-        sentence = "The ranking is inverted: images without {finding} score higher than images with it."
+        sentence = "The ranking is inverted: images without “{finding}” score higher than images with it."
     elif auroc.low <= 0.5:
-        sentence = "It is not shown that the model detects {finding}: the interval {position}."
+        sentence = "It is not shown that the model detects “{finding}”: the interval {position}."
     elif margin is None or verdict is None:
         sentence = "The whole interval lies above chance."
     elif verdict.conclusion == "supported":

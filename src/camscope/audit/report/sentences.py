@@ -52,6 +52,7 @@ COUNT_WORDS = (
     "no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen",
     "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty",
 )  # fmt: skip
+MANY = "many"  # a count without a word of its own
 PERFORMANCE_LABELS = {
     "auroc": "AUROC",
     "average_precision": "average precision",
@@ -106,7 +107,7 @@ def join_texts(texts: Sequence[str | Markup], max_texts: int | None = None, word
 
 def count_in_words(count: int) -> str:
     """Return a small number as a word, which is no number of the summary."""
-    return COUNT_WORDS[count] if count < len(COUNT_WORDS) else "many"
+    return COUNT_WORDS[count] if count < len(COUNT_WORDS) else MANY
 
 
 def explain_missing_contradictions(summary: Summary, topic_name: str, questions: Sequence[str]) -> Markup:
@@ -174,7 +175,7 @@ def describe_localization_images(stage: MetricsResult) -> Iterator[Markup]:
     for line in stage.metric_summaries:
         if line.metric == "enrichment" and not line.control:
             counts[line.finding] = max(counts.get(line.finding, 0), line.value.n_values)
-    sentence = "Images with {finding} that are annotated and whose maps have a value: {count}."
+    sentence = "Images with “{finding}” that are annotated and whose maps have a value: {count}."
     return (fill_sentence(sentence, finding=finding, count=count) for finding, count in counts.items())
 
 
@@ -209,11 +210,11 @@ def describe_stable_predictions(stable_share: StablePredictionShare) -> Markup:
     """Describe how often the prediction stayed the same under image changes."""
     condition = ROBUSTNESS_CONDITIONS.get(stable_share.metric, "under the tested changes")
     sentence = (
-        f"The prediction for {{finding}} stayed the same in this share of the images {condition}: {{share}}. Only the maps of "
+        f"The prediction for “{{finding}}” stayed the same in this share of the images {condition}: {{share}}. Only the maps of "
         "these images are compared."
     )
     if stable_share.share.value is None:
-        sentence = f"It is not known how often the prediction for {{finding}} stayed the same {condition}: {{reason}}."
+        sentence = f"It is not known how often the prediction for “{{finding}}” stayed the same {condition}: {{reason}}."
     share, reason = stable_share.share, stable_share.share.reason or "there is no value"
     return fill_sentence(sentence, finding=stable_share.finding, share=share, reason=reason)
 

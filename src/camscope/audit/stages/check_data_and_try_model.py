@@ -146,6 +146,7 @@ def try_model_on_one_image(context: AuditContext, results: StageResults) -> Reso
     source = card.source if card else context.config.model.source
     return ResolveResult(
         model=redact_file_names(source) if context.cohort.hides_file_names else source,
+        architecture=type(model).__name__,
         weights_digest=compute_model_digest(model),
         n_parameters=sum(parameter.numel() for parameter in model.parameters()),
         n_classes=len(context.class_names),

@@ -90,7 +90,7 @@ def list_warnings(summary: Summary) -> Iterator[str]:
     for finding, groups in find_overlapping_regions(summary).items():
         for group in groups:
             yield (
-                f"Regions that the prediction for {finding} relies on overlap ({', '.join(map(name_region, group))}): "
+                f"Regions that the prediction for “{finding}” relies on overlap ({', '.join(map(name_region, group))}): "
                 "one cause may be counted several times."
             )
     for severity in REPORTED_SEVERITIES:
@@ -100,7 +100,7 @@ def list_warnings(summary: Summary) -> Iterator[str]:
     for name in ("localization", "faithfulness", "sanity", "robustness", "shortcut"):
         stage = getattr(summary, name)
         if not stage.tested:
-            yield f"{name} was not tested: {stage.reason or 'no reason was given'}."
+            yield f"{name.capitalize()} was not tested: {stage.reason or 'no reason was given'}."
     yield from _list_map_warnings(summary)
 
 
@@ -112,7 +112,7 @@ def _list_patient_warnings(summary: Summary) -> Iterator[str]:
         noun, verb = "patient" if summary.check.has_patient_column else "image", "is" if n_patients == 1 else "are"
         width = "intervals are wide" if n_patients >= MIN_PATIENTS_FOR_INTERVAL else "there are no intervals"
         open_questions = n_patients >= MIN_PATIENTS_FOR_VERDICT
-        answers = "and some questions may not be testable" if open_questions else "and no verdict is given"
+        answers = "and some questions may not be decided" if open_questions else "and no verdict is given"
         yield f"There {verb} only {plural(n_patients, noun)}: {width}, {answers}."
 
 

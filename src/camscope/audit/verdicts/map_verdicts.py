@@ -37,7 +37,7 @@ CONTROL_DESCRIPTIONS = {
 CONTROL_COMPARISONS: Mapping[Conclusion, str] = {
     "supported": "better than the best control map",
     "not supported": "worse than the best control map",
-    "not testable": "neither clearly better nor clearly worse",
+    "not testable": "not clearly different",
 }
 
 
@@ -47,7 +47,7 @@ def judge_localization(summary: Summary) -> Iterator[Verdict]:
     for finding in summary.resolve.findings:
         enrichments = _select_metrics(stage, ("enrichment",), finding)
         if not enrichments:
-            reason = stage.reason or f"no masks, boxes or points mark {finding}"
+            reason = stage.reason or f"no masks, boxes or points mark “{finding}”"
             yield build_verdict("localization", finding, ("not testable", reason), margin=margin, maps="The maps")
         shares = {
             (line.method, line.layer): line.value.value for line in _select_metrics(stage, ("energy-inside",), finding)
@@ -72,7 +72,7 @@ def _deny_localization(line: MetricSummary, reason: str) -> str:
     if reason == BELOW_MARGIN_REASON:
         return ""
     name = line.value.baseline_name
-    return f"{{maps}} highlight {{finding}} no better than {CONTROL_DESCRIPTIONS.get(name, 'a control map')}."
+    return f"{{maps}} highlight “{{finding}}” no better than {CONTROL_DESCRIPTIONS.get(name, 'a control map')} does."
 
 
 def _format_maps_name(method: str) -> str:
@@ -100,21 +100,22 @@ def _decide_localization(line: MetricSummary, margin: float) -> Decision:
 
 def _decide_above_control(line: MetricSummary) -> Decision:
     """Decide whether a map scores better than the best control map."""
-    name, difference = line.value.baseline_name or "a control map", line.difference_to_control
+    description = CONTROL_DESCRIPTIONS.get(line.value.baseline_name, "a control map")
+    difference = line.difference_to_control
     if difference is None or difference.value is None:
-        return "not testable", f"it was not compared with {name}, a control map"
+        return "not testable", f"it was not compared with {description}"
     if missing := find_missing_requirement(difference):
         return "not testable", missing
     if difference.low is None or difference.high is None:
         reason = f": {difference.reason}" if difference.reason else ""
-        return "not testable", f"its difference to {name}, a control map, has no interval{reason}"
+        return "not testable", f"its difference from {description} has no interval{reason}"
     if difference.low > 0:
-        best = f", {name}" if line.value.baseline_name else ""
-        return "supported", f"the maps score higher than the best control map{best}"
+        best = description if line.value.baseline_name else "the best control map"
+        return "supported", f"the maps score higher than {best}"
     if difference.high <= 0:
         score = "" if line.value.baseline is None else f" ({line.value.baseline:.2f})"
-        return "not supported", f"{name}, a control map, scores {'better' if difference.high < 0 else 'as well'}{score}"
-    return "not testable", f"it does not differ clearly from {name}, a control map: more images are needed"
+        return "not supported", f"{description} scores {'better' if difference.high < 0 else 'as well'}{score}"
+    return "not testable", f"it does not differ clearly from {description}: more images are needed"
 
 
 def judge_attribution_mass(summary: Summary) -> Iterator[Verdict]:
@@ -151,7 +152,7 @@ def judge_faithfulness(summary: Summary) -> Iterator[Verdict]:
     for finding in summary.resolve.findings:
         lines = _select_metrics(stage, FAITHFULNESS_VERDICT_METRICS, finding)
         if not lines:
-            reason = stage.reason or f"no map of {finding} was tested"
+            reason = stage.reason or f"no map of “{finding}” was tested"
             yield build_verdict("faithfulness", finding, ("not testable", reason), maps="The maps")
         for method in dict.fromkeys(line.method for line in lines):
             decision, reported = combine_metrics_and_find_weakest([line for line in lines if line.method == method])
@@ -200,7 +201,7 @@ def _combine_metric_decisions(decisions: Mapping[str, Decision], any_supported: 
     if metrics_by_conclusion["not supported"] and not any_supported:
         return "not supported", f"the maps are {sides}"
     if len(metrics_by_conclusion["not testable"]) < n_metrics:
-        return "not testable", f"the metrics do not all agree: the maps are {sides}"
+        return "not testable", f"the metrics do not all agree: {sides}"
     return next(iter(decisions.values()))
 
 
@@ -214,7 +215,7 @@ def judge_sanity(summary: Summary) -> Iterator[Verdict]:
     for finding in summary.resolve.findings:
         tests = [test for test in summary.sanity.tests if test.finding == finding]
         if not tests:
-            reason = summary.sanity.reason or f"too few images with {finding} share a size"
+            reason = summary.sanity.reason or f"too few images with “{finding}” share a size"
             yield build_verdict("sanity", finding, ("not testable", reason), maps="The maps")
         control = next((test for test in tests if test.control), None)
         for test in tests:
@@ -259,7 +260,7 @@ def judge_robustness(summary: Summary) -> Iterator[Verdict]:
     for finding in summary.resolve.findings:
         lines = _select_metrics(stage, ROBUSTNESS_CONDITIONS, finding)
         if not lines:
-            decision: Decision = "not testable", stage.reason or f"no map of {finding} was tested"
+            decision: Decision = "not testable", stage.reason or f"no map of “{finding}” was tested"
             condition = "under irrelevant changes of the image"
             yield build_verdict("robustness", finding, decision, maps="The maps", condition=condition)
         for line in lines:

@@ -12,7 +12,7 @@ from camscope.audit.shortcuts.intervention_effects_and_reliance import MIN_IMPUT
 from camscope.audit.shortcuts.region_removal_and_insertion import MIN_PREFERRED_IMAGES
 from camscope.metrics.randomization_result import SAME_MAP_SIMILARITY
 
-MIN_PATIENTS_RULE = f"not testable with fewer than {MIN_PATIENTS_FOR_VERDICT} patients"  # part of every rule
+MIN_PATIENTS_RULE = f"not decided with fewer than {MIN_PATIENTS_FOR_VERDICT} patients"  # part of every rule
 FAITHFULNESS_VERDICT_METRICS = ("deletion", "insertion", "road", "lerf-morf-gap")  # of the order of a map's pixels
 ABOVE_MARGIN_RULE = "supported if the whole interval lies above the margin, not supported if it lies wholly below"
 EQUALITY_RULE = (
@@ -34,7 +34,7 @@ RELIANCE_RULE = (
 )
 FINDING_RELIANCE_RULE = (
     f"{RELIANCE_RULE}; the pixels of the finding must increase the log odds: if they decrease them, the verdict is not "
-    "supported; if insertion and removal disagree, it is not testable"
+    "supported; if insertion and removal disagree, it is not decided"
 )
 MASKED_ORGAN_RULE = (
     "tested on the larger of AUROC and 1 - AUROC, because an inverted prediction is informative too: supported if its whole "
@@ -43,10 +43,10 @@ MASKED_ORGAN_RULE = (
 LOCALIZATION_RULE = (
     "supported if the whole interval lies above the margin, and the whole interval of the paired difference from the best "
     "control map lies above zero; not supported if the first lies wholly below the margin, or the second nowhere above "
-    "zero; not testable if the finding is so large that no map could reach the margin"
+    "zero; not decided if the finding is so large that no map could reach the margin"
 )
 ATTRIBUTION_MASS_RULE = (
-    f"{ABOVE_MARGIN_RULE}; not testable if the interval does not lie above the mean of maps of other patients too, if the "
+    f"{ABOVE_MARGIN_RULE}; not decided if the interval does not lie above the mean of maps of other patients too, if the "
     "region is smaller than the cells of the map, or if it is so large that no map could reach the margin; whether the "
     "prediction relies on the region is tested by interventions"
 )
@@ -59,7 +59,7 @@ FAITHFULNESS_RULE = (
 SANITY_RULE = (
     "supported if, by every similarity measure, maps of the randomized model resemble maps of the trained model no more than "
     "maps of different images resemble each other (mean, against the upper end of their 95 % interval), and less than "
-    f"{SAME_MAP_SIMILARITY}; not supported if they are more similar by one measure; not testable unless an edge detector "
+    f"{SAME_MAP_SIMILARITY}; not supported if they are more similar by one measure; not decided unless an edge detector "
     "fails the same test on the same images"
 )
 LEAKAGE_RULE = (
@@ -100,56 +100,56 @@ class Question:
 # fmt: off
 QUESTIONS: Mapping[str, Question] = {
     "performance": Question(
-        "The model distinguishes images with {finding} from those without.",
-        "The model does not distinguish images with {finding} from those without well enough.",
+        "The model distinguishes images with “{finding}” from those without.",
+        "The model does not distinguish images with “{finding}” from those without well enough.",
         "model", "performance", "AUROC", ABOVE_MARGIN_RULE, True),
     "performance by subgroup": Question(
-        "The model detects {finding} equally well regardless of {column}.",
-        "The model does not detect {finding} equally well in all subgroups of {column}.",
+        "The model detects “{finding}” equally well regardless of {column}.",
+        "The model does not detect “{finding}” equally well in all subgroups of {column}.",
         "model", "performance", "difference in AUROC", EQUALITY_RULE, True),
     "ground truth": Question(
-        "The prediction for {finding} uses the area that is marked as {finding}.",
-        "The prediction for {finding} does not use the area that is marked as {finding} as it should.",
+        "The prediction for “{finding}” uses the area that is marked as “{finding}”.",
+        "The prediction for “{finding}” does not use the area that is marked as “{finding}” as it should.",
         "model", "shortcut", "change of the log odds, in SD", FINDING_RELIANCE_RULE, True),
     "shortcut": Question(
-        "The prediction for {finding} relies on {region}.",
-        "The prediction for {finding} does not rely on {region}.",
+        "The prediction for “{finding}” relies on {region}.",
+        "The prediction for “{finding}” does not rely on {region}.",
         "model", "shortcut", "change of the log odds, in SD", RELIANCE_RULE, False),
     "shortcut by subgroup": Question(
-        "The effect of {region} on the prediction for {finding} is the same regardless of {column}.",
-        "The effect of {region} on the prediction for {finding} differs between subgroups of {column}.",
+        "The effect of {region} on the prediction for “{finding}” is the same regardless of {column}.",
+        "The effect of {region} on the prediction for “{finding}” differs between subgroups of {column}.",
         "model", "shortcut", "difference in the change, in SD", EFFECT_EQUALITY_RULE, True),
     "masked organ": Question(
-        "The model still detects {finding} when the organ is masked.",
-        "The model no longer detects {finding} when the organ is masked.",
+        "The model still detects “{finding}” when the organ is masked.",
+        "The model no longer detects “{finding}” when the organ is masked.",
         "model", "shortcut", "AUROC of masked images", MASKED_ORGAN_RULE, False),
     "localization": Question(
-        "{maps} highlight {finding} more than expected by chance.",
-        "{maps} do not highlight {finding} more than expected by chance.",
+        "{maps} highlight “{finding}” more than expected by chance.",
+        "{maps} do not highlight “{finding}” more than expected by chance.",
         "maps", "localization", "enrichment", LOCALIZATION_RULE, True),
     "localization by subgroup": Question(
-        "{maps} highlight {finding} equally well regardless of {column}.",
-        "{maps} do not highlight {finding} equally well in all subgroups of {column}.",
+        "{maps} highlight “{finding}” equally well regardless of {column}.",
+        "{maps} do not highlight “{finding}” equally well in all subgroups of {column}.",
         "maps", "localization", "difference in the share inside", EQUALITY_RULE, True),
     "attribution mass": Question(
-        "{maps} for {finding} highlight {region}.",
-        "{maps} for {finding} do not highlight {region}.",
+        "{maps} for “{finding}” highlight {region}.",
+        "{maps} for “{finding}” do not highlight {region}.",
         "maps", "shortcut", "enrichment", ATTRIBUTION_MASS_RULE, None),
     "faithfulness": Question(
-        "{maps} show what the prediction for {finding} depends on.",
-        "{maps} do not show what the prediction for {finding} depends on.",
+        "{maps} show what the prediction for “{finding}” depends on.",
+        "{maps} do not show what the prediction for “{finding}” depends on.",
         "maps", "faithfulness", "difference from the best control", FAITHFULNESS_RULE, True),
     "sanity": Question(
-        "{maps} for {finding} depend on the trained weights.",
-        "{maps} for {finding} do not depend on the trained weights.",
+        "{maps} for “{finding}” depend on the trained weights.",
+        "{maps} for “{finding}” do not depend on the trained weights.",
         "maps", "sanity", "similarity after randomization", SANITY_RULE, True),
     "robustness": Question(
-        "{maps} for {finding} stay stable {condition}.",
-        "{maps} for {finding} do not stay stable {condition}.",
+        "{maps} for “{finding}” stay stable {condition}.",
+        "{maps} for “{finding}” do not stay stable {condition}.",
         "maps", "robustness", "rank correlation", ABOVE_MARGIN_RULE, True),
     "clusters": Question(
-        "{maps} for {finding} fall into several clusters.",
-        "{maps} for {finding} form one cluster.",
+        "{maps} for “{finding}” fall into several clusters.",
+        "{maps} for “{finding}” form one cluster.",
         "maps", "clusters", "stability of the clusters", CLUSTERS_RULE, None),
     "leakage": Question(
         "The column {column} can be predicted from the model's features.",
