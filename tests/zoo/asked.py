@@ -41,6 +41,23 @@ messages.
 """
 
 
+TAIL = """
+## Without a target
+
+`eigencam`, `kpcacam`, `fem` and the controls also explain models whose output has no class scores, without a target.
+`tests/explainers/test_methods_without_target.py` compares Eigen-CAM with a singular value decomposition by NumPy, and asks
+these models of Hugging Face and torchvision:
+
+| architecture | output | layer chosen |
+|---|---|---|
+| two-scale detector, as YOLO | a tuple of tensors and a list | `deep`, before the heads |
+| Faster R-CNN | a dict of boxes per image | `backbone.body.16` |
+| SAM | masks and their scores | `vision_encoder` |
+| Mask2Former | masks and classes of queries | `…encoder.hidden_states_norms.stage4` |
+| ViT encoder | tokens and a pooled vector | `layernorm` |
+"""
+
+
 def answers(row: Row, model: nn.Module, x: Tensor) -> dict[str, str]:
     """What the methods without an answer for one input (C,*S) say; AssertionError for a map that is none."""
     light = sum(parameter.numel() for parameter in model.parameters()) < SMALL
@@ -115,6 +132,7 @@ def page(rows: dict[str, tuple[Row, dict[str, str]]]) -> str:
         + "\n\n## Reasons\n\n| number | methods | message |\n|---|---|---|\n"
         + "\n".join(told)
         + "\n"
+        + TAIL
     )
 
 

@@ -162,6 +162,11 @@ class BaseMethod(ABC):
         """Whether the method needs gradients of the model."""
         return self.backward_passes != "0"
 
+    @property
+    def needs_target(self) -> bool:
+        """Whether the map depends on the target, so that the model's output must have one."""
+        return self.class_specific
+
     def resolve_target(self, target: TargetLike) -> TargetLike:
         """Return the target that the method explains for a requested target. Raise TargetError if it cannot explain it.
 

@@ -161,9 +161,11 @@ class EvaluationContext:
     score_options: Mapping[str, Any]
     one_sample_per_pass: bool = False  # because the samples of a batch affect one another
 
-    def create_score(self, target: TargetLike = None, score_cls: type[Score] = Score) -> Score:
-        """Create the score of a target."""
-        return score_cls(self.model, target, **self.score_options)
+    def create_score(
+        self, target: TargetLike = None, score_cls: type[Score] = Score, *, optional_target: bool = False
+    ) -> Score:
+        """Create the score of a target. For `optional_target` see `Score`."""
+        return score_cls(self.model, target, optional_target=optional_target, **self.score_options)
 
 
 @contextmanager
