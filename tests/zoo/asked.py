@@ -55,6 +55,17 @@ these models of Hugging Face and torchvision:
 | SAM | masks and their scores | `vision_encoder` |
 | Mask2Former | masks and classes of queries | `…encoder.hidden_states_norms.stage4` |
 | ViT encoder | tokens and a pooled vector | `layernorm` |
+
+## Without gradients
+
+`tests/models/test_models_without_gradients.py` compares the maps of nine methods with those of the same network as a module,
+to 1e-4 of the maximum, for each of these forms:
+
+| form | differs in |
+|---|---|
+| TorchScript | traced, scripted, frozen |
+| function | returns an array, a tensor or a list; a method; an object |
+| ONNX file | any batch size, or a fixed one |
 """
 
 

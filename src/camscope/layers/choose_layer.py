@@ -153,7 +153,7 @@ def _drop_head_layers(
 ) -> list[SpatialLayer]:
     """Drop the layers inside a head, and convolutions whose result the model returns. If no layer is left, return all.
 
-    A head is a module that returns the model's output. A module that holds all layers is none.
+    A head is a module that returns the model's output, but does not hold all layers.
     """
     returned: dict[str, list[Tensor]] = {}  # the tensors are kept, so that their ids stay unique
 

@@ -1,4 +1,4 @@
-"""NoTarget: stands in for a target where a method needs none and the model's output has no class scores."""
+"""NoTarget: stands in for a target where a method needs no target and the model's output has no class scores."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -49,7 +49,7 @@ class Score:
         input_key: Name of the keyword that takes x. See `forward_signature.find_input_key`.
         frames_first: The model takes (N,T,C,H,W) where x is (N,C,T,H,W).
         one_sample_per_pass: Run every row in a separate forward pass, for a model whose samples influence one another.
-        optional_target: Accept an output without class scores if the target is None. Then `values` are NaN.
+        optional_target: For the target None, accept an output without class scores. Then `values` are NaN.
 
     Raises:
         TargetError: At once for a bad kind of target, at the first call for a class that the output does not have.

@@ -26,6 +26,7 @@ from camscope.explainers.core.model_input import ExtraInputs, ModelInput, read_m
 from camscope.explainers.core.redacted_settings_text import describe_setting
 from camscope.explainers.core.validated_setting_types import check_settings
 from camscope.hooks.find_layers import unwrap
+from camscope.hooks.score_function import wrap_function
 from camscope.model_card import get_card
 from camscope.targets import ImageContext, Score, Target, TargetLike, image_embedding
 
@@ -37,7 +38,8 @@ class BaseMethod(ABC):
     """A method that computes maps. A subclass implements `attribution`, and overrides more to share passes.
 
     Args:
-        model: The model. It runs in eval mode during a call and is restored afterwards.
+        model: The model. It runs in eval mode during a call and is restored afterwards. Methods that need only scores also
+            take TorchScript, and a function from a batch (N,C,*S) to scores (N,K).
         preprocess: How an image becomes the model's input. Default: that of a model loaded by `load_model`.
         class_names: Names by class index, as a sequence or a dict. Default: those of a model loaded by `load_model`.
         mode: "eval", or "as_is" to explain a model in train mode.
@@ -80,7 +82,10 @@ class BaseMethod(ABC):
         for name, value in list(vars(self).items()):
             setattr(self, name, _to_builtin_numbers(value))
         check_settings(self)
-        inspect_model(self.model)
+        model: object = self.model
+        if not isinstance(model, nn.Module):
+            self.model = wrap_function(model)
+        inspect_model(self.model, scores_suffice=self.needs_only_scores)
         card = get_card(unwrap(self.model))
         preprocess = card.preprocess if self.preprocess is None and card else self.preprocess
         class_names = card.class_names if self.class_names is None and card else self.class_names
@@ -161,6 +166,11 @@ class BaseMethod(ABC):
     def uses_gradients(self) -> bool:
         """Whether the method needs gradients of the model."""
         return self.backward_passes != "0"
+
+    @property
+    def needs_only_scores(self) -> bool:
+        """Whether the method needs nothing of the model but its output, so that the model may be any function."""
+        return False
 
     @property
     def needs_target(self) -> bool:
@@ -283,7 +293,8 @@ class BaseMethod(ABC):
     def _embed_image(self, image: Any, extra_inputs: ExtraInputs) -> Tensor:
         """Compute the embedding (D,) of an image other than the explained one, with the same extra inputs."""
         x = self.prepare_input(image).x[None]
-        with evaluation_context(inspect_model(self.model), self, x, extra_inputs) as context:
+        model_info = inspect_model(self.model, scores_suffice=self.needs_only_scores)
+        with evaluation_context(model_info, self, x, extra_inputs) as context:
             return image_embedding(context.create_score().forward(context.x))[0].detach()
 
     @property

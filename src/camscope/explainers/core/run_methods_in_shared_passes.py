@@ -71,7 +71,8 @@ def run_methods(
     status other than "ok". `find_constant_scores` tests for this status whether noise changes the score. If `errors` is
     passed, the error of a method is stored there. Otherwise it is raised.
     """
-    model_info = inspect_model(explainers[0].model)
+    scores_suffice = all(explainer.needs_only_scores for explainer in explainers)
+    model_info = inspect_model(explainers[0].model, scores_suffice=scores_suffice)
     if any(explainer.uses_gradients for explainer in explainers):
         check_no_inference_mode_weights(model_info)
     weights = model_info.read_weight_versions()
