@@ -56,6 +56,19 @@ these models of Hugging Face and torchvision:
 | Mask2Former | masks and classes of queries | `…encoder.hidden_states_norms.stage4` |
 | ViT encoder | tokens and a pooled vector | `layernorm` |
 
+## Videos of Hugging Face
+
+These models take frames first, (N,T,C,H,W). `tests/explainers/test_huggingface_videos.py` compares their Grad-CAM maps with plain
+`torch.autograd.grad` in float64, and changes single patches of single frames.
+
+| architecture | input | layer chosen | map |
+|---|---|---|---|
+| VideoMAE | 6×3×32×32 | `videomae` | 3×4×4 tokens |
+| TimeSformer | 6×3×32×32 | `timesformer.encoder.layer.0` | 6×4×4 tokens, time last, 1 before them |
+| TimeSformer, joint | 6×3×32×32 | `timesformer.encoder.layer.1.layernorm_before` | 6×4×4 tokens, time last, 1 before them |
+| ViViT | 6×3×32×32 | `vivit.layers.1.layernorm_before` | 3×4×4 tokens, 1 before them |
+| V-JEPA 2 | 6×3×32×32 | `pooler.cross_attention_layer.layer_norm1` | 3×4×4 tokens |
+
 ## Without gradients
 
 `tests/models/test_models_without_gradients.py` compares the maps of nine methods with those of the same network as a module,

@@ -25,6 +25,7 @@ from camscope.explainers.core.method_docstrings import complete_docstring
 from camscope.explainers.core.model_input import ExtraInputs, ModelInput, read_model_input
 from camscope.explainers.core.redacted_settings_text import describe_setting
 from camscope.explainers.core.validated_setting_types import check_settings
+from camscope.forward_signature import takes_frames_first
 from camscope.hooks.find_layers import unwrap
 from camscope.hooks.score_function import wrap_function
 from camscope.model_card import get_card
@@ -50,7 +51,8 @@ class BaseMethod(ABC):
         input_key: The keyword, or the key of a dict, by which the model's forward takes the image. None: the first
             argument, or `pixel_values` if forward names it.
         frames_first: True for inputs (N,T,C,H,W), frames of a video or instances of a bag, with maps (N,T,H,W). False
-            for (N,C,D,H,W). None: the latter, or an error if the channels seem to be at the third axis.
+            for (N,C,D,H,W). None: the former for VideoMAE, TimeSformer, ViViT and V-JEPA 2 of Hugging Face. For other models
+            the latter, or an error if the channels seem to be at the third axis.
 
     """
 
@@ -86,6 +88,8 @@ class BaseMethod(ABC):
         if not isinstance(model, nn.Module):
             self.model = wrap_function(model)
         inspect_model(self.model, scores_suffice=self.needs_only_scores)
+        if self.frames_first is None and takes_frames_first(unwrap(self.model)):
+            self.frames_first = True
         card = get_card(unwrap(self.model))
         preprocess = card.preprocess if self.preprocess is None and card else self.preprocess
         class_names = card.class_names if self.class_names is None and card else self.class_names
