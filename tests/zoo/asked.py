@@ -69,6 +69,21 @@ These models take frames first, (N,T,C,H,W). `tests/explainers/test_huggingface_
 | ViViT | 6×3×32×32 | `vivit.layers.1.layernorm_before` | 3×4×4 tokens, 1 before them |
 | V-JEPA 2 | 6×3×32×32 | `pooler.cross_attention_layer.layer_norm1` | 3×4×4 tokens |
 
+## Detection transformers of Hugging Face
+
+`tests/targets/test_huggingface_detectors.py` compares scores and boxes with the model's own `post_process_object_detection`, for
+DETR, Table Transformer, YOLOS, Conditional DETR, Deformable DETR, DAB-DETR, RT-DETR, RT-DETR v2, D-FINE, LW-DETR, Grounding DINO
+and OWL-ViT. Layers are chosen in the backbone:
+
+| architecture | input | layer chosen | map |
+|---|---|---|---|
+| Conditional DETR | 3×64×96 | `model.backbone` | 8×12 |
+| Deformable DETR | 3×64×96 | `model.backbone` | 8×12 |
+| RT-DETR | 3×64×96 | `model.backbone.model.encoder.stages.1` | 8×12 |
+| RT-DETR v2 | 3×64×96 | `model.backbone.model.encoder.stages.1` | 8×12 |
+| D-FINE | 3×64×96 | `model.backbone.model.encoder.stages.1` | 8×12 |
+| Grounding DINO | 3×64×64, a text | `model.backbone.conv_encoder.model.hidden_states_norms.stage2` | 8×8 |
+
 ## Without gradients
 
 `tests/models/test_models_without_gradients.py` compares the maps of nine methods with those of the same network as a module,
