@@ -152,7 +152,7 @@ def test_the_verdict_and_the_report_say_where_a_test_stopped():
         one for one in derive_verdicts(summary) if one.question == "robustness" and one.qualifier == line.method
         and one.finding == line.finding
     )  # fmt: skip
-    assert verdict.conclusion == "not testable"
+    assert verdict.conclusion == "not decided"
     assert "stopped after 10 of 24 images" in verdict.reason
     (text,) = (text for text in list_limitations(summary) if "interim look" in text)
     assert "interim look 1 of 3, after 10 of 24 images: the other images would hardly have decided it" in text

@@ -38,7 +38,7 @@ app = typer.Typer(
     epilog="Example: camscope audit init manifest.csv --model models.py:net -o audit.toml",
 )
 MAX_CARD_BYTES = 10_000_000
-VERDICT_SYMBOLS = {"supported": "●", "not supported": "○", "not testable": "–"}
+VERDICT_SYMBOLS = {"supported": "●", "not supported": "○", "not decided": "–"}
 DIRECTION_STYLES = {"supports": "green", "contradicts": "bold red", "neither": ""}
 MAPS_CONTRADICT_STYLE = "yellow"  # a verdict on maps does not count against the model
 

@@ -49,10 +49,9 @@ def write_markdown_summary(summary: Summary, heading: str = "#") -> str:
     notes += map(_to_markdown, overview.notes)
     lines += ["", " ".join(notes)] if notes else []
     lines += ["", f"{heading}# What was not tested or not decided", ""]
-    lines += [
-        f"- {_to_markdown(item.question)}: {_to_markdown(item.reason)}."
-        for item in overview.open_questions
-    ] or ["- No question was open." if summary.verdicts else "- No question was tested."]
+    lines += [f"- {_to_markdown(item.question)}: {_to_markdown(item.reason)}." for item in overview.open_questions] or [
+        "- No question was open." if summary.verdicts else "- No question was tested."
+    ]
     if overview.all_open_questions:
         lines.append(f"- {_to_markdown(overview.all_open_questions)}: see the report.")
     lines += ["", f"{heading}# What may not be concluded", ""]

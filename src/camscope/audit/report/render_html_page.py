@@ -157,7 +157,7 @@ def create_template_environment() -> "jinja2.Environment":
         "format_interval": format_interval,
         "gallery_kinds": GALLERY_KINDS,
         "inflect": inflect,
-        "level_conclusions": {"undecided": "not decided", "not testable": "not tested"},
+        "level_conclusions": {"undecided": "not decided"},
         "margin_descriptions": MARGIN_DESCRIPTIONS,
         "min_overlap_share": MIN_OVERLAP_SHARE,
         "no_questions_text": NO_QUESTIONS_TEXT,

@@ -27,7 +27,7 @@ class LookDecision(NamedTuple):
 def judge_robustness_at_look(margin: float, lines: Sequence[MetricSummary], look: InterimLook) -> LookDecision:
     """Return whether every stability of a method is decided, and the chance that an open one is at the last look."""
     judged = [line for line in lines if line.metric in ROBUSTNESS_CONDITIONS]
-    is_open = [decide_above_margin(line.value, margin)[0] == "not testable" for line in judged]
+    is_open = [decide_above_margin(line.value, margin)[0] == "not decided" for line in judged]
     chances = [min(1.0, sum(estimate_chances_beyond_margin(line.value, margin, look))) for line in judged]
     open_chances = [chance for chance, undecided in zip(chances, is_open, strict=True) if undecided]
     return LookDecision(bool(judged) and not any(is_open), max(open_chances, default=0.0))
@@ -42,7 +42,7 @@ def judge_faithfulness_at_look(n_methods: int, lines: Sequence[MetricSummary], l
     judged = [line for line in lines if line.metric in FAITHFULNESS_VERDICT_METRICS]
     if not judged:
         return LookDecision(is_decided=True, chance_at_last_look=0.0)
-    is_decided = combine_metrics_and_find_weakest(judged)[0][0] != "not testable"
+    is_decided = combine_metrics_and_find_weakest(judged)[0][0] != "not decided"
     n_comparisons = n_methods * sum(line.difference_to_control is not None for line in lines)
     differences = [line.difference_to_control or EMPTY_ESTIMATE for line in judged]
     chances = [estimate_chances_beyond_margin(difference, 0.0, look, n_comparisons) for difference in differences]
