@@ -32,7 +32,7 @@ from camscope.audit.core.stage_result_schema import (
 from camscope.audit.core.summary_schema import RegionOverlap, Summary, Verdict
 from camscope.audit.report.concerns import iter_concerns
 from camscope.audit.report.open_questions import OPEN_QUESTIONS, iter_open_questions
-from camscope.audit.report.overview import build_overview, iter_unproven_conclusions, write_plain_text
+from camscope.audit.report.overview import build_overview, describe_model, iter_unproven_conclusions, write_plain_text
 from camscope.audit.report.render_html_page import render_page, render_summary_page
 from camscope.audit.report.result_sentences import build_result_sentence, describe_effect, explain_conclusion
 from camscope.audit.report.sentences import (
@@ -410,6 +410,21 @@ def test_the_words_of_an_insertion_are_explained_and_receivers_are_counted():
     assert "(of the donor) is pasted into another (of the receiver)" in overview.notes[0]
     assert write_plain_text(overview.open_questions[0].reason) == "needs about 360 receivers; there are 49"
     assert not any("donor" in note for note in build_overview(sound()).notes)
+
+
+@pytest.mark.parametrize(
+    ("source", "architecture", "said"),
+    [
+        ("chest, with weights", "ResNet", "chest (class ResNet), 11,000 parameters"),
+        ("resnet", "ResNet", "resnet, 11,000 parameters"),
+        ("chest", "", "chest, 11,000 parameters"),
+    ],
+)
+def test_a_model_is_described_by_its_class_and_size(source, architecture, said):
+    summary = full()
+    update = {"model": source, "architecture": architecture, "n_parameters": 11_000}
+    changed = summary.model_copy(update={"resolve": summary.resolve.model_copy(update=update)})
+    assert write_plain_text(describe_model(changed)).startswith(f"{said}; classes: ")
 
 
 # Performance

@@ -92,12 +92,13 @@ def describe_model(summary: Summary) -> Markup:
     resolve = summary.resolve
     if not resolve.model:
         return Markup("no model was loaded")
-    architecture = "{architecture} from {model}" if resolve.architecture else "{model}"
     names, source = resolve.class_names, resolve.model.removesuffix(", with weights")
+    is_named_by_class = resolve.architecture.lower() in ("", source.lower())
+    model = "{model}" if is_named_by_class else "{model} (class {architecture})"
     size = ", {n_parameters} parameters" if resolve.n_parameters else ""
     classes = "; {n_classes} classes" if len(names) > MAX_CLASSES_NAMED or not names else "; classes: {names}"
     return fill_sentence(
-        f"{architecture}{size}{classes}",
+        f"{model}{size}{classes}",
         architecture=resolve.architecture,
         model=source,
         n_parameters=resolve.n_parameters,
