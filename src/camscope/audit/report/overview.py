@@ -29,6 +29,7 @@ from camscope.audit.report.verdict_labels_and_groups import classify_verdict, sa
 from camscope.audit.verdicts.verdict_rules import find_topic
 from camscope.plurals import inflect
 
+NOTHING_DECIDED = "Nothing was decided that counts for or against the model or its maps."
 MAX_CLASSES_NAMED = 6
 MAX_RESULTS_SHOWN = 4
 MAX_OTHER_CONCERNS = 2
