@@ -44,9 +44,7 @@ def write_markdown_summary(summary: Summary, heading: str = "#") -> str:
     if overview.more_concerns:
         lines.append(f"- {_to_markdown(overview.more_concerns)}, listed in the report.")
     lines += ["", f"{heading}# What was found", ""]
-    lines += [_format_concern(result) for result in overview.results] or [
-        "- Nothing was decided that counts for or against the model or its maps."
-    ]
+    lines += [_format_concern(result) for result in overview.results] or [f"- {NOTHING_DECIDED}"]
     notes = [f"{_to_markdown(overview.all_verdicts)}: see the report."] if overview.all_verdicts else []
     notes += map(_to_markdown, overview.notes)
     lines += ["", " ".join(notes)] if notes else []
