@@ -110,7 +110,8 @@ def describe_model(summary: Summary) -> Markup:
 
 def describe_data(summary: Summary) -> Markup:
     """Describe the images: their kind, and how many of them have each finding."""
-    parts = [fill_sentence("{kind}", kind=summary.data_description)] if summary.data_description else []
+    kind = summary.data_description
+    parts = [fill_sentence("{kind}", kind=f"{kind[:1].upper()}{kind[1:]}")] if kind else []
     parts += [
         fill_sentence("{n} with “{finding}”, {m} without", n=item.n_positives, m=item.n_negatives, finding=item.finding)
         for item in summary.predict.performance
