@@ -160,7 +160,7 @@ class AuditRun:
 
     def __repr__(self) -> str:
         conclusions = Counter(verdict.conclusion for verdict in self.summary.verdicts)
-        counts = ", ".join(f"{conclusions[name]} {name}" for name in ("supported", "not supported", "not testable"))
+        counts = ", ".join(f"{conclusions[name]} {name}" for name in ("supported", "not supported", "not decided"))
         contradicted = [verdict for verdict in self.summary.verdicts if verdict.direction == "contradicts"]
         n_contradicting = Counter(find_topic(verdict.question) for verdict in contradicted)
         topics = ", ".join(f"{n_contradicting[name]} against the {name}" for name in ("model", "maps"))

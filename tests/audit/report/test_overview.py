@@ -32,7 +32,7 @@ from camscope.audit.core.stage_result_schema import (
 from camscope.audit.core.summary_schema import RegionOverlap, Summary, Verdict
 from camscope.audit.report.concerns import iter_concerns
 from camscope.audit.report.open_questions import OPEN_QUESTIONS, iter_open_questions
-from camscope.audit.report.overview import build_overview, iter_unproven_conclusions, write_plain_text
+from camscope.audit.report.overview import build_overview, describe_model, iter_unproven_conclusions, write_plain_text
 from camscope.audit.report.render_html_page import render_page, render_summary_page
 from camscope.audit.report.result_sentences import build_result_sentence, describe_effect, explain_conclusion
 from camscope.audit.report.sentences import (
@@ -62,7 +62,7 @@ from tests.audit_summary import full, nothing, num, verdict
 from tests.report_consistency import find_unsupported_claims
 
 FINDING = "nodule"
-CONCLUSIONS = ("supported", "not supported", "not testable")
+CONCLUSIONS = ("supported", "not supported", "not decided")
 CLAIM_FIELDS = {
     "column": "site",
     "region": "the border",
@@ -166,7 +166,7 @@ def without_reasons() -> Summary:
             "predict": whole.predict.model_copy(update={"performance": tuple(performance)}),
             "verdicts": (
                 bare,
-                asked.model_copy(update={"conclusion": "not testable", "finding": "other", "reason": ""}),
+                asked.model_copy(update={"conclusion": "not decided", "finding": "other", "reason": ""}),
             ),
             "localization": MetricsResult(tested=False),
         }
@@ -230,7 +230,7 @@ def test_other_numbers_of_images_are_explained():
 
 
 def one_open_question() -> Summary:
-    open_verdict = build_verdict("performance", FINDING, ("not testable", ""), EstimateSummary(), 0.7)
+    open_verdict = build_verdict("performance", FINDING, ("not decided", ""), EstimateSummary(), 0.7)
     return full(findings=(FINDING,), verdicts=(open_verdict,))
 
 
@@ -246,9 +246,15 @@ def with_donors() -> Summary:
     roles = {"n_groups_by_role": (("receivers", 49), ("donors", 20), ("controls", 20))}
     sizes = EstimateSummary(value=0.02, low=-0.2, high=0.3, n_values=49, n_groups=49, **roles)
     decided = build_verdict(
-        "shortcut", FINDING, ("not supported", ""), num(0.0, 0.05).model_copy(update=roles), 0.1, "border", region="the border"
+        "shortcut",
+        FINDING,
+        ("not supported", ""),
+        num(0.0, 0.05).model_copy(update=roles),
+        0.1,
+        "border",
+        region="the border",
     )
-    undecided = build_verdict("shortcut", FINDING, ("not testable", ""), sizes, 0.1, "corners", region="the corners")
+    undecided = build_verdict("shortcut", FINDING, ("not decided", ""), sizes, 0.1, "corners", region="the corners")
     return full(findings=(FINDING,), verdicts=(decided, undecided.model_copy(update={"patients_needed": 360})))
 
 
@@ -368,7 +374,7 @@ def test_every_template_is_filled_by_one_of_these_results():
 def test_only_a_decided_verdict_is_a_result_and_each_open_one_is_listed(name):
     summary = SUMMARIES[name]()
     overview = build_overview(summary)
-    open_claims = {verdict.answer for verdict in summary.verdicts if verdict.conclusion == "not testable"}
+    open_claims = {verdict.answer for verdict in summary.verdicts if verdict.conclusion == "not decided"}
     told = {
         write_plain_text(result.sentence) for result in (*overview.results, *overview.other_concerns, overview.concern)
     }
@@ -378,7 +384,7 @@ def test_only_a_decided_verdict_is_a_result_and_each_open_one_is_listed(name):
     assert overview.open_questions == open_questions[: len(overview.open_questions)]
     sections = {item.section for item in open_questions}
     for one in summary.verdicts:
-        if one.conclusion == "not testable" and one.section not in untested:
+        if one.conclusion == "not decided" and one.section not in untested:
             assert one.section in sections
     assert len([item for item in open_questions if item.section == "missing"]) >= len(untested)
 
@@ -406,6 +412,21 @@ def test_the_words_of_an_insertion_are_explained_and_receivers_are_counted():
     assert not any("donor" in note for note in build_overview(sound()).notes)
 
 
+@pytest.mark.parametrize(
+    ("source", "architecture", "said"),
+    [
+        ("chest, with weights", "ResNet", "chest (class ResNet), 11,000 parameters"),
+        ("resnet", "ResNet", "resnet, 11,000 parameters"),
+        ("chest", "", "chest, 11,000 parameters"),
+    ],
+)
+def test_a_model_is_described_by_its_class_and_size(source, architecture, said):
+    summary = full()
+    update = {"model": source, "architecture": architecture, "n_parameters": 11_000}
+    changed = summary.model_copy(update={"resolve": summary.resolve.model_copy(update=update)})
+    assert write_plain_text(describe_model(changed)).startswith(f"{said}; classes: ")
+
+
 # Performance
 
 
@@ -421,7 +442,8 @@ def test_the_words_of_an_insertion_are_explained_and_receivers_are_counted():
         (
             0.55,
             0.10,
-            "It is not shown that the model detects “nodule”: the interval includes chance (0.5) and lies below the required 0.7.",
+            "It is not shown that the model detects “nodule”: the interval includes chance (0.5) and lies below the required "
+            "0.7.",
             "contradicts",
         ),
         (0.3, 0.1, "The ranking is inverted: images without “nodule” score higher than images with it.", "contradicts"),
@@ -448,7 +470,7 @@ def test_an_auroc_counts_for_the_model_only_above_its_margin(value, spread, said
     if tone != "supports":
         held_back = [one for one in summary.verdicts if NO_PERFORMANCE_REASON in one.reason]
         assert held_back
-        assert all(one.direction == "neither" and one.conclusion != "not testable" for one in held_back)
+        assert all(one.direction == "neither" and one.conclusion != "not decided" for one in held_back)
 
 
 @pytest.mark.parametrize(
@@ -609,10 +631,10 @@ def test_what_is_no_reliance_says_which_share_of_patients_it_could_have_missed(n
         ("shortcut", 1.0, 0.2, "supported", "the whole interval lies above the margin of 0.1"),
         ("shortcut", -1.0, 0.2, "supported", "the whole interval lies below the margin of −0.1"),
         ("shortcut", 0.01, 0.02, "not supported", "the whole interval lies within the margin of ±0.1"),
-        ("shortcut", 0.1, 0.2, "not testable", "the interval includes the margin of 0.1"),
+        ("shortcut", 0.1, 0.2, "not decided", "the interval includes the margin of 0.1"),
         ("robustness", 0.05, 0.02, "not supported", "the whole interval lies below the margin of 0.1"),
         ("localization", 0.5, 0.02, "not supported", "center scores as well"),
-        ("robustness", 0.5, None, "not testable", "the margin is 0.1"),
+        ("robustness", 0.5, None, "not decided", "the margin is 0.1"),
         ("sanity", 0.5, None, "supported", "center scores as well"),
         ("leakage", 0.9, 0.05, "supported", "center scores as well"),
         ("leakage", 0.05, 0.02, "not supported", "the whole interval lies below the margin of 0.1"),
@@ -662,7 +684,7 @@ def test_the_patients_that_would_decide_follow_from_the_interval(question, value
     made = build_verdict(
         question,
         FINDING,
-        ("not testable", "more images are needed"),
+        ("not decided", "more images are needed"),
         num(value, spread, n, n),
         margin,
         "border",
@@ -681,7 +703,7 @@ def test_the_patients_that_would_decide_do_so_in_four_of_five_audits():
     random, mean, margin, n = np.random.default_rng(0), 0.5, 0.2, 20
     half = 1.959964 / np.sqrt(n)  # of a mean of values with variance 1
     made = build_verdict(
-        "robustness", FINDING, ("not testable", "needed"), num(mean, round(half, 6), n, n), margin, **CLAIM_FIELDS
+        "robustness", FINDING, ("not decided", "needed"), num(mean, round(half, 6), n, n), margin, **CLAIM_FIELDS
     )
     needed = estimate_patients_needed(made, full())
     assert needed is not None
@@ -693,7 +715,7 @@ def test_open_questions_with_one_reason_stand_together():
     regions = ("border", "corners", "marker")
     made = tuple(
         build_verdict(
-            "shortcut", FINDING, ("not testable", "more are needed"), num(0.01, 0.02, 20, 20), 0.1, name, region=name
+            "shortcut", FINDING, ("not decided", "more are needed"), num(0.01, 0.02, 20, 20), 0.1, name, region=name
         )
         for name in regions
     )
@@ -712,7 +734,7 @@ def test_another_number_or_another_reason_is_told():
         "10 patients of each kind are needed, and there is 1 donor",
     )
     made = [
-        build_verdict("shortcut", FINDING, ("not testable", "more are needed"), num(0.0, 0.2, 20, 20), 0.1, name, region=name)
+        build_verdict("shortcut", FINDING, ("not decided", "more are needed"), num(0.0, 0.2, 20, 20), 0.1, name, region=name)
         .model_copy(update={"patients_needed": n})
         for name, n in numbers.items()
     ]  # fmt: skip
@@ -728,7 +750,7 @@ def test_another_number_or_another_reason_is_told():
 
 def test_open_questions_on_maps_name_the_method():
     made = [
-        build_verdict(question, FINDING, ("not testable", "why"), num(1.0, 0.1), 0.1, qualifier, **CLAIM_FIELDS)
+        build_verdict(question, FINDING, ("not decided", "why"), num(1.0, 0.1), 0.1, qualifier, **CLAIM_FIELDS)
         for question, qualifier in (
             ("faithfulness", "gradcam"), ("faithfulness", "integratedgradients"), ("localization", "gradcam"),
             ("localization by subgroup", "site"), ("attribution mass", "border · gradcam"), ("sanity", ""),

@@ -115,7 +115,7 @@ def _iter_concerns_about_open_performance(summary: Summary) -> Iterator[Concern]
         verdict = next(
             (item for item in summary.verdicts if is_performance_verdict_of(item, performance.finding)), None
         )
-        if verdict is None or verdict.conclusion != "not testable" or _reaches_chance(performance):
+        if verdict is None or verdict.conclusion != "not decided" or _reaches_chance(performance):
             continue
         sentence = fill_sentence(
             "It is not decided whether the model detects “{finding}” well enough.", finding=performance.finding

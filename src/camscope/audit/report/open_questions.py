@@ -75,7 +75,7 @@ def _iter_open_verdicts(summary: Summary, skipped: Container[str]) -> Iterator[t
     """Yield the open questions of tested stages, each with the first of its verdicts, the most important first."""
     groups: dict[tuple[str, str, Markup, str], list[Verdict]] = {}
     for verdict in summary.verdicts:
-        if verdict.conclusion == "not testable" and verdict.section not in skipped:
+        if verdict.conclusion == "not decided" and verdict.section not in skipped:
             cause = "" if _is_short_of_patients(verdict) else _shorten_reason(verdict)
             maps = name_maps([verdict]) if verdict.question == "attribution mass" else Markup("")
             groups.setdefault((verdict.question, verdict.finding, maps, cause), []).append(verdict)

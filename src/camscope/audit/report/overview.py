@@ -29,6 +29,7 @@ from camscope.audit.report.verdict_labels_and_groups import classify_verdict, sa
 from camscope.audit.verdicts.verdict_rules import find_topic
 from camscope.plurals import inflect
 
+NOTHING_DECIDED = "Nothing was decided that counts for or against the model or its maps."
 MAX_CLASSES_NAMED = 6
 MAX_RESULTS_SHOWN = 4
 MAX_OTHER_CONCERNS = 2
@@ -77,9 +78,12 @@ def build_overview(summary: Summary) -> Overview:
         more_concerns=_count_more_concerns(len(other_concerns) - len(first_concerns)),
         results=first_results,
         all_verdicts=_count_verdicts(summary, [*concerns, *first_results]),
-        notes=[*_explain_effects([concern, *first_concerns, *first_results]), *_explain_sample_sizes(first_results, summary)],
+        notes=[
+            *_explain_effects([concern, *first_concerns, *first_results]),
+            *_explain_sample_sizes(first_results, summary),
+        ],
         open_questions=first_questions,
-        all_open_questions=_count_open_questions(open_questions, first_questions),
+        all_open_questions=_count_open_questions(open_questions, len(first_questions)),
         unproven=list(iter_unproven_conclusions(summary)),
     )
 
@@ -89,12 +93,13 @@ def describe_model(summary: Summary) -> Markup:
     resolve = summary.resolve
     if not resolve.model:
         return Markup("no model was loaded")
-    architecture = "{architecture} from {model}" if resolve.architecture else "{model}"
     names, source = resolve.class_names, resolve.model.removesuffix(", with weights")
+    is_named_by_class = resolve.architecture.lower() in ("", source.lower())
+    model = "{model}" if is_named_by_class else "{model} (class {architecture})"
     size = ", {n_parameters} parameters" if resolve.n_parameters else ""
     classes = "; {n_classes} classes" if len(names) > MAX_CLASSES_NAMED or not names else "; classes: {names}"
     return fill_sentence(
-        f"{architecture}{size}{classes}",
+        f"{model}{size}{classes}",
         architecture=resolve.architecture,
         model=source,
         n_parameters=resolve.n_parameters,
@@ -105,7 +110,8 @@ def describe_model(summary: Summary) -> Markup:
 
 def describe_data(summary: Summary) -> Markup:
     """Describe the images: their kind, and how many of them have each finding."""
-    parts = [fill_sentence("{kind}", kind=summary.data_description)] if summary.data_description else []
+    kind = summary.data_description
+    parts = [fill_sentence("{kind}", kind=f"{kind[:1].upper()}{kind[1:]}")] if kind else []
     parts += [
         fill_sentence("{n} with “{finding}”, {m} without", n=item.n_positives, m=item.n_negatives, finding=item.finding)
         for item in summary.predict.performance
@@ -148,12 +154,12 @@ def _count_verdicts(summary: Summary, stated: Sequence[Concern]) -> Markup:
     return text
 
 
-def _count_open_questions(questions: Sequence[OpenQuestion], shown: Sequence[OpenQuestion]) -> Markup:
-    """Return the text of the link to all open questions. "" if the first screen shows all of them."""
-    if len(questions) == len(shown):
+def _count_open_questions(questions: Sequence[OpenQuestion], n_listed: int) -> Markup:
+    """Return the text of the link to all open questions. "" if the first screen lists all of them."""
+    if len(questions) == n_listed:
         return Markup("")
     count = count_in_words(len(questions))
-    return Markup("All open questions" if count == MANY else "All {} open questions").format(count)
+    return Markup("All open questions") if count == MANY else Markup("All {} open questions").format(count)
 
 
 def _explain_effects(results: Sequence[Concern]) -> Iterator[Markup]:
@@ -180,7 +186,7 @@ def _explain_sample_sizes(results: Sequence[Concern], summary: Summary) -> Itera
 
 def _describe_missing_concern(summary: Summary) -> Concern:
     """Describe what follows if no result questions the model."""
-    decided = [item for item in summary.verdicts if item.conclusion != "not testable"]
+    decided = [item for item in summary.verdicts if item.conclusion != "not decided"]
     if not any(find_topic(item.question) == "model" for item in decided):
         sentence = Markup("No question about the model could be decided.")
         return Concern(sentence, Markup("This is not evidence in favor of the model."), "missing", "untested")
@@ -196,7 +202,7 @@ def _iter_results(summary: Summary, stated: Sequence[Verdict] = ()) -> Iterator[
     """
     stated_ids = {id(verdict) for verdict in stated}
     ranks, topics = {"contradicts": 0, "supports": 1, "neither": 2}, ("model", "maps", "data")
-    decided = [item for item in summary.verdicts if item.conclusion != "not testable"]
+    decided = [item for item in summary.verdicts if item.conclusion != "not decided"]
     groups: dict[tuple[str, ...], list[Verdict]] = {}
     for item in sorted(decided, key=lambda item: (topics.index(find_topic(item.question)), ranks[item.direction])):
         if item.question not in ("performance", "attribution mass") and id(item) not in stated_ids:
@@ -234,7 +240,7 @@ def iter_unproven_conclusions(summary: Summary) -> Iterator[Markup]:
     open_regions = [
         verdict
         for verdict in summary.verdicts
-        if verdict.question == "shortcut" and verdict.conclusion == "not testable"
+        if verdict.question == "shortcut" and verdict.conclusion == "not decided"
     ]
     if open_regions:
         items = join_texts(list(dict.fromkeys(map(name_subject, open_regions))), MAX_ITEMS_NAMED, word="or")

@@ -150,7 +150,7 @@ def describe_effect(verdict: Verdict, *, has_patients: bool) -> Markup:
 def explain_conclusion(verdict: Verdict) -> Markup:
     """Explain in a clause how the interval lies to the margin. Without an interval, name the margin, if there is one."""
     margin, low, high = verdict.margin, verdict.effect.low, verdict.effect.high
-    if verdict.conclusion != "not testable" and _is_decided_without_margin(verdict):
+    if verdict.conclusion != "not decided" and _is_decided_without_margin(verdict):
         return fill_sentence("{reason}", reason=verdict.reason.partition("; ")[0])
     if margin is None or low is None or high is None:
         return Markup("") if margin is None else fill_sentence("the margin is {margin}", margin=margin)
@@ -166,7 +166,7 @@ def explain_conclusion(verdict: Verdict) -> Markup:
     else:
         clause = "the interval includes the margin of {margin}"
     is_consistent = is_two_sided or (low > margin) == (verdict.conclusion == "supported")
-    if verdict.conclusion != "not testable" and not is_consistent:  # another part of the rule decided
+    if verdict.conclusion != "not decided" and not is_consistent:  # another part of the rule decided
         return fill_sentence("{reason}", reason=verdict.reason.partition("; ")[0])
     opposite = Markup("−") + format_number(margin)
     if verdict.direction == "neither" and NO_PERFORMANCE_REASON in verdict.reason:

@@ -52,7 +52,7 @@ COUNT_WORDS = (
     "no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen",
     "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty",
 )  # fmt: skip
-MANY = "many"  # a count without a word of its own
+MANY = "many"  # a count above twenty
 PERFORMANCE_LABELS = {
     "auroc": "AUROC",
     "average_precision": "average precision",
@@ -214,7 +214,9 @@ def describe_stable_predictions(stable_share: StablePredictionShare) -> Markup:
         "these images are compared."
     )
     if stable_share.share.value is None:
-        sentence = f"It is not known how often the prediction for “{{finding}}” stayed the same {condition}: {{reason}}."
+        sentence = (
+            f"It is not known how often the prediction for “{{finding}}” stayed the same {condition}: {{reason}}."
+        )
     share, reason = stable_share.share, stable_share.share.reason or "there is no value"
     return fill_sentence(sentence, finding=stable_share.finding, share=share, reason=reason)
 

@@ -2,7 +2,7 @@
 
 - `supported`: the whole interval lies beyond the margin.
 - `not supported`: the whole interval lies on the other side of the margin.
-- `not testable`: the interval includes the margin, data are missing, or there are too few patients. The reason says which.
+- `not decided`: the interval includes the margin, data are missing, or there are too few patients. The reason says which.
 """
 
 from camscope.audit.core.summary_schema import Conclusion, Summary, Verdict

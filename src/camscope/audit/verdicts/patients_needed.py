@@ -29,7 +29,7 @@ def estimate_patients_needed(verdict: Verdict, summary: Summary) -> int | None:
     None if the verdict is decided, if nothing was measured, or if more patients would not decide it.
     """
     effect = verdict.effect
-    is_short_of_patients = verdict.conclusion == "not testable" and PATIENTS_NEEDED_WORD in verdict.reason
+    is_short_of_patients = verdict.conclusion == "not decided" and PATIENTS_NEEDED_WORD in verdict.reason
     if not is_short_of_patients or effect.value is None:
         return None
     if verdict.question == "clusters":

@@ -16,8 +16,8 @@ from camscope.explainers.cam.layer_explainer import LayerExplainer
 from camscope.explainers.cam.layer_features import ActivationVariants, LayerFeatures
 from camscope.explainers.cam.shared_layer_pass import SharedLayerPass
 from camscope.explainers.core.base_explainer import register
+from camscope.explainers.core.chunk_perturbed_copies_by_memory import BatchedMixin
 from camscope.explainers.core.evaluation_context import evaluation_context, inspect_model
-from camscope.explainers.core.memory_chunks import BatchedMixin
 from camscope.explainers.core.model_input import ModelInput
 from camscope.explainers.core.nonnegative_factorization import MatrixFactors, factorize_nonnegative
 from camscope.explainers.core.validated_setting_types import NonNegativeNumber, PositiveInteger

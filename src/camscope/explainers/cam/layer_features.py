@@ -11,7 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import LayerError
-from camscope.explainers.core.memory_chunks import ActivationBytes, count_copies_that_fit_in_memory, map_chunks
+from camscope.explainers.core.chunk_perturbed_copies_by_memory import (
+    ActivationBytes,
+    count_copies_that_fit_in_memory,
+    map_chunks,
+)
 from camscope.hooks.cache_prefix_and_vary_output import PrefixCache, replace_output_by_variants
 from camscope.hooks.thread_local_hooks import Hooks, thread_local_hook
 from camscope.layers.layout import Layout

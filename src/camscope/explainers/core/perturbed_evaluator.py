@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from camscope.explainers.core.evaluation_context import check_finite
-from camscope.explainers.core.memory_chunks import (
+from camscope.explainers.core.chunk_perturbed_copies_by_memory import (
     DEFAULT_MEMORY_BUDGET_BYTES,
     ActivationBytes,
     compute_memory_budget_of_pass,
@@ -16,6 +15,7 @@ from camscope.explainers.core.memory_chunks import (
     measure_activation_bytes,
     process_chunks,
 )
+from camscope.explainers.core.evaluation_context import check_finite
 from camscope.explainers.core.pixel_explainers import MultiPassExplainer
 from camscope.hooks.input_gradients import compute_scores_and_input_gradients
 from camscope.plurals import plural
