@@ -74,7 +74,7 @@ ModelOption = Annotated[
     option(
         "--model -m",
         "MODEL",
-        "Model: phantom (bundled), resnet50 or torchvision:NAME, timm:NAME, hf:NAME, clip:NAME, or FILE.py:FUNCTION, "
+        "Model: phantom (bundled), resnet50 or torchvision:NAME, timm:NAME, hf:NAME, clip:NAME, onnx:FILE, or FILE.py:FUNCTION, "
         "which runs that file.",
     ),
 ]

@@ -31,14 +31,14 @@ class NoTarget(Target):
 
     def mix_output(self, output: Any, n_rows: int) -> Tensor:
         """Mix all numbers of an output to one, with fixed weights. Return an equal share of it for each row (n_rows,)."""
-        total = torch.zeros((), dtype=torch.float64, device="cpu")
+        total = torch.zeros((), dtype=torch.float32, device="cpu")
         for _, leaf in iter_leaves(output):
             if leaf.is_floating_point() and describe_unusual_tensor(leaf) is None and leaf.numel():
                 values = leaf.flatten().float()
                 values = torch.where(values.isfinite(), values, 0)
                 weights = torch.arange(1, len(values) + 1, dtype=values.dtype, device=values.device).cos()
-                total = total.to(leaf.device) + (values * weights).double().mean()
-        return (total / n_rows).float().expand(n_rows)
+                total = total.to(leaf.device) + (values * weights).mean()
+        return (total / n_rows).expand(n_rows)
 
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
         """Return the label of explanations without a target."""
