@@ -119,7 +119,7 @@ def _iter_concerns_about_constant_output(summary: Summary) -> Iterator[Concern]:
                 "The model answers nearly the same for all images, with “{finding}” or without.",
                 finding=performance.finding,
             )
-            template = "The standard deviation of the log odds is {deviation}. Effects in SD look large beside it."
+            template = "The standard deviation of the log odds is {deviation}. Effects in SD look large next to it."
             yield Concern(
                 sentence, fill_sentence(template, deviation=performance.log_odds_std), "performance", "neither"
             )

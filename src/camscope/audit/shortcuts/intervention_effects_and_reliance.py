@@ -174,7 +174,7 @@ def judge_reliance(
 
 
 def explain_too_few_patients(n_patients: int, prevalence: float) -> str:
-    """Return why there are too few patients to exclude a rare reliance, or "" if there are enough.
+    """Return why the patients are too few to exclude that the model relies on a region in few of them. "" if they are enough.
 
     A rare reliance affects a share `prevalence` of patients.
     """

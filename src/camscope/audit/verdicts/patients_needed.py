@@ -53,7 +53,7 @@ def estimate_patients_needed(verdict: Verdict, summary: Summary) -> int | None:
 
 
 def _estimate_patients_from_interval(verdict: Verdict) -> int | None:
-    """Return for how many patients the interval would no longer include the margin, to two digits, or None if unknown."""
+    """Return the number of patients, to two digits, with which the interval would exclude the margin. None if unknown."""
     effect, margin = verdict.effect, verdict.margin
     value, low, high = effect.value, effect.low, effect.high
     if value is None or low is None or high is None or margin is None or low == high:
