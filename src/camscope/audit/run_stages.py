@@ -151,7 +151,7 @@ def _warn_if_budget_is_missed(context: AuditContext, remaining: Mapping[str, flo
         return False
     missed_seconds = seconds + sum(remaining.values()) - budget_seconds
     if missed_seconds > 0:
-        warnings.warn(describe_missed_budget(budget, missed_seconds, remaining), BudgetWarning, stacklevel=3)
+        warnings.warn(describe_missed_budget(budget, missed_seconds, remaining, context.explainers), BudgetWarning, stacklevel=3)
     return missed_seconds > 0
 
 
