@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from camscope.audit import run_audit
 from camscope.audit.core.stage_result_schema import MetricsResult, StoppingLook
-from camscope.audit.provenance.files_written_by_audit import remove_outputs
+from camscope.audit.provenance.audit_files_safe_to_replace import remove_outputs
 from camscope.audit.stages.metrics_on_growing_sample import SampledStage
 from camscope.audit.verdicts import derive_verdicts
 from camscope.audit.verdicts.early_stopping import forecast_faithfulness_verdict, forecast_robustness_verdict

@@ -16,7 +16,7 @@ from camscope.atomic_writes_and_folder_locks import (
     read_bytes,
 )
 from camscope.audit.core.summary_schema import Summary, Verdict
-from camscope.audit.provenance.files_written_by_audit import (
+from camscope.audit.provenance.audit_files_safe_to_replace import (
     FAILURES_FILE,
     METRICS_FILE,
     PLAN_FILE,

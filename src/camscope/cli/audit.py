@@ -278,11 +278,11 @@ def export(
     from camscope.audit import AuditRun
     from camscope.audit.report.huggingface_model_card import update_model_card
     from camscope.audit.report.markdown_summary import write_markdown_summary
-    from camscope.audit.report.render_html_page import render_summary_page
+    from camscope.audit.report.render_html_page import render_one_page_overview
 
     if output is None and model_card is None:
         raise InputError("no file to write is named: pass -o summary.md, -o summary.html or --model-card README.md")
-    writers = {".md": write_markdown_summary, ".html": render_summary_page}
+    writers = {".md": write_markdown_summary, ".html": render_one_page_overview}
     if output is not None and output.suffix.lower() not in writers:
         raise InputError(f"{output}: expected a name that ends in .md or .html")
     summary = AuditRun(audit_folder).summary

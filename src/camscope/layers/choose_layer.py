@@ -24,7 +24,7 @@ from camscope.pytree import iter_leaves
 from camscope.targets.no_target import NoTarget
 from camscope.targets.score_per_sample import Score
 
-ENCODER_NAMES = ("backbone", "encoder", "vision_model")
+ENCODER_NAMES = ("backbone", "encoder", "vision_model", "vision_encoder", "image_encoder")
 LAYERS_PER_PASS = 12  # layers that are probed in one forward pass, from the end
 
 

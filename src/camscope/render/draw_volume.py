@@ -211,7 +211,7 @@ def draw_projection(
     size: int | None = None,
     caption: str = "",
 ) -> RGBImage:
-    """Draw the projection of a volume (D,H,W) along an axis: the maximum of the map over the projected image.
+    """Project a volume (D,H,W) along an axis: draw the map's maximum onto the projected image.
 
     In a signed map, the value of the largest magnitude is drawn with its sign. A pixel is covered if any voxel on its line
     of sight is covered.

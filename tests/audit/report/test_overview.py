@@ -33,7 +33,7 @@ from camscope.audit.core.summary_schema import RegionOverlap, Summary, Verdict
 from camscope.audit.report.concerns import iter_concerns
 from camscope.audit.report.open_questions import OPEN_QUESTIONS, iter_open_questions
 from camscope.audit.report.overview import build_overview, describe_model, iter_unproven_conclusions, write_plain_text
-from camscope.audit.report.render_html_page import render_page, render_summary_page
+from camscope.audit.report.render_html_page import render_one_page_overview, render_page
 from camscope.audit.report.result_sentences import build_result_sentence, describe_effect, explain_conclusion
 from camscope.audit.report.sentences import (
     describe_clusters,
@@ -244,7 +244,7 @@ def inverted() -> Summary:
 def with_donors() -> Summary:
     """A region was pasted from donors into receivers, and one such verdict is open."""
     roles = {"n_groups_by_role": (("receivers", 49), ("donors", 20), ("controls", 20))}
-    sizes = EstimateSummary(value=0.02, low=-0.2, high=0.3, n_values=49, n_groups=49, **roles)
+    sizes = EstimateSummary(value=0.02, low=-0.2, high=0.3, n_values=49, n_groups=20, **roles)
     decided = build_verdict(
         "shortcut",
         FINDING,
@@ -256,6 +256,20 @@ def with_donors() -> Summary:
     )
     undecided = build_verdict("shortcut", FINDING, ("not decided", ""), sizes, 0.1, "corners", region="the corners")
     return full(findings=(FINDING,), verdicts=(decided, undecided.model_copy(update={"patients_needed": 360})))
+
+
+def constant() -> Summary:
+    """A model whose output hardly depends on the image."""
+    summary = with_auroc(0.53, 0.19)
+    (performance,) = summary.predict.performance
+    update = {"performance": (performance.model_copy(update={"log_odds_std": 0.003}),)}
+    return summary.model_copy(update={"predict": summary.predict.model_copy(update=update)})
+
+
+def without_patients() -> Summary:
+    """Nothing says which images show the same patient, and the donors are few."""
+    summary = with_donors()
+    return summary.model_copy(update={"check": summary.check.model_copy(update={"has_patient_column": False})})
 
 
 TABLES_OF_TEMPLATES = ("STAGE_DESCRIPTIONS", "OPEN_QUESTIONS")
@@ -286,6 +300,8 @@ SUMMARIES = {
     "one open question": one_open_question,
     "stopped early": stopped_early,
     "donors and receivers": with_donors,
+    "constant": constant,
+    "no patient column": without_patients,
 }  # fmt: skip
 
 
@@ -293,7 +309,8 @@ def sentences_of(summary: Summary) -> list[str]:
     overview = build_overview(summary)
     concerns = [overview.concern, *overview.other_concerns, *overview.results, *iter_concerns(summary)]
     parts = [overview.model, overview.data, overview.patients, overview.chance, *overview.unproven]
-    parts += [overview.more_concerns, overview.all_verdicts, overview.all_open_questions, *overview.notes]
+    parts += [overview.more_concerns, overview.all_verdicts, overview.all_open_questions]
+    parts += [overview.further_questions, *overview.notes]
     parts += [part for concern in concerns for part in (concern.sentence, concern.details)]
     parts += [part for answer in overview.answers for part in (answer.estimate, answer.sample, answer.sentence)]
     parts += [part for item in iter_open_questions(summary) for part in (item.question, item.reason)]
@@ -331,7 +348,7 @@ def test_every_sentence_is_whole_whatever_the_results_are(name, pytestconfig):
     with nullcontext() if has_charts else figures_left_out():
         page = render_page(summary)
     assert find_unsupported_claims(page, sources) == []
-    assert find_unsupported_claims(render_summary_page(summary), sources) == []
+    assert find_unsupported_claims(render_one_page_overview(summary), sources) == []
 
 
 def templates_of(module) -> list[str]:
@@ -408,8 +425,37 @@ def test_an_answer_says_what_the_conclusion_is(question, conclusion):
 def test_the_words_of_an_insertion_are_explained_and_receivers_are_counted():
     overview = build_overview(with_donors())
     assert "(of the donor) is pasted into another (of the receiver)" in overview.notes[0]
-    assert write_plain_text(overview.open_questions[0].reason) == "needs about 360 receivers; there are 49"
+    assert (
+        write_plain_text(overview.open_questions[0].reason)
+        == "needs about 360 patients of each kind; there are 20 donors"
+    )
     assert not any("donor" in note for note in build_overview(sound()).notes)
+    reason = build_overview(without_patients()).open_questions[0].reason
+    assert write_plain_text(reason) == "needs about 360 images of each kind; there are 20 donors"
+
+
+def test_a_model_that_answers_the_same_for_all_images_is_a_concern():
+    sentences = [write_plain_text(concern.sentence) for concern in iter_concerns(constant())]
+    assert "The model answers nearly the same for all images, with “nodule” or without." in sentences
+    assert not any("nearly the same" in write_plain_text(concern.sentence) for concern in iter_concerns(full()))
+
+
+def test_reasons_speak_of_images_where_patients_are_unknown():
+    summary = with_auroc(0.7, 0.1)
+    assert any("patient" in verdict.reason for verdict in derive_verdicts(summary))
+    unknown = summary.model_copy(update={"check": summary.check.model_copy(update={"has_patient_column": False})})
+    assert not any("patient" in verdict.reason for verdict in derive_verdicts(unknown))
+
+
+@pytest.mark.parametrize("name", ["full", "untestable"])
+def test_open_questions_that_are_not_listed_are_named(name):
+    summary = SUMMARIES[name]()
+    overview, questions = build_overview(summary), list(iter_open_questions(summary))
+    names = {question.short_name for question in questions[len(overview.open_questions) :]}
+    assert names
+    assert all(short_name in write_plain_text(overview.further_questions) for short_name in names)
+    n_open = sum(verdict.conclusion == "not decided" for verdict in summary.verdicts)
+    assert write_plain_text(overview.all_open_questions) == f"All {n_open} verdicts that are not decided"
 
 
 @pytest.mark.parametrize(
@@ -447,14 +493,14 @@ def test_a_model_is_described_by_its_class_and_size(source, architecture, said):
             "contradicts",
         ),
         (0.3, 0.1, "The ranking is inverted: images without “nodule” score higher than images with it.", "contradicts"),
-        (0.6, 0.05, "The whole interval lies below 0.7, the AUROC that was required before the audit.", "contradicts"),
+        (0.6, 0.05, "The whole interval lies below 0.7, the minimum that was set before the audit.", "contradicts"),
         (
             0.7,
             0.1,
-            "It is better than chance. The interval includes 0.7, the AUROC that was required before the audit.",
+            "It is better than chance. The interval includes 0.7, the minimum that was set before the audit.",
             "untested",
         ),
-        (0.9, 0.05, "The whole interval lies above 0.7, the AUROC that was required before the audit.", "supports"),
+        (0.9, 0.05, "The whole interval lies above 0.7, the minimum that was set before the audit.", "supports"),
     ],
 )
 def test_an_auroc_counts_for_the_model_only_above_its_margin(value, spread, said, tone):
@@ -616,9 +662,7 @@ def test_what_is_no_reliance_says_which_share_of_patients_it_could_have_missed(n
     decision = judge_reliance([effect], [], 0.1, 0.1)
     assert (decision[0] == "not supported") == said  # 29 patients for 10 %
     made = build_verdict("shortcut", FINDING, decision, num(0.01, 0.02, n, n), 0.1, "border", region="the border")
-    clause = (
-        "with 49 patients, a reliance in fewer than 5.9 % of patients could have been missed, and the rule allows 10 %"
-    )
+    clause = "with 49 patients, a reliance in fewer than 5.9 % of patients could have been missed, and the config allows 10 %"
     assert write_plain_text(explain_conclusion(made)).endswith(clause) == said
 
 

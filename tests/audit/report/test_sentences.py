@@ -239,7 +239,7 @@ def test_a_removal_that_is_shown_was_tested():
     assert one.reason == (
         "every effect that counts lies within the margin; removal was measured but does not count, because every image of "
         "this test has such a region; with 80 patients, a reliance in fewer than 3.7 % of patients could have been missed, and "
-        "the rule allows 5 %"
+        "the config allows 5 %"
     )
 
 

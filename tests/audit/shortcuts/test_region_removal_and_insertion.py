@@ -264,7 +264,10 @@ def test_an_absence_needs_as_many_patients_as_would_have_shown_what_was_declared
     assert 0.95**58 > 0.05 > 0.95**59  # with 58 patients one in twenty is met with less than 95 % certainty
     word, reason = found(58)
     assert word == "not decided"
-    assert "fewer than 5.0 % of patients could have been missed: 59 patients are needed for 5 %" in reason
+    assert (
+        "fewer than 5.0 % of patients could have been missed: 59 patients are needed for the 5 % of the config"
+        in reason
+    )
     word, reason = found(100)
     assert (word, "fewer than 3.0 % of patients could have been missed" in reason) == ("not supported", True)  # 3 / 100
     assert found(59)[0] == found(29, 0.1)[0] == "not supported"

@@ -32,6 +32,7 @@ from camscope.audit.shortcuts.region_removal_and_insertion import InterventionRu
 from camscope.audit.verdicts import derive_verdicts
 from camscope.audit.verdicts.limitations_and_warnings import list_warnings
 from camscope.audit.verdicts.map_verdicts import FAITHFULNESS_VERDICT_METRICS
+from camscope.audit.verdicts.patients_needed import HARDLY_DECIDABLE
 from camscope.audit.verdicts.verdict_rules import build_verdict, decide_above_margin
 from camscope.metrics import estimate_mean
 from camscope.metrics.intervals_and_p_values import compute_min_detectable_prevalence
@@ -282,7 +283,7 @@ def test_what_is_open_by_subgroup_says_which_level_and_why():
     apart = alike.model_copy(update={"level": "B", "conclusion": "different", "difference": num(0.05, 0.04)})
     found = one_of(with_part("localization", subgroup_differences=(apart, alike)), "localization by subgroup")
     assert found.conclusion == "not decided"
-    assert found.reason == "B differs, but perhaps by less than the margin: more images are needed"
+    assert found.reason == f"B differs, but perhaps by less than the margin: {HARDLY_DECIDABLE}"
     wide = alike.model_copy(update={"level": "B", "conclusion": "undecided", "difference": num(0.0, 0.2)})
     reason = one_of(with_part("localization", subgroup_differences=(wide, small)), "localization by subgroup").reason
     assert reason == f"the interval includes the margin: more images are needed; {few.reason}"

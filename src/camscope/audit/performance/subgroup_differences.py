@@ -99,7 +99,7 @@ class _AurocSide:
         return np.unique(self.ranking.group_index)
 
     def compute_difference_interval(self, reference: Self, confidence_level: float) -> tuple[float, float]:
-        """Return the square-and-add interval of the difference, with the correlation between the resamples of both sides.
+        """Return the square-and-add interval of the difference. It allows for the correlation of both sides' resamples.
 
         Zou 2007, doi:10.1037/1082-989X.12.4.399.
         """

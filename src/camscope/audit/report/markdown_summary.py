@@ -52,6 +52,8 @@ def write_markdown_summary(summary: Summary, heading: str = "#") -> str:
     lines += [f"- {_to_markdown(item.question)}: {_to_markdown(item.reason)}." for item in overview.open_questions] or [
         "- No question was open." if summary.verdicts else "- No question was tested."
     ]
+    if overview.further_questions:
+        lines.append(f"- {_to_markdown(overview.further_questions)}")
     if overview.all_open_questions:
         lines.append(f"- {_to_markdown(overview.all_open_questions)}: see the report.")
     lines += ["", f"{heading}# What may not be concluded", ""]

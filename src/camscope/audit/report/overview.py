@@ -24,7 +24,7 @@ from camscope.audit.report.result_sentences import (
     build_result_sentence,
     is_performance_verdict_of,
 )
-from camscope.audit.report.sentences import MANY, count_in_words, fill_sentence, join_texts
+from camscope.audit.report.sentences import count_in_words, fill_sentence, join_texts
 from camscope.audit.report.verdict_labels_and_groups import classify_verdict, sanitize_text
 from camscope.audit.verdicts.verdict_rules import find_topic
 from camscope.plurals import inflect
@@ -53,6 +53,7 @@ class Overview:
     notes: list[Markup]
     open_questions: list[OpenQuestion]
     all_open_questions: Markup
+    further_questions: Markup
     unproven: list[Markup]
 
 
@@ -83,7 +84,8 @@ def build_overview(summary: Summary) -> Overview:
             *_explain_sample_sizes(first_results, summary),
         ],
         open_questions=first_questions,
-        all_open_questions=_count_open_questions(open_questions, len(first_questions)),
+        all_open_questions=_count_open_questions(summary) if len(open_questions) > len(first_questions) else Markup(""),
+        further_questions=_name_further_questions(open_questions[len(first_questions) :]),
         unproven=list(iter_unproven_conclusions(summary)),
     )
 
@@ -154,12 +156,17 @@ def _count_verdicts(summary: Summary, stated: Sequence[Concern]) -> Markup:
     return text
 
 
-def _count_open_questions(questions: Sequence[OpenQuestion], n_listed: int) -> Markup:
-    """Return the text of the link to all open questions. "" if the first screen lists all of them."""
-    if len(questions) == n_listed:
-        return Markup("")
-    count = count_in_words(len(questions))
-    return Markup("All open questions") if count == MANY else Markup("All {} open questions").format(count)
+def _count_open_questions(summary: Summary) -> Markup:
+    """Return the text of the link to all verdicts that are not decided."""
+    data = {"verdicts": [vars(verdict) for verdict in summary.verdicts]}
+    count = format_item_count(data, "verdicts", conclusion="not decided")
+    return fill_sentence("All {count} verdicts that are not decided", count=count)
+
+
+def _name_further_questions(questions: Sequence[OpenQuestion]) -> Markup:
+    """Name the open questions that the first screen does not list. "" without any."""
+    names = list(dict.fromkeys(question.short_name for question in questions))
+    return fill_sentence("Also open: {names}.", names=join_texts(names)) if names else Markup("")
 
 
 def _explain_effects(results: Sequence[Concern]) -> Iterator[Markup]:

@@ -114,7 +114,7 @@ def render_page(summary: Summary, gallery: Gallery | None = None, provenance: Ma
     return html
 
 
-def render_summary_page(summary: Summary) -> str:
+def render_one_page_overview(summary: Summary) -> str:
     """Return the first screen of the report as a separate HTML page, which prints on one sheet."""
     environment = create_template_environment()
     environment.globals["describe_sample"] = partial(describe_sample, has_patients=summary.check.has_patient_column)

@@ -17,6 +17,8 @@ from camscope.plurals import inflect
 
 QUESTIONS_WITHOUT_MARGIN = ("faithfulness", "sanity", "clusters")  # their rules compare with controls
 INVERTED_CLAUSE = Markup("; the ranking is inverted, so that the number is one minus the AUROC")
+MASKED_ORGAN_SUPPORTED = ("masked organ", "supported")
+MASKED_ORGAN_EXPLANATION = " It must then use something outside of the organ."
 MISSABLE_SHARE = "could have been missed"  # of the clause about the smallest share of patients that a test can detect
 
 
@@ -78,12 +80,12 @@ def explain_auroc(performance: FindingPerformance, verdict: Verdict | None, marg
     elif margin is None or verdict is None:
         sentence = "The whole interval lies above chance."
     elif verdict.conclusion == "supported":
-        sentence = "The whole interval lies above {margin}, the AUROC that was required before the audit."
+        sentence = "The whole interval lies above {margin}, the minimum that was set before the audit."
     elif verdict.conclusion == "not supported":
-        sentence = "The whole interval lies below {margin}, the AUROC that was required before the audit."
+        sentence = "The whole interval lies below {margin}, the minimum that was set before the audit."
     elif auroc.low <= margin <= auroc.high:
         sentence = (
-            "It is better than chance. The interval includes {margin}, the AUROC that was required before the audit."
+            "It is better than chance. The interval includes {margin}, the minimum that was set before the audit."
         )
     else:
         sentence = "It decides nothing: {reason}."
@@ -137,8 +139,9 @@ def describe_effect(verdict: Verdict, *, has_patients: bool) -> Markup:
         sample = Markup(", ").join(counts)
     else:
         sample = describe_sample(verdict.effect, has_patients=has_patients)
+    explanation = MASKED_ORGAN_EXPLANATION if (verdict.question, verdict.conclusion) == MASKED_ORGAN_SUPPORTED else ""
     return fill_sentence(
-        "{quantity}: {effect}, {sample}{margin}{inverted}.",
+        f"{{quantity}}: {{effect}}, {{sample}}{{margin}}{{inverted}}.{explanation}",
         quantity=f"{quantity[:1].upper()}{quantity[1:]}",
         effect=verdict.effect,
         sample=sample,

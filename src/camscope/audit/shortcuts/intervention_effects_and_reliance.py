@@ -169,12 +169,12 @@ def judge_reliance(
     if reason := explain_too_few_patients(n_patients, prevalence):
         return "not decided", f"every effect that counts lies within the margin, but {reason}{untested_kinds}"
     missable = _describe_undetectable_share(compute_min_detectable_prevalence(n_patients))
-    allowed = f"with {plural(n_patients, 'patient')}, {missable}, and the rule allows {100 * prevalence:g} %"
+    allowed = f"with {plural(n_patients, 'patient')}, {missable}, and the config allows {100 * prevalence:g} %"
     return "not supported", f"every effect that counts lies within the margin{untested_kinds}; {allowed}"
 
 
 def explain_too_few_patients(n_patients: int, prevalence: float) -> str:
-    """Return why there are too few patients to exclude a rare reliance, or "" if there are enough.
+    """Return why the patients are too few to exclude that the model relies on a region in few of them. "" if they are enough.
 
     A rare reliance affects a share `prevalence` of patients.
     """
@@ -182,7 +182,7 @@ def explain_too_few_patients(n_patients: int, prevalence: float) -> str:
         return ""
     are_needed = plural(compute_min_patients_to_detect(prevalence), "patient is", "patients are")
     missable = _describe_undetectable_share(compute_min_detectable_prevalence(n_patients))
-    return f"with {plural(n_patients, 'patient')}, {missable}: {are_needed} needed for {100 * prevalence:g} %"
+    return f"with {plural(n_patients, 'patient')}, {missable}: {are_needed} needed for the {100 * prevalence:g} % of the config"
 
 
 def compute_min_patients_to_detect(prevalence: float) -> int:

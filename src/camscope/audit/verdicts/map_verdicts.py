@@ -68,7 +68,7 @@ def judge_localization(summary: Summary) -> Iterator[Verdict]:
 
 
 def _deny_localization(line: MetricSummary, reason: str) -> str:
-    """Return what holds if maps do not highlight a finding, because a control map scores as well. "" for other reasons."""
+    """Return the sentence that maps do no better than a control map, or "" if they failed for another reason."""
     if reason == BELOW_MARGIN_REASON:
         return ""
     name = line.value.baseline_name

@@ -42,7 +42,7 @@ class ShapleyCAM(BaseWeightedChannels):
 
     @property
     def differentiated_score_key(self) -> Hashable:
-        """A key of methods with the same `compute_differentiated_score`. Most other methods differentiate the logit too."""
+        """A key that is equal for methods with the same `compute_differentiated_score`. Most methods share that of the logit."""
         return "score" if self.utility == "logit" else (ShapleyCAM, self.utility)
 
     def compute_differentiated_score(self, score: Score, output: Any, n_samples: int) -> Tensor:

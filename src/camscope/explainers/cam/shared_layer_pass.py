@@ -20,7 +20,7 @@ from camscope.hooks.cache_prefix_and_vary_output import PrefixCache
 from camscope.hooks.find_layers import find_layer, find_layers, unwrap
 from camscope.hooks.input_gradients import HALF_PRECISION_BOOSTS
 from camscope.hooks.layer_tap import Tap, TappedCall
-from camscope.hooks.spatial_map_tracker import SpatialMapTracker, is_interception_exact
+from camscope.hooks.spatial_map_tracker import SpatialMapTracker, is_output_unchanged_by_interception
 from camscope.layers.infer_layout import has_unequal_strides
 from camscope.layers.layout import CHANNELS_FIRST, CHANNELS_FIRST_MODULES, Layout
 from camscope.layers.layout_noise_probe import (
@@ -122,7 +122,7 @@ class SharedLayerPass(ExitStack):
             padded = around.enter_context(record_image_share_of_padded_input(model))
             self._layout_hints = record_layout_hints(model, around)
             is_unknown = any(map(self._needs_layout_inference, self._explainers, self._layers))
-            watched = is_unknown and is_interception_exact(model)
+            watched = is_unknown and is_output_unchanged_by_interception(model)
             self._spatial_ops = None
             if watched:
                 self._spatial_ops = around.enter_context(SpatialMapTracker(model, self._x, scores[0].extra_tensors))

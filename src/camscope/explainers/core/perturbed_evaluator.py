@@ -51,7 +51,7 @@ class PerturbedEvaluator:
         return values
 
     def score_input(self, sample: int, x: Tensor) -> Tensor:
-        """Return the score () of an input (C,*S) for the target of a sample. Equal inputs of a class are scored once."""
+        """Return the score () of an input (C,*S) for a sample's target. Equal inputs with equal targets are scored once."""
         for scored_sample, scored_input, score in self._scored_inputs:
             if self._have_equal_targets(sample, scored_sample) and torch.equal(x, scored_input):
                 return score
