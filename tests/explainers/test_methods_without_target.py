@@ -196,6 +196,8 @@ def test_other_methods_and_given_targets_are_as_before():
     for explainer, target in ((GradCAM(model), None), (EigenCAM(model), 1), (KPCACAM(model, "deep"), "cat")):
         with pytest.raises(TargetError, match="no unique tensor of class scores"):
             explainer.explain(x[0], target)
+    with pytest.raises(TargetError, match="or use a method that needs no target, such as eigencam"):
+        GradCAM(model).explain(x[0])
     of_function = EigenCAM(model).explain(x[0], lambda output: output[0].flatten(1).sum(1))
     assert of_function.label == "the output of a function"
     assert "the map does not depend on the score" in of_function.notes
