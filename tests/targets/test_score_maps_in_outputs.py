@@ -55,9 +55,7 @@ def sam():
         hidden_size=32, mlp_dim=32, num_hidden_layers=2, num_attention_heads=2, iou_head_hidden_dim=16
     )
     parts = {"vision_config": vision, "prompt_encoder_config": prompt, "mask_decoder_config": decoder}
-    return transformers.SamModel(
-        transformers.SamConfig(**{name: part.to_dict() for name, part in parts.items()})
-    )
+    return transformers.SamModel(transformers.SamConfig(**{name: part.to_dict() for name, part in parts.items()}))
 
 
 def seeded(build) -> torch.nn.Module:
@@ -127,7 +125,9 @@ def test_a_region_is_explained_as_plain_autograd_explains_it(build, label, layer
     expected = product.sum(-1) if product.ndim == 2 else product.sum(_channel_axis(product))
     grid = explanation.attribution.shape
     flat = expected.flatten()[-np.prod(grid) :].reshape(grid)
-    torch.testing.assert_close(torch.as_tensor(explanation.attribution), flat, rtol=1e-4, atol=1e-7 * float(flat.abs().max() or 1))
+    torch.testing.assert_close(
+        torch.as_tensor(explanation.attribution), flat, rtol=1e-4, atol=1e-7 * float(flat.abs().max() or 1)
+    )
 
 
 def _first_tensor(output) -> torch.Tensor:
@@ -153,5 +153,9 @@ def test_the_masks_of_the_first_prompt_are_classes():
 def test_the_boxes_of_a_detector_are_no_scores_of_positions():
     with pytest.raises(TargetError, match="that of a detector"):
         find_class_score_maps({"logits": torch.rand(1, 5, 4), "pred_boxes": torch.rand(1, 5, 4)}, 2)
-    with_masks = {"logits": torch.rand(1, 5, 4), "pred_boxes": torch.rand(1, 5, 4), "pred_masks": torch.rand(1, 5, 8, 8)}
+    with_masks = {
+        "logits": torch.rand(1, 5, 4),
+        "pred_boxes": torch.rand(1, 5, 4),
+        "pred_masks": torch.rand(1, 5, 8, 8),
+    }
     assert find_class_score_maps(with_masks, 2).shape == (1, 3, 8, 8)
