@@ -40,9 +40,7 @@ class Bias:
     sample_axis: int = 0
 
     def to_maps(self, values: Tensor, x: Tensor, layouts: Mapping[tuple[int, ...], Layout]) -> Tensor | None:
-        """Convert values in the shape of the output to maps (N,K,*s) over the input. Return None if the output has no
-        grid.
-        """
+        """Convert values in the shape of the layer's output to maps (N,K,*s). Return None if the output has no spatial grid."""
         if self.channels_last:
             layout = layouts.get(tuple(values.shape))
         else:
@@ -64,7 +62,7 @@ class OutputLayouts(NamedTuple):
 def infer_output_layouts(
     score: Score, x: Tensor, layout_hints: LayoutHints, sample_axis_by_shape: Mapping[tuple[int, ...], int]
 ) -> OutputLayouts:
-    """Infer the layouts of outputs with channels last, and test each layout with noise.
+    """Infer the layout of each output shape with the channels on the last axis. Test each layout with noise.
 
     Layouts that the test contradicts are left out.
     """
@@ -80,7 +78,7 @@ def infer_output_layouts(
 
 
 def is_any_map_unverified(score: Score, x: Tensor, capture: "BiasCapture") -> bool:
-    """Whether it is uncertain that the maps (N,K,*grid) to which biases are added have their cells in order.
+    """Whether biases are added to maps (N,K,*grid) whose cells may be out of order.
 
     Maps that could not be followed from the input are tested by noise.
     """
@@ -105,7 +103,7 @@ class FirstOutputCapture(BaseFunctionMode):
         self._shape, self._sample_axis = tuple(shape), sample_axis
 
     def run_intercepted_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call a function and return its result. Store the first output that has the requested shape."""
+        """Call a function and return its result. Store the first result that has the requested shape."""
         result = func(*args, **kwargs)
         if self.output is None and func in self._functions:
             output = next(iter_leaves(result))[1]
@@ -115,7 +113,7 @@ class FirstOutputCapture(BaseFunctionMode):
 
 
 def _infer_output_layout(shape: tuple[int, ...], x: Tensor, layout_hints: LayoutHints) -> Layout | None:
-    """Infer the layout of an output (N,...,K). Return None if the output has no grid with at least two cells."""
+    """Infer the layout of an output (N,...,K). Return None if the output has no grid, or a grid of a single cell."""
     try:
         if len(shape) == 3 and shape[1] in layout_hints.image_token_positions:
             return infer_image_token_layout(shape, x.shape, layout_hints)
@@ -129,7 +127,7 @@ def _infer_output_layout(shape: tuple[int, ...], x: Tensor, layout_hints: Layout
 def _test_output_layout_with_noise(
     score: Score, x: Tensor, shape: tuple[int, ...], sample_axis: int, layout: Layout
 ) -> LayoutVerdict:
-    """Test with noise whether the first output of this shape has the layout `layout`. See `probe_layout`."""
+    """Test with noise whether the first output with this shape has the layout `layout`. Return the verdict."""
     functions: Collection[object] = CHANNELS_LAST_FUNCTIONS
     if layout.kind == CHANNELS_FIRST:
         functions = BIAS_FUNCTIONS.difference(CHANNELS_LAST_FUNCTIONS)
@@ -200,7 +198,7 @@ class BiasCapture(BaseFunctionMode):
         return result
 
     def _record_misplaced_or_untracked_maps(self, output: Tensor) -> None:
-        """Record whether the tracker finds the cells of maps (N,K,*grid) misplaced, or could not follow them."""
+        """Record the shape of maps (N,K,*grid) if the tracker finds their cells misplaced, or lost track of them."""
         if self._tracker is None or math.prod(output.shape[2:]) <= 1:
             return
         if self._tracker.is_misplaced(output):
@@ -262,7 +260,7 @@ class NormBias(NamedTuple):
 def _compute_norm_bias(
     args: Sequence[Any], kwargs: Mapping[str, Any], statistics_argument: str, uses_batch_statistics: bool
 ) -> NormBias:
-    """Compute the bias of a norm: beta - mean gamma / sqrt(var + eps), or beta if batch statistics are used."""
+    """Compute the bias of a norm: beta - mean gamma / sqrt(var + eps). If the norm uses batch statistics, the bias is beta."""
     names = ("running_mean", "running_var", "weight", "bias")
     mean, variance, gamma, beta = (
         _get_argument(args, kwargs, place, name) for place, name in enumerate(names, start=1)

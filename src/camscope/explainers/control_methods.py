@@ -27,19 +27,19 @@ class BaseControl(Explainer):
 
     @property
     def needs_only_scores(self) -> bool:
-        """Whether the method needs only scores: always."""
+        """Whether the method needs only the scores of the model, which is always the case here."""
         return True
 
     @abstractmethod
     def control_map(self, x: Tensor) -> Tensor:
-        """Compute the map (N,*S) from an input (N,C,*S) alone."""
+        """Compute the map (N,*S) from the input (N,C,*S), without the model."""
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
         """Return the control map (N,*S) of an input (N,C,*S)."""
         return self.compute_maps(x, [score])[0].attribution
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Return the same map for every score."""
+        """Return one map per score. All these maps are the same."""
         output = scores[0].forward(x)
         values = [score.read_score(output, len(x)) for score in scores]
         check_finite("the score", torch.cat(values), self.on_nonfinite)
@@ -66,7 +66,7 @@ class RandomCAM(BaseWeightedChannels, RandomMixin):
     class_specific: ClassVar[bool] = False
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
-        """Return random channel weights (1,K,1)."""
+        """Return random channel weights (1,K,1), the same for all samples."""
         n_channels = features.activation.shape[1]
         uniform = torch.rand(n_channels, generator=self.generator(), dtype=torch.float64, device="cpu")
         return (2 * uniform - 1).to(features.activation)[None, :, None]

@@ -44,7 +44,7 @@ class Completeness:
 
     @property
     def gap(self) -> Tensor:
-        """The unexplained part (N,) of the score. In a piecewise linear model, only rounding remains.
+        """The part (N,) of the score that the decomposition does not explain. For a piecewise linear model it is only rounding.
 
         In other models, it also contains smooth functions and constants.
         """
@@ -81,7 +81,7 @@ class ScoreDecomposition:
         self._add_to_map(values, gradient)
 
     def add_bias_gradient(self, bias: Bias, gradient: Tensor) -> None:
-        """Add the contribution of a bias, from the gradient at the output to which it is added."""
+        """Add the contribution of a bias. `gradient` is that of the output to which the bias is added."""
         check_finite(f"the gradient at {bias.layer}", gradient, self.explainer.on_nonfinite)
         gradient = full_precision(gradient).movedim(bias.sample_axis, 0)
         values = self.explainer.layer_term(gradient, bias)
@@ -112,7 +112,7 @@ class ScoreDecomposition:
         self.map_by_grid[grid] = self.map_by_grid[grid] + maps if grid in self.map_by_grid else maps
 
     def _sum_by_sample(self, values: Tensor) -> Tensor:
-        """Sum values over all rows of each sample (N,). Rows of one sample, such as tiles, must be consecutive."""
+        """Sum the values of all rows that belong to one sample (N,). Such rows, like tiles, must be consecutive."""
         n_samples = len(self.x)
         if len(values) % n_samples:
             return self.score.new_zeros(n_samples)
@@ -120,7 +120,7 @@ class ScoreDecomposition:
 
 
 def decompose_scores(x: Tensor, scores: Sequence[Score], explainer: "BaseFullGrad") -> list[ScoreDecomposition]:
-    """Decompose each score into contributions of the input and of the biases.
+    """Decompose each score into a contribution of the input and contributions of the biases.
 
     There is one forward pass. If the model turns gradients off, there is a second one.
     """
@@ -130,7 +130,7 @@ def decompose_scores(x: Tensor, scores: Sequence[Score], explainer: "BaseFullGra
 def _decompose_in_one_pass(
     x: Tensor, scores: Sequence[Score], explainer: "BaseFullGrad", gradients_on: GradientScope
 ) -> list[ScoreDecomposition] | None:
-    """Decompose the scores, with one forward pass in all. Return None if a score has no gradient at the input."""
+    """Decompose all scores after one common forward pass. Return None if a score has no gradient at the input."""
     decompositions: list[ScoreDecomposition] = []  # the last one is of the score whose backward pass runs
     leaf, model = x.detach().requires_grad_(), scores[0].model
     tracker = SpatialMapTracker(unwrap(model), leaf)
@@ -177,7 +177,7 @@ class ScaledSums(NamedTuple):
 
 
 def sum_scaled_magnitudes(values: Tensor) -> ScaledSums:
-    """Scale the absolute values (N,K,*s) of each sample to 0..1, and sum them over the channels."""
+    """Take the absolute values (N,K,*s). Scale those of each sample to 0..1, and sum them over the channels."""
     magnitudes = values.abs()
     flat, rows = magnitudes.flatten(1), (-1, *[1] * (values.ndim - 2))
     low, high = flat.amin(1).view(rows), flat.amax(1).view(rows)  # aminmax is slower than both
@@ -200,14 +200,14 @@ class BaseFullGrad(Explainer):
 
     @abstractmethod
     def layer_term(self, gradient: Tensor, bias: Bias) -> Tensor:
-        """Compute the term (N,K,*s) of one bias, from the bias and the gradient at the output to which it is added."""
+        """Compute the term (N,K,*s) of one bias. `gradient` is that of the output to which the bias is added."""
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
         """Return the map (N,*S) of an input (N,C,*S)."""
         return self.compute_maps(x, [score])[0].attribution
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Return the maps of several scores from one forward pass, and one backward pass for each score."""
+        """Return the maps of several scores. There is one forward pass for all, and one backward pass for each score."""
         return [
             AttributionMaps(
                 decomposition.sum_maps(),
@@ -244,7 +244,7 @@ class FullGrad(BaseFullGrad):
     includes_clipping: ClassVar[bool] = True
 
     def layer_term(self, gradient: Tensor, bias: Bias) -> Tensor:
-        """Return b ∘ ∂f/∂z (N,K,*s)."""
+        """Return the bias times the gradient: b ∘ ∂f/∂z (N,K,*s)."""
         return gradient * bias.values()
 
     def describe_decomposition(self, decomposition: ScoreDecomposition) -> tuple[tuple[str, ...], ...]:
@@ -276,12 +276,12 @@ class SimpleFullGrad(BaseFullGrad):
     name, title, paper = "simplefullgrad", "Simple FullGrad", "arXiv:1905.00780"
 
     def layer_term(self, gradient: Tensor, bias: Bias) -> Tensor:
-        """Return ∂f/∂z (N,K,*s)."""
+        """Return the gradient alone: ∂f/∂z (N,K,*s)."""
         return gradient
 
 
 def completeness(model: nn.Module, x: Tensor, target: TargetLike = None) -> Completeness:
-    """Decompose the score of each sample by full gradients.
+    """Decompose the score of each sample by full gradients, and report how much of the score is explained.
 
     Exact for models of convolutions, linear layers, batch norms in eval mode, ReLU-like activations and pooling.
 

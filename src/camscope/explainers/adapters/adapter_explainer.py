@@ -30,7 +30,7 @@ class AdapterExplainer(MultiPassExplainer):
 
 
 def call_with_gradients(computation: Callable[[], T | None]) -> T:
-    """Call a function with gradients enabled, and return its result. Try again if no gradient arrived."""
+    """Call a function with gradients enabled, and return its result. If no gradient arrived, call it again."""
 
     def compute_in_scope(scope: GradientScope) -> T | None:
         with scope:
@@ -40,7 +40,7 @@ def call_with_gradients(computation: Callable[[], T | None]) -> T:
 
 
 def check_same_score(score: Score, sample: int, actual: Tensor, expected: Tensor) -> None:
-    """Raise ModelError if the copied model's score, `actual`, differs from the model's score, `expected`."""
+    """Raise ModelError if the copied model's score, `actual`, differs from the original model's score, `expected`."""
     scale = expected.abs() if score.logits is None else torch.maximum(expected.abs(), score.logits[sample].abs().amax())
     if bool((actual - expected).abs() > 0.02 * scale):
         raise ModelError(

@@ -51,7 +51,7 @@ class DeepLIFTBase(AdapterExplainer, AdditiveExplainer):
 
     @property
     def default_background_notes(self) -> tuple[str, ...]:
-        """Notes about a default background. Methods without a background have none."""
+        """Notes about the default background of the method. Empty for a method that has no background."""
         return ()
 
     def compute_sample_attribution(
@@ -149,7 +149,7 @@ class DeepLIFTSHAP(BackgroundMixin, DeepLIFTBase):
             raise InputError("background has one input: deepliftshap requires two or more; for one input, use deeplift")
 
     def build_baselines(self, x: Tensor) -> list[Tensor]:
-        """Return one tensor (N,C,*S) for each input of the background."""
+        """Return one tensor (N,C,*S) for each background image."""
         return build_baseline_tensors(self.list_baselines(), x, self)
 
 
@@ -171,7 +171,7 @@ class _ScoreModule(nn.Module):
         self.last_scores = torch.zeros(2, dtype=torch.float32, device="cpu")
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return the scores (R,) of variants (R,C,*S)."""
+        """Return the scores (R,) of R perturbed copies (R,C,*S) of the input."""
         restart_call_counts(self.clone)
         sample_index = torch.full((len(rows),), self._sample, dtype=torch.long, device=rows.device)
         values = self._score(rows, sample_index)
@@ -182,7 +182,7 @@ class _ScoreModule(nn.Module):
 
 
 def get_captum_difference_threshold(x: Tensor, score: Score) -> float:
-    """Return captum's threshold for a difference of two activations: the smallest normal number of their dtype."""
+    """Return the threshold from which captum treats two activations as different: the smallest normal number of their dtype."""
     with score.forward_context():
         device_type = x.device.type
         cast_dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else x.dtype

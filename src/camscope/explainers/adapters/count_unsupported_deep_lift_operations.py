@@ -29,8 +29,7 @@ class UnsupportedOperationCounter(BaseFunctionMode):
         self._supported_module_depth, self.counts = 0, Counter[str]()
 
     def exclude_operations_in_supported_modules(self, model: nn.Module) -> None:
-        """Exclude operations inside modules that captum has a rule for from the counts. Each such module gets a copy of
-        its input.
+        """Do not count operations inside modules for which captum has a rule. Pass each such module a copy of its input.
 
         captum replaces the gradient of that input. Without the copy, the gradient of other uses of the tensor would be
         lost.
@@ -50,7 +49,7 @@ class UnsupportedOperationCounter(BaseFunctionMode):
                 module.register_forward_hook(leave_module)
 
     def run_intercepted_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call a function and return its result. Count it if it is non-linear and captum has no rule for it."""
+        """Call a function and return its result. Count the call if the function is non-linear and captum has no rule for it."""
         name = get_function_name(func)
         if func is Tensor.register_hook and not args[0].requires_grad:
             return None  # captum sets its hooks also where gradients are disabled: the value is a constant there
@@ -64,6 +63,6 @@ class UnsupportedOperationCounter(BaseFunctionMode):
         return result
 
     def describe_counted_operations(self) -> str:
-        """Return the counted operations as a clause for the end of a sentence. Return "" if nothing was counted."""
+        """Return a clause that names the counted operations, for the end of a sentence. Return "" if nothing was counted."""
         operations = ", ".join(f"{name} ({count} x)" for name, count in sorted(self.counts.items()))
         return f"; captum has no rule for {operations}, which keep their gradient" if operations else ""

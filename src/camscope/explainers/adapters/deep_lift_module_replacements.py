@@ -14,7 +14,7 @@ CLIPPED_RELU_TYPES = (nn.ReLU6, nn.Hardtanh)
 
 
 def treat_clipped_relus_as_relus(model: nn.Module) -> None:
-    """Give clipping modules, such as ReLU6, the type ReLU, so that captum uses its rule for ReLUs. The modules still clip."""
+    """Give modules that clip, such as ReLU6, the type ReLU. Captum then uses its ReLU rule for them. They still clip."""
     modules: Iterator[Any] = model.modules()  # whose types change
     for part in modules:
         if type(part) in CLIPPED_RELU_TYPES:
@@ -50,7 +50,7 @@ class NonOverlappingMaxPool(nn.Module):
 
 
 def replace_overlapping_pools(model: nn.Module) -> None:
-    """Replace each max pooling with overlapping windows in a model by an equivalent module that captum supports."""
+    """Replace each max pooling whose windows overlap by an equivalent module that captum supports."""
     for parent, key, child in list(iter_parent_name_and_child(model)):
         rank = RANK_BY_MAX_POOL.get(type(child), 0)
         if rank and _is_replaceable_overlapping_pool(child, rank):
@@ -58,7 +58,7 @@ def replace_overlapping_pools(model: nn.Module) -> None:
 
 
 def _is_replaceable_overlapping_pool(pool: Any, rank: int) -> bool:
-    """Whether a pooling has overlapping windows, and neither hooks nor options that its replacement lacks."""
+    """Whether the windows of a pooling overlap, and its replacement supports all its options and hooks."""
     if pool.ceil_mode or pool.return_indices or pool._forward_hooks or pool._forward_pre_hooks:
         return False
     sizes, steps, dilations = (_expand_per_axis(v, rank) for v in (pool.kernel_size, pool.stride, pool.dilation))

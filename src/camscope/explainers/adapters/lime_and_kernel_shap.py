@@ -54,7 +54,7 @@ class InterpretableModel:
         self.linear_fit = self._fit_function(masks.cpu().double(), self.scores, weights.cpu().double())
 
     def representation(self) -> Tensor:
-        """Return the coefficients (M,) of the cells."""
+        """Return the coefficients (M,) of the linear model, one for each cell."""
         return self.linear_fit.coefficients
 
 
@@ -66,7 +66,7 @@ class LeastSquaresSolution(NamedTuple):
 
 
 def solve_least_squares(rows: Tensor, y: Tensor, weights: Tensor, alpha: float) -> LeastSquaresSolution:
-    """Minimize Σ w (y - rows·φ)² + α |φ|² over φ (M,), for rows (S,M). Of several solutions φ is the shortest one."""
+    """Minimize Σ w (y - rows·φ)² + α |φ|² over φ (M,), for rows (S,M). If several φ are minimal, return the shortest."""
     count = rows.shape[1]
     if not len(rows):
         return LeastSquaresSolution(rows.new_zeros(count), 0)
@@ -82,7 +82,7 @@ def solve_least_squares(rows: Tensor, y: Tensor, weights: Tensor, alpha: float) 
 def format_explained_variance(
     n_samples: int, n_cells: int, residuals: Tensor, y: Tensor, sample_weights: Tensor, *, is_determined: bool
 ) -> str:
-    """Return a sentence that says which share of the score's variance the linear model explains."""
+    """Return a sentence that states how much of the score's variance the linear model explains."""
     variance, missed = float(sample_weights @ y.square()), float(sample_weights @ residuals.square())
     share = f"{1 - missed / variance:.1%} of its variance" if variance else "a score that does not vary"
     few = "" if is_determined else "; they do not determine the cells: raise n_samples, or lower grid_size"
@@ -126,19 +126,19 @@ class SurrogateExplainer(BaselineMixin, AdapterExplainer):
 
     @property
     def needs_only_scores(self) -> bool:
-        """Whether the method needs only scores: always."""
+        """Whether the method needs only the scores of the model, which is always the case here."""
         return True
 
     @abstractmethod
     def create_captum_explainer(self, scorer: MaskScorer, interpretable_model: InterpretableModel) -> Any:
-        """Create the explainer of captum, with `scorer` for the scores of masks of visible cells."""
+        """Create captum's explainer. It calls `scorer` with masks of visible cells, and gets the scores."""
 
     @abstractmethod
     def fit_linear_model(self, masks: Tensor, scores: Tensor, weights: Tensor) -> LinearFit:
-        """Fit a linear model of the scores (S,) to masks (S,M) of 0 and 1, with sample weights (S,), in float64."""
+        """Fit a linear model in float64 that predicts the scores (S,) from masks (S,M) of 0 and 1, with sample weights (S,)."""
 
     def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
-        """Compute the map of each sample, as the mean over its baselines. Notes state the explained variance."""
+        """Compute the map of each sample as the mean over its baselines. Notes state the share of variance explained."""
         evaluator, baselines = PerturbedEvaluator(self, x, score), self.build_baselines(x)
         maps, fits_by_sample = [], []
         for sample in range(len(x)):
@@ -186,7 +186,7 @@ class SurrogateExplainer(BaselineMixin, AdapterExplainer):
         return fit.linear_fit
 
     def _label_cells(self, x: Tensor) -> CellLabels:
-        """Number the cells of a sample (C,*S), from the grid or the segments."""
+        """Return the cell number of each pixel of a sample (C,*S). The cells are those of a grid, or the segments."""
         if self.segments is None:
             size = x.shape[1:]
             labels = label_grid_cells(size, [min(self.grid_size, length) for length in size], x.device)
@@ -228,7 +228,7 @@ class LIME(SurrogateExplainer):
         check_number(low=0, alpha=self.alpha)
 
     def create_captum_explainer(self, scorer: MaskScorer, interpretable_model: InterpretableModel) -> Any:
-        """Create captum's explainer. See `SurrogateExplainer`."""
+        """Create captum's LIME explainer, which calls `scorer` for the scores of masks."""
         from captum.attr._core.lime import Lime, get_exp_kernel_similarity_function
 
         kernel = get_exp_kernel_similarity_function("cosine", kernel_width=self.kernel_width)
@@ -267,7 +267,7 @@ class KernelSHAP(SurrogateExplainer):
     name, title, paper = "kernelshap", "KernelSHAP", "arXiv:1705.07874"
 
     def create_captum_explainer(self, scorer: MaskScorer, interpretable_model: InterpretableModel) -> Any:
-        """Create captum's explainer. See `SurrogateExplainer`."""
+        """Create captum's Kernel SHAP explainer, which calls `scorer` for the scores of masks."""
         from captum.attr import KernelShap
 
         method = KernelShap(scorer)
@@ -275,7 +275,7 @@ class KernelSHAP(SurrogateExplainer):
         return method
 
     def fit_linear_model(self, masks: Tensor, scores: Tensor, weights: Tensor) -> LinearFit:
-        """Fit by least squares, with coefficients that add up to the score change."""
+        """Fit a linear model by least squares. Its coefficients add up to the change of the score."""
         count = masks.shape[1]
         shown_counts, ends = masks.sum(1), [float(count), 0.0]
         if len(scores) < 2 or shown_counts[:2].tolist() != ends:
@@ -307,7 +307,7 @@ class CPUFloat32Mode(BaseFunctionMode):
     """A function mode in which this thread creates tensors on the CPU in float32, independent of the user's defaults."""
 
     def run_intercepted_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call a function and return its result. A function that creates a tensor gets the CPU and float32 as defaults."""
+        """Call a function and return its result. New tensors are on the CPU and of dtype float32 by default."""
         if func in TENSOR_FACTORIES:
             kwargs.setdefault("device", torch.device("cpu"))
         if func in FLOAT_TENSOR_FACTORIES and kwargs.get("dtype") is None:
@@ -317,7 +317,7 @@ class CPUFloat32Mode(BaseFunctionMode):
 
 @contextmanager
 def cpu_rng_seeded(seed: int) -> Iterator[None]:
-    """Seed PyTorch's random generator of the CPU inside the `with`, and restore it at the end. One thread at a time."""
+    """Seed PyTorch's CPU random generator inside the `with`, and restore it at the end. Only one thread can be inside."""
     with _rng_lock, torch.random.fork_rng(devices=[]), CPUFloat32Mode():
         torch.default_generator.manual_seed(seed)
         yield

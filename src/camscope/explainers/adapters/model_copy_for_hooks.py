@@ -68,7 +68,7 @@ class RepeatedModule(nn.Module):
         self.copies, self.next_call = nn.ModuleList(copies), 0
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module's copy for this call, and return its output."""
+        """Run the next copy of the module, because each call in a pass has its own copy. Return the output."""
         if self.next_call >= len(self.copies):
             raise ModelError(
                 f"{type(self.copies[0]).__name__} ran {plural(len(self.copies), 'time')} in the first pass, but "
@@ -129,7 +129,7 @@ def _copy_with_training_flags(model: nn.Module, shared_tensors: dict[int, Tensor
 
 
 def restart_call_counts(clone: nn.Module) -> None:
-    """Let each `RepeatedModule` start again with its first copy. Call this function before each pass."""
+    """Make each `RepeatedModule` start again with its first copy. Call this function before each pass."""
     for part in clone.modules():
         if isinstance(part, RepeatedModule):
             part.next_call = 0

@@ -79,7 +79,7 @@ class LRP(AdapterExplainer, AdditiveExplainer):
     def compute_sample_attribution(
         self, evaluator: PerturbedEvaluator, sample: int, baseline_tensors: Sequence[Tensor]
     ) -> AdditiveAttribution:
-        """Compute the relevance of each pixel of one sample. The expected sum is the relevance of the output."""
+        """Compute the relevance of each pixel of one sample. The relevance should sum to that of the output."""
         model, call_records = evaluator.score.model, cast(RecordedEvaluator, evaluator).call_records
         score, clone = copy.copy(evaluator.score), clone_for_hooks(model, call_records)
         score.model = clone
@@ -109,7 +109,7 @@ class LRP(AdapterExplainer, AdditiveExplainer):
         return AdditiveAttribution(full_precision(relevance[0]), start, notes=notes if unmerged else ())
 
     def _build_rules(self, x: Tensor, merged_norms: Sequence[tuple[list[str], str]]) -> RelevanceRules:
-        """Build the relevance rules: zennit's composite for modules, and the same rules for functions outside of modules."""
+        """Build the relevance rules. Modules get zennit's composite. Functions outside of modules get the same rules."""
         from zennit.canonizers import NamedMergeBatchNorm
         from zennit.composites import COMPOSITES as KNOWN
 

@@ -65,7 +65,7 @@ class RelevanceRuleMode(BaseFunctionMode):
         self._ruled_module_depth -= 1
 
     def run_intercepted_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call a function, with its relevance rule if it has one, and return its result."""
+        """Call a function and return its result. If there is a relevance rule for the function, apply it."""
         name, spelled = get_function_name(func), getattr(func, "__name__", "")
         tensors = [argument for argument in (*args, *kwargs.values()) if isinstance(argument, Tensor)]
         alive = [tensor for tensor in tensors if tensor.requires_grad]
@@ -87,7 +87,7 @@ class RelevanceRuleMode(BaseFunctionMode):
         kwargs: dict[str, Any],
         differentiable: list[Tensor],
     ) -> Tensor | None:
-        """Call a function with its relevance rule. If no rule applies, return None without a call."""
+        """Call a function with its relevance rule. If no rule applies, return None and do not call the function."""
         from zennit.rules import Norm, Pass
 
         if name in SUM_SIGNS and not kwargs and len(args) == 2:
@@ -144,7 +144,7 @@ class _FunctionModule(nn.Module):
 
 
 def make_relative_stabilizer(epsilon: float) -> Callable[[Tensor], Tensor]:
-    """Return a function that moves values z away from zero, by `epsilon` times the root mean square of each row."""
+    """Return a function that moves values z away from zero. The distance is `epsilon` times the root mean square of each row."""
 
     def stabilize(z: Tensor) -> Tensor:
         rows = z.flatten(1) if z.ndim > 1 else z[..., None]  # a sum over all axes has none
@@ -156,7 +156,7 @@ def make_relative_stabilizer(epsilon: float) -> Callable[[Tensor], Tensor]:
 
 
 def has_zennit_rule(module: nn.Module) -> bool:
-    """Whether zennit has a relevance rule for a module. It has none for attention."""
+    """Whether zennit has a relevance rule for a module. Attention modules have no rule."""
     from zennit.layer import Sum
     from zennit.types import Activation, AvgPool, BatchNorm, Linear
 

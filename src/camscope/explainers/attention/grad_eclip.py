@@ -30,7 +30,7 @@ class GradECLIP(TokenAttentionExplainer):
     name, title, paper = "gradeclip", "Grad-ECLIP", "arXiv:2502.18816"
 
     def relevance(self, trace: AttentionTrace) -> Tensor:
-        """Compute the relevance (N,T) of each token from the values of the last attention. Prefix tokens have 0."""
+        """Compute the relevance (N,T) of each token from the values of the last attention. Prefix tokens have relevance 0."""
         last = trace.attentions[-1]
         if last.query is None or last.key is None or last.value is None or trace.output_gradient is None:
             raise LayerError(

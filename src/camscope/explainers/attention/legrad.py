@@ -32,6 +32,6 @@ class LeGrad(TokenAttentionExplainer):
     n_blocks: PositiveInteger | None = None
 
     def relevance(self, trace: AttentionTrace) -> Tensor:
-        """Compute the relevance (N,T) of each token: the mean positive gradient at the attention of all blocks."""
+        """Compute the relevance (N,T) of each token: the mean positive gradient of the attention, over all blocks."""
         gradients = trace.compute_gradients_as_if_last_block(self.n_blocks)
         return torch.stack([gradient.relu().mean((1, 2)) for gradient in gradients]).mean(0)

@@ -33,7 +33,7 @@ class Rollout(TokenAttentionExplainer):
     head_fusion: HeadFusion = "mean"
 
     def relevance(self, trace: AttentionTrace) -> Tensor:
-        """Compute the relevance (N,T) of each token, by a product of the attention matrices of all blocks."""
+        """Compute the relevance (N,T) of each token as the product of the attention matrices of all blocks."""
         functions: dict[str, Callable[..., Tensor]] = {"mean": torch.mean, "max": torch.amax, "min": torch.amin}
         fuse = functions[self.head_fusion]
         return _roll_out_attention(trace.score_token_weights, [fuse(P, dim=1) for P in trace.probabilities])
@@ -58,7 +58,7 @@ class GradientRollout(TokenAttentionExplainer):
     needs_all_gradients: ClassVar[bool] = True
 
     def relevance(self, trace: AttentionTrace) -> Tensor:
-        """Compute the relevance (N,T) of each token, by a product of attention times gradient of all blocks."""
+        """Compute the relevance (N,T) of each token. Each block has a matrix, gradient times attention. Multiply them all."""
         pairs = zip(trace.gradients, trace.probabilities, strict=True)
         return _roll_out_attention(trace.score_token_weights, [(g * P).mean(1).relu() for g, P in pairs])
 
@@ -75,5 +75,5 @@ def _roll_out_attention(token_weights: Tensor, block_attentions: Sequence[Tensor
 
 
 def multiply_rows(rows: Tensor, matrices: Tensor) -> Tensor:
-    """Multiply the row vector (N,T) of each sample by its matrix (N,T,U). The result is (N,U)."""
+    """Multiply the row vector (N,T) of each sample by the matrix (N,T,U) of the same sample. The result is (N,U)."""
     return (rows[:, None] @ matrices)[:, 0]

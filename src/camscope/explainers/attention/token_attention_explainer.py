@@ -60,12 +60,12 @@ class AttentionTrace:
 
     @cached_property
     def score_token_weights(self) -> Tensor:
-        """Weights (N,T) of the tokens on which the score depends, such as the class token. They are equal and sum to 1."""
+        """Weights (N,T) of the tokens on which the score depends, such as the class token: equal weights with sum 1."""
         rows = (self.gradients[-1] != 0).any(-1).any(1).to(self.gradients[-1].dtype)
         return rows / rows.sum(1, keepdim=True).clamp(min=1)
 
     def compute_gradients_as_if_last_block(self, n_blocks: int | None) -> list[Tensor]:
-        """Compute the gradient (N,heads,T,T) at each of the last `n_blocks` blocks, as if no block came after it.
+        """Compute the attention gradient (N,heads,T,T) of the last `n_blocks` blocks. Treat each block as the model's last.
 
         With None, all blocks are used.
         """
@@ -81,7 +81,7 @@ class AttentionTrace:
 
 
 def record_token_counts(model: nn.Module, scope: ExitStack) -> set[int]:
-    """While the scope is open, collect in a set how many tokens linear layers and norms return."""
+    """Until `scope` closes, collect how many tokens linear layers and norms return. Return the growing set of numbers."""
     lengths: set[int] = set()
 
     def collect_token_counts(module: nn.Module, args: object, output: object) -> None:
@@ -111,7 +111,7 @@ def select_token_attentions(
     token_counts: Collection[int],
     layout: str | Layout | None,
 ) -> TokenAttentions:
-    """Select the attentions between the image tokens of x (N,C,*S). Raise LayerError if no attention fits."""
+    """Select the attentions between the tokens of the image x (N,C,*S). Raise LayerError if no attention fits."""
     shapes = [tuple(attention.probabilities.shape) for attention in attentions]
     advice = "Pass a method that looks at a layer, such as gradcam"
     windows = next((shape for shape in shapes if len(shape) > 4 or shape[0] != len(x)), None)
@@ -156,8 +156,8 @@ def select_token_attentions(
 
 
 def is_layout_undecided_by_noise_test(method_name: str, score: Score, x: Tensor, layout: Layout, n_tokens: int) -> bool:
-    """Test with noise whether tokens have a layout. Return whether the test is undecided. Raise LayerError if it
-    contradicts the layout.
+    """Test with noise whether tokens have a layout. Return True if the test gives no clear answer. Raise LayerError if
+    the test contradicts the layout.
     """
 
     def read_values_of_first_attention(run: Callable[[Tensor], object], inputs: Tensor) -> list[Tensor | None]:
@@ -193,8 +193,8 @@ class AttentionGradients(NamedTuple):
 def compute_attention_gradients(
     values: Tensor, attentions: Sequence[Attention], *, all_blocks: bool
 ) -> AttentionGradients:
-    """Compute the gradients of scores (N,) at the last attention that affects the scores. With `all_blocks`, also
-    compute the gradients at all earlier attentions.
+    """Compute the gradients of scores (N,) with respect to the last attention that affects them. With `all_blocks`,
+    include all earlier attentions.
     """
     for count in range(len(attentions), 0, -1) if values.requires_grad else ():
         used = list(attentions[:count])
@@ -252,14 +252,14 @@ class TokenAttentionExplainer(Explainer):
 
     @property
     def share_key(self) -> Hashable:
-        """A key of methods that share a forward pass."""
+        """A key that is equal for methods which can share a forward pass."""
         return (TokenAttentionExplainer, self.precision, str(self.layout), self.on_nonfinite)
 
     @staticmethod
     def compute_shared_maps(
         explainers: Sequence[BaseMethod], x: Tensor, scores: Sequence[Score]
     ) -> list[list[AttributionMaps | DeferredMap]]:
-        """Compute the maps [method][score] with one shared forward pass, and one backward pass per score."""
+        """Compute the maps as rows [method][score]. All share one forward pass, and each score has one backward pass."""
         attention_explainers = [explainer for explainer in explainers if isinstance(explainer, TokenAttentionExplainer)]
         first, model = attention_explainers[0], scores[0].model
         all_blocks = any(explainer.needs_all_gradients for explainer in attention_explainers)

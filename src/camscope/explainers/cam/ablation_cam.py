@@ -30,7 +30,7 @@ class AblationCAM(BaseWeightedChannels, BatchedMixin):
     runs_model = runs_partial_forward = True
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
-        """Return the drop of the score (N,K,1) if a channel is set to zero, channel by channel."""
+        """Return the weights (N,K,1): how much the score drops if one channel is set to zero."""
         alive = features.activation.flatten(2).any(SPATIAL_AXIS).nonzero()
 
         def build_variants_without_channel(part: slice) -> ActivationVariants:

@@ -90,7 +90,7 @@ class Concepts:
 
     @property
     def legend(self) -> tuple[render.LegendEntry, ...]:
-        """The legend entries of the concepts, with color, share, and the classes whose scores the concept raises."""
+        """The legend: one entry per concept. It has the color, the share, and the classes whose scores the concept raises."""
         return tuple(
             render.LegendEntry(
                 color,
@@ -101,7 +101,7 @@ class Concepts:
         )
 
     def concept_image(self, image_index: int = 0, *, alpha: float = 0.8) -> render.RGBImage:
-        """Draw the strongest concept of each pixel in its color on one image (H,W,3).
+        """Draw one image (H,W,3) on which each pixel has the color of its strongest concept.
 
         The opacity is proportional to the strength, with `alpha` at the strongest cell of all images. Pixels that the
         preprocessing cropped away are hatched.
@@ -142,7 +142,7 @@ class Concepts:
         return render.draw_regions(picture, numbers, opacity, colors, alpha=alpha, covered=covered)
 
     def figure(self, *, alpha: float = 0.8, columns: int | None = None, height: int = 320) -> render.RGBImage:
-        """Draw each image with the strongest concept of each pixel, as in `concept_image`, next to the legend.
+        """Draw each image with its pixels colored by their strongest concept, next to the legend.
 
         Args:
             alpha: Opacity of the strongest cell.
@@ -211,7 +211,7 @@ class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
     tolerance: NonNegativeNumber = 1e-6
 
     def compute_layer_map(self, features: LayerFeatures) -> Tensor:
-        """Compute the map: the effect of each concept on the score, spread over the cells of the concept."""
+        """Compute the map: the effect of each concept on the score, distributed over the cells of the concept."""
         activation = features.activation.flatten(2)
         finite = activation.isfinite().flatten(1).all(1)[:, None]
         factors = self._factorize_matrix(torch.where(finite[..., None], activation, 0).mT)
@@ -276,7 +276,7 @@ class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
 
 
 def compute_score_gains_of_single_concepts(features: LayerFeatures, maps: Tensor, vectors: Tensor) -> Tensor:
-    """Compute for each concept (N,C) the score with only this concept at the layer, minus that with an empty layer.
+    """Compute how much each concept (N,C) alone raises the score, compared with a layer of zeros.
 
     The concepts are `maps` (N,cells,C) and `vectors` (N,C,K). For scores of all classes the result is (N,C,classes).
     """
@@ -303,7 +303,7 @@ def compute_score_gains_of_single_concepts(features: LayerFeatures, maps: Tensor
 def _build_concepts(
     inputs: Sequence[ModelInput], features: LayerFeatures, factors: MatrixFactors, gains: Tensor
 ) -> Concepts:
-    """Build the concepts of several images from their factors and from the gains (N,C,classes) of the class scores."""
+    """Build the concepts of several images from the factors, and from how much each concept raises the class scores."""
     amounts, score = factors.maps.sum(1), features.score
     mean_gains = (_normalize_to_unit_sum(amounts)[..., None] * gains).sum(0)
     shares = _normalize_to_unit_sum(amounts.sum(0) * factors.vectors[0].sum(1))

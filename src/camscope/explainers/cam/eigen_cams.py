@@ -35,7 +35,7 @@ class EigenCAM(LayerExplainer):
     class_specific: ClassVar[bool] = False
 
     def compute_layer_map(self, features: LayerFeatures) -> Tensor:
-        """Project each cell of the activation on the first singular vector, with a sign."""
+        """Project the activation of each cell on the first singular vector. The vector's sign is fixed."""
         activation = features.activation.flatten(2)
         return project_with_reference_sign(activation, activation.double().square().sum(1))
 
@@ -57,7 +57,7 @@ class EigenGradCAM(LayerExplainer):
     needs_gradient = True
 
     def compute_layer_map(self, features: LayerFeatures) -> Tensor:
-        """Project each cell of gradient x activation on the first singular vector, with a sign."""
+        """Project gradient x activation of each cell on the first singular vector. The vector's sign is fixed."""
         return project_on_first_component((features.gradient * features.activation).flatten(2))
 
 
@@ -80,6 +80,6 @@ class SegEigenCAM(LayerExplainer):
     needs_gradient = True
 
     def compute_layer_map(self, features: LayerFeatures) -> Tensor:
-        """Project each cell of |gradient| x activation on the first singular vector. The largest absolute value is positive."""
+        """Project |gradient| x activation of each cell on the first singular vector. Make the largest absolute value positive."""
         cells = project_on_first_component((features.gradient.abs() * features.activation).flatten(2))
         return torch.where(-cells.amin(1, keepdim=True) > cells.amax(1, keepdim=True), -cells, cells)

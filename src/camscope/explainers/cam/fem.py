@@ -34,7 +34,7 @@ class FEM(LayerExplainer):
     k_sigma: NonNegativeNumber = 2.0
 
     def compute_layer_map(self, features: LayerFeatures) -> Tensor:
-        """Sum over the channels: a channel adds its mean at its unusually strong cells, and 0 at all others."""
+        """Sum over the channels. A channel adds its mean at the cells where it is unusually strong, and 0 at all others."""
         activation = features.activation.flatten(2).double()
         mean = activation.mean(SPATIAL_AXIS, keepdim=True)
         least = self.k_sigma * activation.std(SPATIAL_AXIS, correction=0, keepdim=True)

@@ -36,7 +36,7 @@ class FinerCAM(GradCAM):
     n_references: PositiveInteger = 3
 
     def compute_differentiated_score(self, score: Score, output: Any, n_samples: int) -> Tensor:
-        """Compute the logit of the class minus gamma times the mean logit of similar classes (N,)."""
+        """Compute the logit of the target class minus gamma times the mean logit of similar classes. The shape is (N,)."""
         target_scores = score.read_score(output, n_samples)
         logits, classes = require_class_logits(self.name, score, output)
         distance = (logits - target_scores[:, None]).detach().abs().scatter(1, classes[:, None], torch.inf)

@@ -40,7 +40,7 @@ class GroupCAM(LayerExplainer, BatchedMixin):
     n_groups: PositiveInteger = 32
 
     def compute_layer_map(self, features: LayerFeatures) -> Tensor:
-        """Compute the map: the sum of the group masks, weighted by the probability that each mask restores."""
+        """Compute the weighted sum of the group masks. A mask's weight is the class probability that it restores."""
         x, masks = features.x, self._build_group_masks(features)
         background = blur_input(x, BLUR_SIGMA, BLUR_RADIUS)
         samples, groups = masks.flatten(2).any(SPATIAL_AXIS).nonzero().T
@@ -61,7 +61,7 @@ class GroupCAM(LayerExplainer, BatchedMixin):
         return torch.einsum("ng,ng...->n...", gains, masks).relu()
 
     def _build_group_masks(self, features: LayerFeatures) -> Tensor:
-        """Build the mask of each channel group (N,G,*s), scaled to 0..1 at the size of the input. A constant mask is 0."""
+        """Build the mask (N,G,*s) of each channel group. At the size of the input, its values span 0..1. A constant mask is 0."""
         weights = features.gradient.flatten(2).mean(SPATIAL_AXIS)
         channels = weights.view(*weights.shape, *[1] * (features.x.ndim - 2)) * features.activation
         masks = torch.stack([group.sum(1) for group in channels.chunk(self.n_groups, 1)], 1).relu()

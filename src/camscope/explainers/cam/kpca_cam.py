@@ -54,7 +54,7 @@ class KPCACAM(LayerExplainer):
     gamma: PositiveNumber | None = None
 
     def compute_layer_map(self, features: LayerFeatures) -> Tensor:
-        """Project each cell of the activation on the first kernel principal component (N,cells)."""
+        """Project the activation of each cell on the first kernel principal component (N,cells)."""
         activation = features.activation.flatten(2)
         n_cells = activation.shape[2]
         if n_cells > MAX_CELLS:
@@ -73,7 +73,7 @@ class KPCACAM(LayerExplainer):
         )
 
     def _project_on_first_kernel_component(self, channels: Tensor) -> Tensor:
-        """Project each cell of an activation (N,K,cells) on the first kernel principal component (N,cells)."""
+        """Project the cells of an activation (N,K,cells) on the first kernel principal component. Return (N,cells)."""
         activation = channels.double()
         finite = activation.isfinite().flatten(1).all(1)[:, None]
         activation = torch.where(finite[..., None], activation, 0)
@@ -86,7 +86,7 @@ class KPCACAM(LayerExplainer):
         return torch.where(finite, cells, torch.nan).to(channels.dtype)
 
     def _compute_kernel(self, cell_vectors: Tensor) -> Tensor:
-        """Compute the kernel (N,cells,cells) of all pairs of cells, from the vector of each cell (N,cells,K)."""
+        """Compute the kernel (N,cells,cells) between all pairs of cells, from one vector per cell (N,cells,K)."""
         gamma = 1 / cell_vectors.shape[2] if self.gamma is None else self.gamma
         if self.kernel == "cosine":
             length = cell_vectors.norm(dim=2, keepdim=True)

@@ -39,7 +39,7 @@ class LayerExplainer(LayerSelectionMixin):
 
     @abstractmethod
     def compute_layer_map(self, features: LayerFeatures) -> Tensor:
-        """Compute the map of the method from the features of the layer, as (N,*s) or flattened to (N,cells)."""
+        """Compute the map of the method from the features of the layer. It is (N,*s), or flattened (N,cells)."""
 
     @property
     def accepts_integer_input(self) -> bool:
@@ -51,19 +51,19 @@ class LayerExplainer(LayerSelectionMixin):
         return self.compute_maps(x, [score])[0].attribution
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Compute the maps of several scores, with one forward pass in all and one backward pass for each score."""
+        """Compute the maps of several scores. There is one forward pass for all, and one backward pass for each score."""
         return [compute_map_or_raise(entry) for entry in LayerExplainer.compute_shared_maps([self], x, scores)[0]]
 
     @property
     def share_key(self) -> Hashable:
-        """A key of methods that share a forward pass. Their layers may differ."""
+        """A key that is equal for methods which can share a forward pass. These methods may explain different layers."""
         return (LayerExplainer, self.precision, self.output_index, self.call_index, self.on_nonfinite)
 
     @staticmethod
     def compute_shared_maps(
         explainers: Sequence[BaseMethod], x: Tensor, scores: Sequence[Score]
     ) -> Sequence[Sequence[AttributionMaps | DeferredMap | CamscopeError]]:
-        """Compute the maps [method][score] with one shared forward pass, and one backward pass per score.
+        """Compute the maps as rows [method][score]. All share one forward pass, and each score has one backward pass.
 
         The methods may explain different layers. If the chosen layer differs from score to score, each change needs
         another forward pass. Methods that run the model again compute their maps later, without hooks. All others
@@ -85,7 +85,7 @@ class LayerExplainer(LayerSelectionMixin):
         return results
 
     def _compute_map_with_notes_and_flags(self, features: LayerFeatures) -> AttributionMaps:
-        """Compute the map of the method, without padding of the input, and add notes and flags."""
+        """Compute the map of the method with its notes and flags. Cells of a padded border are cropped."""
         score, gradient = features.score, features.optional_gradient
         with score.score_range_tracked() as scores:
             cells = self.compute_layer_map(features)

@@ -52,7 +52,7 @@ ScoreReader = Callable[[object, int, Tensor | None], Tensor]  # output, number o
 
 @contextmanager
 def record_image_share_of_padded_input(model: nn.Module) -> Iterator[list[InputShares]]:
-    """Record which share of each axis of the padded input the image covers, if a torchvision detector pads its input."""
+    """Record how much of each axis of the model's input the image covers, if a torchvision detector pads its input."""
     recorded: list[InputShares] = []
 
     def record_shares(module: nn.Module, args: object, output: Any) -> None:
@@ -153,7 +153,7 @@ class LayerFeatures:
     def score_inputs(
         self, n_variants: int, build_variants: InputVariantsBuilder, *, as_probability: bool = False
     ) -> Tensor:
-        """Compute the scores (n_variants,) of variants of the input.
+        """Compute the scores (n_variants,) of perturbed copies of the input.
 
         `as_probability`: return the probability of the class, if the model has several classes.
         """
@@ -170,7 +170,7 @@ class LayerFeatures:
     def score_activations(
         self, n_variants: int, build_variants: ActivationVariantsBuilder, *, as_probability: bool = False
     ) -> Tensor:
-        """Compute the scores (n_variants,) of the model with changed activations at the layer.
+        """Compute the scores (n_variants,) that the model gives if the activation of the layer is changed.
 
         `as_probability`: as in `score_inputs`. The part of the model before the layer runs once if possible.
         """
@@ -178,7 +178,7 @@ class LayerFeatures:
         return self._run_in_chunks(self._batching_strategy, n_variants, build_variants, run_chunk)
 
     def compute_score_losses(self, n_variants: int, build_variants: ActivationVariantsBuilder) -> Tensor:
-        """Compute for each changed activation at the layer how much the score drops (n_variants,).
+        """Compute how much the score drops (n_variants,) for each changed activation of the layer.
 
         Clean and changed activations share a pass, so that equal rounding errors cancel.
         """
@@ -195,7 +195,7 @@ class LayerFeatures:
         return self._run_in_chunks(strategy, n_variants, build_variants, compute_losses_of_chunk)
 
     def run_with_edit(self, edit: ActivationEdit) -> Any:
-        """Run the model with an edited layer: `edit` changes the activation (N,K,*s) in place. Return the model's output."""
+        """Run the model and return its output. `edit` changes the layer's activation (N,K,*s) in place."""
         with self._prefix_cache if self._can_use_cached_outputs else nullcontext():
             return self._run_edited_model(self.x, None, self._sample_indices, edit)
 
@@ -204,13 +204,13 @@ class LayerFeatures:
         self.sample_notes[sample].append(text)
 
     def add_rounding_notes(self, statement: str, changes: Tensor, scores: Tensor) -> None:
-        """Add a note to each sample whose score `changes` (N,M) are no larger than a few rounding errors of `scores` (N,R)."""
+        """Add a note to each sample whose score `changes` (N,M) are close to the rounding errors of `scores` (N,R)."""
         rounding = self.score.machine_epsilon * scores.abs().amax(1)
         for sample in (changes.abs().amax(1) < MIN_ROUNDING_STEPS * rounding).nonzero()[:, 0].tolist():
             self.add_note(sample, f"{statement} by much more than its rounding in {self.score.dtype}")
 
     def choose_n_variants_per_pass(self, bytes_of_pass: int) -> int:
-        """Return how many variants run in one pass: `batch_size`, or as many as fit into memory.
+        """Return how many perturbed copies run in one pass: `batch_size`, or as many as fit into memory.
 
         `bytes_of_pass` are those of the largest tensor in a pass of x.
         """
@@ -229,7 +229,7 @@ class LayerFeatures:
 
     @cached_property
     def _can_use_cached_outputs(self) -> bool:
-        """Whether the scores stay the same if the outputs of earlier layers are taken from the cache."""
+        """Whether the scores stay the same if the cache supplies the outputs of earlier layers."""
         if not self._prefix_cache.has_cached_outputs:
             return True
         try:
@@ -242,11 +242,11 @@ class LayerFeatures:
 
     @cached_property
     def _batching_strategy(self) -> str:
-        """The first strategy in which samples do not affect one another, in the order of the class docstring."""
+        """The first batching strategy in which samples do not affect one another. The class docstring lists the strategies."""
         return next(filter(self._computes_samples_independently, ("together", "apart", "whole")), "batch")
 
     def _computes_samples_independently(self, strategy: str) -> bool:
-        """Whether samples do not affect one another in a strategy, also if the pass uses cached outputs."""
+        """Whether a batching strategy keeps samples from affecting one another, with and without cached outputs."""
         was_cached = self._prefix_cache.has_cached_outputs
         return self._scores_stay_if_other_samples_are_zeroed(strategy) and (
             was_cached
@@ -255,7 +255,7 @@ class LayerFeatures:
         )
 
     def _scores_stay_if_other_samples_are_zeroed(self, strategy: str) -> bool:
-        """Whether each sample keeps its score in a strategy if the activations of other samples are set to zero."""
+        """Whether a sample keeps its score if the activations of other samples in the same pass are set to zero."""
         n_samples = len(self.x)
         rows = torch.arange(2 * n_samples + 1, device=self.x.device)
         sample_index = (rows // 2).clamp(max=n_samples - 1)
@@ -283,7 +283,7 @@ class LayerFeatures:
         build_variants: ActivationVariantsBuilder,
         run_chunk: Callable[[ActivationEdit, Tensor], Tensor],
     ) -> Tensor:
-        """Run all variants in chunks that memory and strategy allow. Return the concatenated results (n_variants,)."""
+        """Run all perturbed copies in chunks that fit into memory. Return the concatenated results (n_variants,)."""
         if n_variants == 0:  # a layer without a nonzero channel
             return self.values.new_zeros(0)
         sizes = self.activation_bytes
@@ -304,7 +304,7 @@ class LayerFeatures:
     def _score_rows(
         self, strategy: str, read_output: ScoreReader, edit: ActivationEdit, sample_index: Tensor
     ) -> Tensor:
-        """Run one forward pass with edited activations. Return the scores (R,) of the R variants."""
+        """Run one forward pass with R changed activations. Return their scores (R,)."""
         x, n_rows = self.x, len(sample_index)
         if strategy == "together":
             with self._prefix_cache:
@@ -322,7 +322,7 @@ class LayerFeatures:
     def _run_edited_model(
         self, x: Tensor, input_sample_index: Tensor | None, rows: Tensor, edit: ActivationEdit
     ) -> Any:
-        """Run the model on x with an edited layer: copies of the given `rows` of its output replace the output.
+        """Run the model on x. Replace the layer's output by copies of the output `rows`, which `edit` changes.
 
         `input_sample_index` says of which sample each row of x is a variant.
         """
@@ -337,7 +337,7 @@ class LayerFeatures:
             return self.score.forward(x, input_sample_index)
 
     def _edit_rows_in_place(self, edit: ActivationEdit, rows: Tensor) -> Tensor:
-        """Edit output rows of the layer in place, as maps, and return the rows. Raise LayerError if the maps are a copy."""
+        """Edit rows of the layer's output in place, as maps. Return the rows. Raise LayerError if the maps are a copy."""
         maps = self.to_maps(rows)
         if maps.untyped_storage().data_ptr() != rows.untyped_storage().data_ptr():
             raise LayerError(

@@ -59,12 +59,12 @@ class LayerSelectionMixin(Explainer):
         self._chosen_layers: dict[tuple[object, ...], str] = {}
 
     def compute_differentiated_score(self, score: Score, output: Any, n_samples: int) -> Tensor:
-        """Compute from the model's output the quantity (N,) whose gradient the method uses. By default it is the score."""
+        """Compute the quantity (N,) whose gradient the method uses, from the model's output. By default it is the score."""
         return score.read_score(output, n_samples)
 
     @property
     def differentiated_score_key(self) -> Hashable:
-        """A key of methods with the same `compute_differentiated_score`, which share a backward pass."""
+        """A key that is equal for methods with the same `compute_differentiated_score`. Such methods share a backward pass."""
         return (
             "score"
             if type(self).compute_differentiated_score is LayerSelectionMixin.compute_differentiated_score
@@ -72,18 +72,18 @@ class LayerSelectionMixin(Explainer):
         )
 
     def with_chosen_layers(self, x: Tensor, score: Score) -> Self:
-        """Return a copy of this method with the layer that it chooses for this input. A named layer stays."""
+        """Return a copy of this method whose layer is set: the layer that the user named, or one chosen for this input."""
         return self if self.layer is not None else replace(self, layer=self.choose_layer_name(x, score))
 
     def describe_chosen_layer(self, layer: str, model: nn.Module) -> list[str]:
-        """Return a note that names the chosen layer. Return an empty list if the user or the loaded model named it."""
+        """Return a note that names the chosen layer. Return an empty list if the user or the loaded model named the layer."""
         card = get_card(model)
         named = self.layer is not None or (card is not None and card.layer == layer)
         return [] if named else [f"layer {layer!r} was chosen"]
 
     def choose_layer_name(self, x: Tensor, score: Score) -> str:
-        """Choose the layer if the user names none: the layer that a loaded model declares, or the last spatial layer that
-        affects the score.
+        """Choose a layer if the user names none. It is the layer that a loaded model declares, or the last spatial
+        layer that affects the score.
         """
         model = score.model
         card = get_card(model)
@@ -99,7 +99,7 @@ class LayerSelectionMixin(Explainer):
 
     @staticmethod
     def _choose_layer_for_all_classes(x: Tensor, score: Score) -> str:
-        """Choose a layer that affects any class score. If the output has none and the target is optional, drop the target."""
+        """Choose a layer that affects any class score. If there are no class scores, drop an optional target."""
         try:
             if score.has_target(0):
                 return choose_layer(score.model, score.compute_fixed_mix_of_class_scores, x).name

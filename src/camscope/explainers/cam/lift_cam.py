@@ -31,7 +31,7 @@ class LIFTCAM(BaseWeightedChannels):
     runs_model = runs_partial_forward = True
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
-        """Compute the DeepLIFT contribution (N,K,1) of each channel, against a layer of zeros."""
+        """Compute the DeepLIFT contribution (N,K,1) of each channel. The reference activation is zero."""
         score, n_samples = features.score, len(features.x)
         with RescaleRule() as rule:
 

@@ -43,7 +43,7 @@ class OptiCAM(LayerExplainer):
     learning_rate: PositiveNumber = 0.1
 
     def compute_layer_map(self, features: LayerFeatures) -> Tensor:
-        """Compute the map: the optimized mean of the channels, minus its smallest cell."""
+        """Compute the map: a weighted mean of the channels with optimized weights. Its minimum is subtracted."""
         channels = features.activation.relu()
         live = find_nonconstant_channels(channels)
         shares = channels.new_zeros(live.shape).masked_fill(~live & live.any(1, keepdim=True), -torch.inf)
@@ -56,7 +56,7 @@ class OptiCAM(LayerExplainer):
 
 
 def _average_channels(logits: Tensor, channels: Tensor) -> Tensor:
-    """Compute the mean (N,*s) of channels (N,K,*s), weighted by the softmax of logits (N,K)."""
+    """Compute a weighted mean (N,*s) of channels (N,K,*s). The weights are the softmax of logits (N,K)."""
     return torch.einsum("nk,nk...->n...", logits.softmax(1), channels)
 
 

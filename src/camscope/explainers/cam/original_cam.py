@@ -87,7 +87,7 @@ class CAM(BaseWeightedChannels):
         )
 
     def _find_linear_heads(self, features: LayerFeatures, n_classes: int) -> LinearHeads:
-        """Find the linear modules that map the channels of the layer to the classes. Return weight and bias by name."""
+        """Find the linear modules that map the channels of the layer to the classes. Return their weights and biases by name."""
         like, heads = features.activation, LinearHeads()
         for name, module in features.score.model.named_modules():
             if self.head in (None, name) and _is_linear_or_1x1_convolution(module):
@@ -98,7 +98,7 @@ class CAM(BaseWeightedChannels):
 
 
 def _is_linear_or_1x1_convolution(module: nn.Module) -> bool:
-    """Whether a module is a Linear or a 1x1 convolution, which mix the channels of each cell linearly."""
+    """Whether a module is a Linear or a 1x1 convolution. Both mix the channels of a cell linearly."""
     if isinstance(module, _ConvNd):
         return set(module.kernel_size) == {1}
     return isinstance(module, nn.Linear)
@@ -107,8 +107,8 @@ def _is_linear_or_1x1_convolution(module: nn.Module) -> bool:
 def _find_head_weights_of_all_classes(
     features: LayerFeatures, logits: Tensor, class_pairs: Tensor, heads: LinearHeads
 ) -> Tensor | None:
-    """Find the head that computes the class scores from the pooled layer. Return the weights (classes,K) of the head,
-    or None if no head fits.
+    """Find the head that computes the class scores from the pooled layer. Return its weights (classes,K), or None if
+    there is no such head.
     """
     cells = features.activation.flatten(2)
     poolings = cells.mean(SPATIAL_AXIS), cells.sum(SPATIAL_AXIS)  # these keep a linear head linear in the cells
@@ -127,8 +127,8 @@ def _find_head_weights_of_all_classes(
 
 
 def _select_target_weights(head_weights: Tensor, class_pairs: Tensor) -> Tensor:
-    """Select the head weights of each sample's class (N,K). If the target compares two classes, subtract the weights of
-    the second class.
+    """Select the head weights (N,K) of the target class of each sample. If the target compares two classes, subtract
+    the weights of the second.
     """
     first, second = class_pairs.T
     rows = head_weights[first]
@@ -136,7 +136,7 @@ def _select_target_weights(head_weights: Tensor, class_pairs: Tensor) -> Tensor:
 
 
 def _is_equal_within_rounding(values: Tensor, expected: Tensor, sum_of_squares: Tensor, magnitude: Tensor) -> bool:
-    """Whether sums equal the expected sums up to rounding, given the sum of the squares of their terms."""
+    """Whether `values` equal `expected` within rounding. Both are sums, and `sum_of_squares` is over their terms."""
     tolerance = SCORE_TOLERANCE_BY_DTYPE.get(values.dtype, 1e-4)
     allowed = tolerance * sum_of_squares.sqrt() + 8 * torch.finfo(values.dtype).eps * magnitude
     return bool(((values - expected).abs() <= allowed).all())

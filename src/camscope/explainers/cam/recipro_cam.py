@@ -38,9 +38,7 @@ class ReciproCAM(LayerExplainer, BatchedMixin):
     gaussian: bool = False
 
     def compute_layer_map(self, features: LayerFeatures) -> Tensor:
-        """Compute p(A ∘ B_c) - p(0) for each cell c: the class probability with only this cell, minus the probability without
-        any cell.
-        """
+        """Compute p(A ∘ B_c) - p(0) for each cell c: the class probability with only this cell, minus that without cells."""
         activation, grid = features.activation, features.activation.shape[2:]
         weights, n_cells = [self._compute_kept_shares_along_axis(length, activation) for length in grid], prod(grid)
         n_rows = n_cells + 1  # of a sample: the last one has no cell
@@ -64,8 +62,8 @@ class ReciproCAM(LayerExplainer, BatchedMixin):
         return cells.to(activation.dtype)
 
     def _compute_kept_shares_along_axis(self, length: int, activation: Tensor) -> Tensor:
-        """Return the share (length,length) of each position along an axis that is kept. Row i is for the variant that
-        keeps cell i.
+        """Return which share of each position along an axis is kept, as (length,length). Row i is for the masked copy
+        that keeps cell i.
         """
         identity = torch.eye(length, dtype=activation.dtype, device=activation.device)
         near = identity.new_ones(length - 1).diag(1)

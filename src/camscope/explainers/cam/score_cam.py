@@ -58,11 +58,11 @@ class BaseScoreCAM(BaseWeightedChannels, BatchedMixin):
 
     @abstractmethod
     def create_masking(self, x: Tensor) -> Masking:
-        """Create the function that applies masks to inputs (N,C,*S), with the number of variants of each mask."""
+        """Create the function that applies masks to inputs (N,C,*S). State how many masked copies it makes per mask."""
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
-        """Compute the channel weights (N,K,1). Each channel masks the input. The weights are the softmax of the scores
-        of the masked inputs.
+        """Compute the channel weights (N,K,1). Each channel masks the input. The softmax of the resulting scores gives
+        the weights.
         """
         activation, x = features.activation, features.x
         chosen, live = select_strongest_channels(activation, self.n_channels), find_nonconstant_channels(activation)
@@ -91,7 +91,7 @@ class BaseScoreCAM(BaseWeightedChannels, BatchedMixin):
         build_masks: Callable[[Tensor], Tensor],
         n_variants: int,
     ) -> Tensor:
-        """Compute the score (M,) of the inputs under M masks, each as the mean over the variants of the mask."""
+        """Compute the mean score (M,) of the inputs under each of M masks. The mean is over the masked copies of one mask."""
         x = features.x
 
         def build_inputs(part: slice) -> InputVariants:
@@ -124,7 +124,7 @@ class ScoreCAM(BaseScoreCAM):
     forward_passes: ClassVar[str] = "1 + K"
 
     def create_masking(self, x: Tensor) -> Masking:
-        """Define the masking of Score-CAM, x ∘ H."""
+        """Define how Score-CAM masks the input x by the mask H: x ∘ H."""
         return Masking(lambda inputs, masks, variant_indices: inputs * masks)
 
 
@@ -154,7 +154,7 @@ class SSCAM(BaseScoreCAM, RandomMixin):
     noise: Literal["map", "input"] = "map"
 
     def create_masking(self, x: Tensor) -> Masking:
-        """Define the masking of SS-CAM, x ∘ (H + σ n) or x ∘ H + σ (max x - min x) n."""
+        """Define how SS-CAM masks x by the mask H with noise n: x ∘ (H + σ n) or x ∘ H + σ (max x - min x) n."""
         shape = (self.n_samples, 1 if self.noise == "map" else x.shape[1], *x.shape[2:])
         drawn = torch.randn(shape, generator=self.generator(), dtype=torch.float32, device="cpu")
         noises = self.sigma * drawn.to(x)
@@ -188,7 +188,7 @@ class ISCAM(BaseScoreCAM):
     n_samples: PositiveInteger = 10
 
     def create_masking(self, x: Tensor) -> Masking:
-        """Define the masking of IS-CAM, x ∘ H i/N."""
+        """Define how IS-CAM masks the input x by the mask H in step i of N: x ∘ H i/N."""
         steps = torch.arange(1, self.n_samples + 1, dtype=torch.float64, device="cpu") / self.n_samples
         factors = steps.to(x).view(-1, *[1] * (x.ndim - 1))
         return Masking(

@@ -42,11 +42,11 @@ class ShapleyCAM(BaseWeightedChannels):
 
     @property
     def differentiated_score_key(self) -> Hashable:
-        """A key that is equal for methods with the same `compute_differentiated_score`. Most methods share that of the logit."""
+        """A key that is equal for methods with the same `compute_differentiated_score`. For most it is the logit's key."""
         return "score" if self.utility == "logit" else (ShapleyCAM, self.utility)
 
     def compute_differentiated_score(self, score: Score, output: Any, n_samples: int) -> Tensor:
-        """Compute the utility of each sample (N,), whose Shapley values the method approximates."""
+        """Compute the utility (N,) of each sample. The method approximates the Shapley values of this utility."""
         target_scores = score.read_score(output, n_samples)
         if self.utility == "logit":
             return target_scores

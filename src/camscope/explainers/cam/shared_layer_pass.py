@@ -92,7 +92,7 @@ class SharedLayerPass(ExitStack):
         return self
 
     def iter_method_indices_and_features(self, score_index: int) -> Iterator[tuple[int, LayerFeatures]]:
-        """Run the backward passes of one score. Yield for each method its index and the features of its layer."""
+        """Run the backward passes of one score. Yield the index of each method with the features of its layer."""
         for g, group in enumerate(self._differentiated_score_groups):
             values = self._differentiated_scores[score_index][g]
             last = (score_index, g) == (len(self._scores) - 1, len(self._differentiated_score_groups) - 1)
@@ -142,7 +142,7 @@ class SharedLayerPass(ExitStack):
         check_finite("the score", torch.cat(every), first.on_nonfinite)
 
     def _needs_layout_inference(self, explainer: LayerSelectionMixin, layer: str) -> bool:
-        """Whether the layout of a layer must be inferred: the user sets none, and no result is cached for this input size."""
+        """Whether a layer's layout must be inferred: it is neither set by the user nor cached for this input size."""
         if explainer.layout is not None or explainer.reshape is not None:
             return False
         location = OutputLocation(layer, explainer.output_index)
@@ -151,7 +151,7 @@ class SharedLayerPass(ExitStack):
     def _verify_layout(
         self, explainer: LayerSelectionMixin, layer: str, call_index: int, layout: Layout | None
     ) -> LayoutVerdict:
-        """Verify the layout of one call of a layer, and return the verdict. Raise LayerError if it is contradicted."""
+        """Verify the layout of one call of a layer, and return the verdict. Raise LayerError if the layout is contradicted."""
         if layout is None or explainer.layout is not None or math.prod(layout.grid) == 1:
             return LayoutVerdict.VERIFIED
         score, x, calls = self._scores[0], self._x, self._tap.calls[layer]
@@ -190,7 +190,7 @@ class SharedLayerPass(ExitStack):
     def _cache_verdicts_and_test_if_misplaced(
         self, layer: str, locations: Sequence[OutputLocation], layout: Layout, call_index: int
     ) -> bool:
-        """Cache the verdict for calls whose maps convolutions computed. Return whether call `call_index` has misplaced cells."""
+        """Cache the verdict for calls whose maps convolutions computed. Return whether one call has misplaced cells."""
         score, x, tracker, calls = self._scores[0], self._x, self._spatial_ops, self._tap.calls[layer]
         if tracker is None and isinstance(find_layer(score.model, layer)[1], CHANNELS_FIRST_MODULES):
             # interception would have changed the results of this model: one more forward pass
@@ -210,7 +210,7 @@ class SharedLayerPass(ExitStack):
         return is_misplaced
 
     def _compute_gradients(self, values: Tensor, layers: Sequence[str], is_last_backward: bool) -> dict[str, Tensor]:
-        """Compute the gradient at each layer in at least float32. If it vanishes in float16, the score is scaled up first."""
+        """Compute the gradient at each layer, at least in float32. If it vanishes in float16, scale the score up first."""
         tap, keep = self._tap, not is_last_backward or self._needs_curvature
         half = any(call.activation.dtype == torch.float16 for name in layers for call in tap.calls[name])
         tap.backward(values.sum(), retain_graph=keep or half)
@@ -282,7 +282,7 @@ class SharedLayerPass(ExitStack):
         )
 
     def _convert_output_to_maps(self, explainer: LayerSelectionMixin, layer: str, call: TappedCall) -> LayerMaps:
-        """Convert the output of a layer to maps, by its inferred layout or the `reshape` of the user."""
+        """Convert the output of a layer to maps, by the inferred layout or by the function `reshape` of the user."""
         key, x = (id(call), str(explainer.layout), explainer.reshape), self._x
         if key in self._layer_maps:
             return self._layer_maps[key]
@@ -320,7 +320,7 @@ def _require_gradient(tap: Tap, layer: str) -> Tensor:
 
 
 def _compute_hessian_times_activation(values: Tensor, activation: Tensor) -> Tensor:
-    """Compute the Hessian of the values times the activation. The product is zero if the values are linear in the activation."""
+    """Compute the Hessian of the values times the activation. If the values are linear in the activation, the result is zero."""
     (gradient,) = torch.autograd.grad(values.sum(), activation, create_graph=True)
     if not gradient.requires_grad:
         return torch.zeros_like(activation)

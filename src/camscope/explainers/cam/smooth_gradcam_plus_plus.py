@@ -42,7 +42,7 @@ class SmoothGradCAMPlusPlus(BaseWeightedChannels, RandomMixin):
     sigma: NonNegativeNumber = 0.15
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
-        """Compute the Smooth Grad-CAM++ weights (N,K,1), from gradients at noisy inputs."""
+        """Compute the Smooth Grad-CAM++ weights (N,K,1), from gradients at noisy copies of the input."""
         x, generator = features.x, self.generator()
         spread = compute_value_range_per_sample(x) * self.sigma
         largest = features.gradient.flatten(1).abs().amax(1).view(-1, 1, 1)

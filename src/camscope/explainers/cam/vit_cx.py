@@ -47,7 +47,7 @@ class ViTCX(LayerExplainer, BatchedMixin, RandomMixin):
     sigma: NonNegativeNumber = 0.05
 
     def compute_layer_map(self, features: LayerFeatures) -> Tensor:
-        """Compute the map: the mean effect of the masks that show a cell on the class probability."""
+        """Compute the map. The value of a cell is the mean effect on the class probability of the masks that show the cell."""
         masks = self._build_cluster_masks(features)
         live = masks.flatten(2).any(2)
         probabilities = masks.new_zeros(*live.shape, 2)
@@ -63,7 +63,7 @@ class ViTCX(LayerExplainer, BatchedMixin, RandomMixin):
         return torch.where(cover > 0, means - least, 0)
 
     def _build_cluster_masks(self, features: LayerFeatures) -> Tensor:
-        """Build one mask per cluster of similar channels (N,K,*s): their sum, scaled to 0..1. All other masks are 0."""
+        """Build the masks (N,K,*s): one per cluster of similar channels, their sum scaled to 0..1. The remaining masks are 0."""
         channels = scale_each_mask_to_unit_range(features.activation)
         clusters = cluster_masks_by_complete_linkage(
             compute_cosine_distances(channels, features.x.shape[2:]), self.distance
@@ -74,7 +74,7 @@ class ViTCX(LayerExplainer, BatchedMixin, RandomMixin):
     def _compute_masked_and_noisy_probabilities(
         self, features: LayerFeatures, masks: Tensor, is_nonempty: Tensor
     ) -> Tensor:
-        """Compute two probabilities for each nonempty mask M (masks,2): p(x M + Z (1 - M)) and p(x + Z (1 - M))."""
+        """Compute two class probabilities (masks,2) for each nonempty mask M: p(x M + Z (1 - M)) and p(x + Z (1 - M))."""
         x, (samples, mask_index) = features.x, is_nonempty.nonzero().T
         drawn = torch.randn(x.shape[1:], generator=self.generator(), dtype=torch.float32, device="cpu")
         noise = self.sigma * compute_value_range_per_sample(x) * drawn.to(x)
@@ -97,7 +97,7 @@ def scale_each_mask_to_unit_range(masks: Tensor) -> Tensor:
 
 
 def compute_cosine_distances(masks: Tensor, size: Sequence[int]) -> Tensor:
-    """Compute the cosine distances (N,K,K) between masks enlarged to `size`. For a mask of zeros they are infinite."""
+    """Compute the cosine distances (N,K,K) between masks that are enlarged to `size`. The distance to a zero mask is infinite."""
     # EᵀE of the matrix E that enlarges an axis gives the products of enlarged masks, so that no mask is enlarged
     overlap = masks
     for axis, length in enumerate(size, start=2):
@@ -110,7 +110,7 @@ def compute_cosine_distances(masks: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def cluster_masks_by_complete_linkage(distances: Tensor, max_distance: float) -> Tensor:
-    """Cluster masks by complete linkage, from the distances (N,K,K) between masks.
+    """Cluster masks by complete linkage. The distances between the masks are (N,K,K).
 
     Return the index (N,K) of the first mask in each mask's cluster.
     """

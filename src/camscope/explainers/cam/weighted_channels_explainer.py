@@ -34,15 +34,15 @@ class BaseWeightedChannels(LayerExplainer):
 
     @abstractmethod
     def channel_weights(self, features: LayerFeatures) -> Tensor:
-        """Compute the weight of each channel (N,K,1), or of each cell of each channel (N,K,cells)."""
+        """Compute one weight per channel (N,K,1), or one weight per channel and cell (N,K,cells)."""
 
     def compute_layer_map(self, features: LayerFeatures) -> Tensor:
-        """Compute the map: the sum of the weighted channels, with a ReLU if the method has one."""
+        """Compute the map as the sum of the weighted channels. Apply a ReLU if the method has one."""
         cells = self.contributions(features).sum(1)
         return cells.relu() if self.relu else cells
 
     def contributions(self, features: LayerFeatures) -> Tensor:
-        """Return the weighted channels (N,K,cells), whose sum is the map: weight times activation."""
+        """Return the weighted channels (N,K,cells): weight times activation. Their sum is the map."""
         return self.channel_weights(features) * features.activation.flatten(2)
 
 
@@ -65,13 +65,13 @@ class BaseCAM(BaseWeightedChannels):
 
     @abstractmethod
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
-        """Compute weights (N,K,1) or (N,K,cells) from a layer's activation and its gradient, both (N,K,cells).
+        """Compute weights (N,K,1) or (N,K,cells). The activation and the gradient of the layer are (N,K,cells).
 
         The grid may have any number of axes. All its cells lie on the last axis, `SPATIAL_AXIS`.
         """
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
-        """Compute the channel weights from the gradient of the score, by `weights`."""
+        """Compute the channel weights by passing the activation and the gradient of the score to `weights`."""
         return self.weights(features.activation.flatten(2), features.gradient.flatten(2))
 
 
@@ -91,17 +91,17 @@ class BaseQuotientCAM(BaseWeightedChannels):
 
     @abstractmethod
     def quotient_terms(self, activation: Tensor, gradient: Tensor) -> QuotientTerms:
-        """Compute the quotients' terms, (N,K,1) or (N,K,cells), from activation and gradient at a layer, both (N,K,cells)."""
+        """Compute numerator and denominator of each weight, (N,K,1) or (N,K,cells), from activation and gradient (N,K,cells)."""
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
-        """Compute the channel weights (N,K,1): the sum of the quotients over the cells."""
+        """Compute the channel weights (N,K,1): the sum over the cells of numerator / denominator."""
         return sum_quotients(
             features, self.quotient_terms(features.activation.flatten(2), features.gradient.flatten(2))
         )
 
 
 def sum_quotients(features: LayerFeatures, terms: QuotientTerms) -> Tensor:
-    """Sum the quotients numerator / denominator over the cells (N,K,1). A quotient with denominator 0 counts as 0.
+    """Sum numerator / denominator over the cells (N,K,1). If the denominator is 0, the quotient counts as 0.
 
     If the terms of denominators nearly cancel and these quotients determine the map, a note reports it.
     """
@@ -121,6 +121,6 @@ def sum_quotients(features: LayerFeatures, terms: QuotientTerms) -> Tensor:
 
 
 def compute_value_range_per_sample(x: Tensor) -> Tensor:
-    """Return the range of each input (R,C,*S), its maximum minus its minimum, as (R,1,1,...)."""
+    """Return the maximum minus the minimum of each input (R,C,*S), as (R,1,1,...)."""
     axes = tuple(range(1, x.ndim))
     return x.amax(axes, keepdim=True) - x.amin(axes, keepdim=True)

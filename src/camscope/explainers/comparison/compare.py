@@ -73,7 +73,7 @@ class Comparison:
 
     @property
     def equivalence_notes(self) -> tuple[str, ...]:
-        """One sentence for each group of equal maps, which names the methods and the reason."""
+        """One sentence for each group of equal maps. It names the methods of the group and the reason."""
         names = {id(entry.explanation): METHODS.replace_names_by_titles(entry.method_label) for entry in self.entries}
         return describe_equal_maps(self.equivalent_maps, names, self.n_targets)
 
@@ -83,7 +83,7 @@ class Comparison:
         return len({entry.target_index for entry in self.entries})
 
     def correlate_maps(self, kind: Literal["pearson", "spearman"] = "pearson") -> FloatArray:
-        """Return the correlation matrix (M,M) of the displayed maps. A constant map has NaN.
+        """Return the correlations (M,M) between the M displayed maps. For a constant map they are NaN.
 
         All maps are resized to the finest grid among them.
 
@@ -137,7 +137,7 @@ class Comparison:
         columns: int | None = None,
         height: int | None = None,
     ) -> PixelArray:
-        """Return the figure (H,W,3) uint8. Each row shows the image and then its maps.
+        """Draw the figure (H,W,3) uint8. Each row shows the image and then its maps.
 
         Args:
             scale: As in `Explanation.overlay`; "shared" gives the maps of one method and layer one scale over all
@@ -207,7 +207,7 @@ class Comparison:
         ]
 
     def _select_explanation_with_commonest_label(self, target_index: int) -> Explanation:
-        """Return the explanation whose label is the most frequent one for a target."""
+        """Return an explanation of the target that has the most frequent label of this target."""
         return select_explanation_with_commonest_label(
             [e.explanation for e in self.entries if e.target_index == target_index]
         )
@@ -270,7 +270,7 @@ def compare(
     skip_unsupported: bool = False,
     on_pass: OnPass | None = None,
 ) -> Comparison:
-    """Explain one image with several methods, layers and targets, with as few passes as possible.
+    """Explain one image with several methods, layers and targets. Methods share passes where possible.
 
     Methods that can share passes need one forward pass, and one backward pass per target.
 
@@ -343,7 +343,7 @@ def compare_explainers(
     skip_unsupported: bool = False,
     on_pass: OnPass | None = None,
 ) -> Comparison:
-    """Explain one image by several explainers of one model, and compare the explanations."""
+    """Explain one image with several explainers of the same model, and compare the explanations."""
     timer = MethodTimer(on_pass)
     if skip_unsupported:
         explainers, rows = explain_supported(explainers, image, targets, extra_inputs, on_pass=timer)
@@ -357,7 +357,7 @@ def compare_explainers(
 
 
 def _find_visible_rows_and_columns(explanations: Sequence[Explanation]) -> tuple[slice, slice] | None:
-    """Return the rows and the columns of the image that the model received. Return None for the whole image, or if unknown."""
+    """Return the rows and columns of the image that the model received. Return None if it is the whole image or unknown."""
     regions = set()
     for explanation in explanations:
         if explanation.image is None or explanation.placement is None:
@@ -373,7 +373,7 @@ def _find_visible_rows_and_columns(explanations: Sequence[Explanation]) -> tuple
 
 
 def _format_lowest_and_highest_label(scale: ScaleOption | Literal["shared"], colormap: str) -> tuple[str, str]:
-    """Return two texts for the legend: what the lowest and what the highest color mean."""
+    """Return two texts for the legend: the meaning of the lowest color, and that of the highest."""
     if isinstance(scale, tuple | list):
         return f"{scale[0]:.3g}", f"{scale[1]:.3g}"
     signed = colormap == render.DIVERGING

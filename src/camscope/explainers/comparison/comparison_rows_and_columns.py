@@ -79,20 +79,20 @@ def arrange_in_grid(
 
 
 def select_explanation_with_commonest_label(explanations: Sequence[Explanation]) -> Explanation:
-    """Return the first explanation with the most frequent label. A Contrast has another label than other methods."""
+    """Return the first explanation that has the most frequent label. Labels differ because a Contrast has its own."""
     labels = Counter(explanation.label for explanation in explanations)
     return max(explanations, key=lambda explanation: labels[explanation.label])
 
 
 def combines_layers(explainer: Explainer) -> bool:
-    """Whether an explainer combines the maps of several layers into one."""
+    """Whether an explainer computes a single map from several layers."""
     if isinstance(explainer, Wrapper):
         return len(explainer.inner) > 1 or combines_layers(explainer.inner[0])
     return accepts_several_layers(type(explainer))
 
 
 def accepts_several_layers(explainer_cls: type[Explainer]) -> bool:
-    """Whether a method has a setting `layers`, and combines the maps of these layers into one."""
+    """Whether a method has a setting `layers`, and computes a single map from these layers."""
     return "layers" in signature(explainer_cls).parameters
 
 
@@ -102,7 +102,7 @@ def create_explainers_at_layers(
     layers: Sequence[str | nn.Module] | None,
     settings: Mapping[str, Any],
 ) -> list[Explainer]:
-    """Create one explainer of a method for each layer. If the method does not explain one layer, create a single explainer."""
+    """Create one explainer of a method for each layer. Create a single explainer if the method takes no single layer."""
     for layer in layers or ():
         find_layer(unwrap(model), layer)  # a mistyped name is an error, even if the method ignores it
     if layers is None or not accepts_layer_choice(explainer_cls):
@@ -118,7 +118,7 @@ def accepts_layer_choice(explainer_cls: type[Explainer]) -> bool:
 
 
 def format_method_labels(explainers: Sequence[Explainer]) -> list[str]:
-    """Return a label for each explainer: the name of its method, and settings that distinguish explainers of one name."""
+    """Return a label for each explainer: the name of its method. Settings are added where explainers have the same name."""
     settings = [(explainer.composed_name, _describe_settings(explainer)) for explainer in explainers]
     labels = []
     for name, values in settings:
@@ -129,8 +129,8 @@ def format_method_labels(explainers: Sequence[Explainer]) -> list[str]:
 
 
 def _describe_settings(explainer: Explainer) -> dict[str, str]:
-    """Return the settings of an explainer as text by name, without the layer. For a wrapper, add the settings of the
-    inner explainers.
+    """Return the settings of an explainer as text by name, without the layer. The settings of a wrapper include those
+    of its inner explainers.
     """
     merged: dict[str, list[str]] = {}
     for inner in explainer.inner if isinstance(explainer, Wrapper) else ():

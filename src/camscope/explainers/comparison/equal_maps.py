@@ -22,7 +22,7 @@ KNOWN_IDENTITIES = {  # what makes the formulas of methods equal
 
 
 def find_equal_maps(explanations: Sequence[Explanation]) -> list[tuple[Explanation, ...]]:
-    """Group explanations whose displayed maps are equal. A map without positive values is in no group."""
+    """Group the explanations whose displayed maps are equal. Maps without positive values are left out."""
     groups: list[list[Explanation]] = []
     for explanation in explanations:
         heatmap = explanation.heatmap("grid")
@@ -39,7 +39,7 @@ def find_equal_maps(explanations: Sequence[Explanation]) -> list[tuple[Explanati
 
 
 def correlate_maps(explanations: Sequence[Explanation], kind: Literal["pearson", "spearman"] = "pearson") -> FloatArray:
-    """Compute the correlation matrix (M,M) of the displayed maps of M explanations. A constant map has NaN."""
+    """Compute the correlations (M,M) between the displayed maps of M explanations. For a constant map they are NaN."""
     if kind not in ("pearson", "spearman"):
         raise InputError(f"kind={kind!r}: expected 'pearson' or 'spearman'")
     finest_grid = np.max([explanation.grid for explanation in explanations], axis=0)
@@ -64,7 +64,7 @@ def _rank_values(values: FloatArray) -> FloatArray:
 def describe_equal_maps(
     groups: Sequence[tuple[Explanation, ...]], method_labels: Mapping[int, str], n_targets: int
 ) -> tuple[str, ...]:
-    """Return a sentence for each group of equal maps, which names the methods and the reason.
+    """Return one sentence for each group of equal maps. It names the methods of the group and the reason.
 
     `method_labels` are the labels of the methods, by `id` of the explanation.
     """
@@ -86,7 +86,7 @@ def describe_equal_maps(
 
 
 def _explain_equality(group: Sequence[Explanation], layers: set[str | None]) -> str:
-    """Return why the maps of a group are equal: the formulas are identical under a condition, or only on this image."""
+    """Return why the maps of a group are equal: the formulas of the methods agree, or only the maps on this image do."""
     for condition, methods in KNOWN_IDENTITIES.items():
         if len(layers) == 1 and all(explanation.method in methods for explanation in group):
             return f"their formulas are one if {condition}"
@@ -94,5 +94,5 @@ def _explain_equality(group: Sequence[Explanation], layers: set[str | None]) -> 
 
 
 def _join_names(names: Sequence[str]) -> str:
-    """Join names for a sentence: `a, b and c`."""
+    """Join names with commas and a final "and": `a, b and c`."""
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

@@ -30,7 +30,7 @@ def explain_supported(
     *,
     on_pass: OnPass | None = None,
 ) -> SupportedExplanations:
-    """Explain an image by several methods, and leave out each method that cannot explain it, with a warning.
+    """Explain an image by several methods. A method that cannot explain the image is left out with a warning.
 
     Passes are shared as in `explain_grid`. If a shared pass fails, each half of its methods is tried separately. Raise
     the first error if no method succeeds.
@@ -73,7 +73,7 @@ class MethodTimer:
         self._active_explainers, self._started_at = list[BaseMethod](), time.perf_counter()
 
     def __call__(self, explainers: Sequence[BaseMethod]) -> None:
-        """Stop the time of the methods that ran until now, and start the time of `explainers`."""
+        """Stop timing the current methods, and start timing the methods `explainers`."""
         now = time.perf_counter()
         for explainer in self._active_explainers:
             self._seconds[explainer] += (now - self._started_at) / len(self._active_explainers)

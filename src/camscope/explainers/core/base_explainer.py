@@ -39,7 +39,7 @@ ExplainerClass = TypeVar("ExplainerClass", bound="type[Explainer]")
 
 @dataclass_transform(kw_only_default=True, eq_default=False)
 def register(cls: ExplainerClass) -> ExplainerClass:
-    """Add a method class to the registry METHODS. Its `name` is the key.
+    """Add a method class to the registry METHODS, with its `name` as the key.
 
     A setting of a method is an annotated attribute with its default, `n_samples: int = 25`; the constructor takes it.
     Describe it in an `Args` section of the class: the settings of base classes are added. A class without a `title` is
@@ -75,7 +75,7 @@ def register(cls: ExplainerClass) -> ExplainerClass:
 
 @dataclass_transform(kw_only_default=True, eq_default=False)
 def register_optional(package: str, extra: str) -> Callable[[ExplainerClass], ExplainerClass]:
-    """Return a decorator that registers a method if `package` is installed.
+    """Return a decorator that registers a method class, but only if `package` is installed.
 
     Otherwise, an error names the missing extra when a user looks the method up.
     """
@@ -91,7 +91,7 @@ def register_optional(package: str, extra: str) -> Callable[[ExplainerClass], Ex
 
 
 def _make_dataclass_with_captum_names(cls: type["Explainer"]) -> None:
-    """Turn a method class into a dataclass whose constructor also accepts captum's names of settings."""
+    """Turn a method class into a dataclass. Its constructor also accepts the names that captum uses for settings."""
     dataclass(kw_only=True, eq=False, repr=False)(cls)
     init, names = cls.__init__, frozenset(signature(cls).parameters)
 
@@ -171,7 +171,7 @@ class Explainer(BaseMethod):
         )
 
     def __exit__(self, *details: object) -> None:
-        """Do nothing, because `__enter__` raises an error before."""
+        """Do nothing. A `with` never gets here, because `__enter__` raises an error."""
 
     @final
     @run_uncompiled
@@ -256,7 +256,7 @@ class Explainer(BaseMethod):
         additional_forward_args: Any = None,
         **kwargs: Any,
     ) -> list[Explanation]:
-        """Return the explanations of one image by several methods, with the settings of this explainer.
+        """Return the explanations of one image by several methods. They use the settings of this explainer.
 
         Args:
             image: See `explain`.
@@ -290,8 +290,7 @@ class Explainer(BaseMethod):
         return [row[0] for row in explain_grid(explainers, image, [target], extra)]
 
     def with_method(self, method: "str | type[Explainer]") -> "Explainer":
-        """Create another method for the same model. It gets all settings of this method that differ from their
-        defaults.
+        """Create another method for the same model. All settings that the user changed in this method carry over.
 
         Args:
             method: Name or class of the other method.
@@ -322,7 +321,7 @@ class Explainer(BaseMethod):
         additional_forward_args: Any = None,
         **kwargs: Any,
     ) -> list[Explanation]:
-        """Return the explanations of several images. Images whose inputs have the same shape share passes.
+        """Return the explanations of several images. Images with model inputs of equal shape run in the same passes.
 
         Args:
             images: Images as `explain` takes them.
@@ -371,12 +370,12 @@ class Explainer(BaseMethod):
 
 
 def get_explainer_class(method: str | type[Explainer]) -> type[Explainer]:
-    """Return the class of the method with this name. If a class is passed, return it unchanged."""
+    """Return the method class with this name. If the argument is a class already, return it unchanged."""
     return method if isinstance(method, type) else METHODS.find(method)
 
 
 def _find_declaring_class(setting: str, explainer_cls: type) -> type | None:
-    """Return the base class that first declares a setting. Return None if no base class has it."""
+    """Return the base class that first declares a setting. Return None if no base class declares it."""
     return next(
         (base for base in reversed(explainer_cls.__mro__) if setting in vars(base).get("__annotations__", {})), None
     )

@@ -120,7 +120,7 @@ class BaseMethod(ABC):
         """
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Return the maps of several scores of one input. Override this method to share passes between scores.
+        """Return one result per score for the same input. Override this method if the scores can share passes.
 
         Args:
             x: The model's input (N,C,*S).
@@ -141,8 +141,7 @@ class BaseMethod(ABC):
         return [AttributionMaps(self.attribution(x, score)) for score in scores]
 
     def with_chosen_layers(self, x: Tensor, score: Score) -> Self:
-        """Return a copy of the method in which every setting that the user left open, such as the layer, is chosen for
-        this input.
+        """Return a copy of the method for this input. Settings that the user left open, such as the layer, are chosen.
 
         Args:
             x: The model's input (N,C,*S).
@@ -163,7 +162,7 @@ class BaseMethod(ABC):
 
     @property
     def composed_name(self) -> str:
-        """The name of the method in results: `name`, or for a composed method a name such as `gradcam, denoised`."""
+        """The name of the method in results. It is `name`, or a list such as `gradcam, denoised` for a method around another."""
         return self.name
 
     @property
@@ -173,16 +172,16 @@ class BaseMethod(ABC):
 
     @property
     def needs_only_scores(self) -> bool:
-        """Whether the method needs nothing of the model but its output, so that the model may be any function."""
+        """Whether the method uses only the output of the model. The model may then be any function."""
         return False
 
     @property
     def needs_target(self) -> bool:
-        """Whether the map depends on the target, so that the model's output must have one."""
+        """Whether the map depends on a target. If so, the model's output must have something to select."""
         return self.class_specific
 
     def resolve_target(self, target: TargetLike) -> TargetLike:
-        """Return the target that the method explains for a requested target. Raise TargetError if it cannot explain it.
+        """Return the target that the method explains if the caller requests `target`. Raise TargetError if it cannot explain it.
 
         Args:
             target: The target that the caller asks for.
@@ -202,14 +201,14 @@ class BaseMethod(ABC):
 
     @property
     def share_key(self) -> Hashable:
-        """A key for shared passes. Methods with the same key compute their maps together, in `compute_shared_maps`."""
+        """A key that is equal for methods which compute their maps together, in `compute_shared_maps`."""
         return id(self)
 
     @staticmethod
     def compute_shared_maps(
         explainers: "Sequence[BaseMethod]", x: Tensor, scores: Sequence[Score]
     ) -> Sequence[Sequence[AttributionMaps | DeferredMap | CamscopeError]]:
-        """Compute the maps of several methods with the same `share_key`, as rows [method][score].
+        """Compute the maps of methods with the same `share_key`. The result has rows [method][score].
 
         Override this method to share passes between methods. An entry is a map, a function that computes a map later,
         or the error of that method.
@@ -235,7 +234,7 @@ class BaseMethod(ABC):
         return [explainer.compute_maps(x, scores) for explainer in explainers]
 
     def prepare_input(self, image: Any) -> ModelInput:
-        """Convert an image to the model's input, and find which part of the image the input shows.
+        """Convert an image to the model's input, and find which part of the image this input shows.
 
         Args:
             image: An image of any kind that `explain` takes.
@@ -257,7 +256,7 @@ class BaseMethod(ABC):
     def prepare_targets(
         self, targets: Sequence[TargetLike], inputs: Sequence[ModelInput], extra_inputs: ExtraInputs
     ) -> TargetLike:
-        """Prepare the targets for their images, such as a region for the size of its image.
+        """Prepare each target for its image. For example, a region is converted to the size of the image.
 
         Args:
             targets: One target per image.
@@ -295,7 +294,7 @@ class BaseMethod(ABC):
         )
 
     def _embed_image(self, image: Any, extra_inputs: ExtraInputs) -> Tensor:
-        """Compute the embedding (D,) of an image other than the explained one, with the same extra inputs."""
+        """Compute the embedding (D,) of a reference image. The extra inputs are those of the explained image."""
         x = self.prepare_input(image).x[None]
         model_info = inspect_model(self.model, scores_suffice=self.needs_only_scores)
         with evaluation_context(model_info, self, x, extra_inputs) as context:
@@ -303,7 +302,7 @@ class BaseMethod(ABC):
 
     @property
     def forward_options(self) -> dict[str, Any]:
-        """Options of `Score` that say how the model's forward takes its input."""
+        """Options of `Score` that state how the model's forward takes its input."""
         return {"input_key": self.input_key, "frames_first": self.frames_first}
 
     @property
@@ -312,7 +311,7 @@ class BaseMethod(ABC):
         return frozenset(signature(type(self)).parameters)
 
     def with_settings(self, **settings: Any) -> Self:
-        """Return a copy of the method with some settings changed.
+        """Return a copy of the method with some settings replaced.
 
         Args:
             **settings: New values of constructor arguments.
@@ -329,12 +328,12 @@ class BaseMethod(ABC):
 
     @property
     def accepts_integer_input(self) -> bool:
-        """Whether the method accepts an integer input. Only a method that needs no gradient and never changes the input does."""
+        """Whether the method accepts an integer input. It must need no gradient and never change the input."""
         return False
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The settings that affect the map, by name, in the form in which results store them."""
+        """The settings that affect the map, by name. The values have the form in which results store them."""
         return {
             name: value if isinstance(value, int | float | str) else describe_setting(value)
             for name in signature(type(self)).parameters
@@ -349,16 +348,14 @@ class BaseMethod(ABC):
 
 
 def _raise_unknown_geometry(points: ArrayLike) -> NDArray[Any]:
-    """Raise TargetError. This stands in for a coordinate transform that is unknown."""
+    """Raise TargetError. This function is the coordinate transform if no transform is known."""
     raise TargetError(
         "a point of the image cannot be located on the model's input: the geometry of the preprocessing is unknown"
     )
 
 
 def _to_builtin_numbers(value: Any) -> Any:
-    """Convert a number of another library, such as NumPy, to a Python number. Convert each item of a list or tuple in
-    the same way.
-    """
+    """Convert a number of another library, such as NumPy, to a Python number. For a list or tuple, convert each item."""
     if isinstance(value, bool):
         return value
     if isinstance(value, numbers.Real):
@@ -369,7 +366,7 @@ def _to_builtin_numbers(value: Any) -> Any:
 
 
 def _parse_class_names(class_names: Any) -> tuple[str, ...] | None:
-    """Return class names by index, from a sequence or a dict {index: name}."""
+    """Convert class names from a sequence or a dict {index: name} to names by index."""
     if isinstance(class_names, Mapping):
         class_names = [class_names[key] for key in sorted(class_names, key=int)]
     if class_names is not None and (isinstance(class_names, str) or not isinstance(class_names, Iterable)):

@@ -40,7 +40,7 @@ class BaselineMixin(RandomMixin):
         self.list_baselines()
 
     def list_baselines(self) -> Sequence[BaselineLike]:
-        """Return the baselines. The map is the mean over them."""
+        """Return the baselines of the method. The final map is the mean of one map per baseline."""
         return parse_baselines(self.baseline)
 
     def build_baselines(self, x: Tensor) -> list[Tensor]:
@@ -75,14 +75,14 @@ class BackgroundMixin(RandomMixin):
             raise InputError("background is empty: expected at least one input")
 
     def list_baselines(self) -> Sequence[BaselineLike]:
-        """Return all inputs of the reference data set, which is called the background."""
+        """Return all images of the background, which is the reference data set of the method."""
         if self.background is None or isinstance(self.background, Tensor):
             return DEFAULT_BACKGROUND if self.background is None else [*self.background]
         return parse_baselines(list(self.background), "background") if len(self.background) else ()
 
     @property
     def default_background_notes(self) -> tuple[str, ...]:
-        """A note that names the default background. It is empty if the user passed a background."""
+        """A note that names the default background. Empty if the user passed a background."""
         note = f"no background was given: {', '.join(DEFAULT_BACKGROUND)} instead"
         return (note,) if self.background is None else ()
 
@@ -90,7 +90,7 @@ class BackgroundMixin(RandomMixin):
 def build_baseline_tensors(
     baselines: Sequence[BaselineLike], x: Tensor, explainer: RandomMixin, indices: Sequence[int] | None = None
 ) -> list[Tensor]:
-    """Build one tensor (N,C,*S) for each baseline, or only for the baselines at `indices`."""
+    """Build one tensor (N,C,*S) per baseline. With `indices`, build only the tensors of those baselines."""
     return [
         build_baseline_tensor(baselines[i], x, explainer, explainer.seed ^ i)
         for i in (range(len(baselines)) if indices is None else indices)
@@ -100,7 +100,7 @@ def build_baseline_tensors(
 def parse_baselines(
     baseline: BaselineLike | Sequence[BaselineLike], setting_name: str = "baseline"
 ) -> list[BaselineLike]:
-    """Convert the value of a setting to a list of baselines. Raise InputError for an invalid baseline."""
+    """Convert the setting of the user to a list of baselines. Raise InputError if one of them is invalid."""
     baselines = list(baseline) if isinstance(baseline, list | tuple) else [baseline]
     if not baselines:
         raise InputError(f"{setting_name}=[]: expected at least one baseline, such as 'zero'")
@@ -161,7 +161,7 @@ def check_baseline_tensor_is_ordinary(baseline: Tensor) -> None:
 
 
 def compute_baseline_from_input(kind: str, x: Tensor, seed: int = 0) -> Tensor | None:
-    """Compute a baseline of this kind from the input x (N,C,*S). Return None if the kind requires the preprocessing."""
+    """Compute the baseline "blur" or another `kind` from the input x (N,C,*S). Return None if preprocessing is needed."""
     axes = tuple(range(2, x.ndim))
     if kind == "zero":
         return torch.zeros_like(x)
@@ -181,7 +181,7 @@ def compute_baseline_from_input(kind: str, x: Tensor, seed: int = 0) -> Tensor |
 
 
 def _check_baseline_shape_and_values(baseline: Tensor, x: Tensor, *, in_background: bool) -> None:
-    """Raise InputError if a baseline has NaN or infinite values, or does not have the shape of one sample of x (N,C,*S)."""
+    """Raise InputError if a baseline has not the shape of one sample of x (N,C,*S), or has NaN or infinite values."""
     expected = tuple(x.shape[1:])
     if tuple(baseline.shape) not in (expected, (1, *expected)):
         hint = f"pass a tensor {expected}, an image that the preprocessing brings to that size, or 'zero'"

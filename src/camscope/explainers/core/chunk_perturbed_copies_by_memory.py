@@ -31,7 +31,7 @@ class ActivationBytes:
 def measure_activation_bytes(
     model: nn.Module, layers: dict[str, nn.Module], x: Tensor | None = None
 ) -> Iterator[dict[str, ActivationBytes]]:
-    """Measure the bytes of activations in the forward pass inside the `with`. Yield the bytes by layer name.
+    """Measure how many bytes the activations of each layer take in a forward pass inside the `with`. Yield bytes by layer name.
 
     The activations inside TorchScript or a function are not seen. If there is such a module, they are taken to be a
     multiple of the input x (N,C,*S).
@@ -60,14 +60,14 @@ def measure_activation_bytes(
 
 
 def compute_memory_budget_of_pass(device: torch.device, default: int | None = None) -> int:
-    """Return how many bytes one forward pass may use: a quarter of the free GPU memory. Other devices have a default."""
+    """Return how many bytes one forward pass may use: a quarter of the free GPU memory, or a constant on other devices."""
     if device.type == "cuda":
         return max(DEFAULT_MEMORY_BUDGET_BYTES, torch.cuda.mem_get_info(device)[0] // 4)
     return default or DEFAULT_MEMORY_BUDGET_BYTES
 
 
 def count_copies_that_fit_in_memory(bytes_per_copy: int, device: torch.device) -> int:
-    """Return how many copies of a sample can run in one forward pass with the available memory.
+    """Return how many copies of a sample can run in one forward pass without exceeding the available memory.
 
     `bytes_per_copy`: the bytes of the largest tensor of one copy.
     """
@@ -75,7 +75,7 @@ def count_copies_that_fit_in_memory(bytes_per_copy: int, device: torch.device) -
 
 
 def process_chunks(count: int, chunk_size: int, process_chunk: Callable[[slice], bool | None]) -> int:
-    """Process `count` items in chunks, and return how many items were processed.
+    """Process items chunk by chunk. Return how many of the `count` items were processed.
 
     `process_chunk` is called with one slice after another. If it returns True, the loop ends. If memory runs out, the
     chunk is halved and tried again. So `process_chunk` must not store a part of its result.
@@ -98,7 +98,7 @@ def process_chunks(count: int, chunk_size: int, process_chunk: Callable[[slice],
 
 
 def map_chunks(count: int, chunk_size: int, compute_chunk: Callable[[slice], Tensor]) -> Tensor:
-    """Compute `count` values in chunks: call `compute_chunk` with slices. Return the concatenated results (count,)."""
+    """Compute `count` values chunk by chunk: call `compute_chunk` with slices. Return the concatenated values (count,)."""
     done: list[Tensor] = []
     process_chunks(count, chunk_size, lambda part: done.append(compute_chunk(part)))
     return torch.cat(done) if done else torch.empty(0, dtype=torch.float32, device="cpu")

@@ -59,13 +59,13 @@ class ModelInfo:
     inference_tensor_name: str | None
 
     def read_weight_versions(self) -> dict[int, int]:
-        """Return PyTorch's version counter of each parameter, by id. A counter changes if another thread trains the model."""
+        """Return PyTorch's version counter of each parameter, by id. Training in another thread changes the counters."""
         parameters = (value for module in self.modules for value in module._parameters.values() if value is not None)
         return {id(value): value._version for value in parameters if not value.is_inference()}
 
 
 def inspect_model(model: nn.Module, *, scores_suffice: bool = False) -> ModelInfo:
-    """Collect the facts about a model. Raise ModelError if it cannot be explained, such as a quantized model.
+    """Collect facts about a model. Raise ModelError if the model cannot be explained, for example because it is quantized.
 
     If `scores_suffice`, the model may be TorchScript or a function, which have no layers that hooks could reach.
     """
@@ -105,7 +105,7 @@ def inspect_model(model: nn.Module, *, scores_suffice: bool = False) -> ModelInf
 
 @contextmanager
 def inference_scope(model_info: ModelInfo, mode: Mode) -> Iterator[None]:
-    """Put the model in eval mode and disable gradients inside the `with`. Restore everything at its end.
+    """Put the model in eval mode and disable gradients inside the `with`. Restore the previous state at the end.
 
     Inference mode and compiled code are disabled, too. With `mode="as_is"`, each module stays in train or eval mode.
     """
@@ -127,7 +127,7 @@ def inference_scope(model_info: ModelInfo, mode: Mode) -> Iterator[None]:
 
 @contextmanager
 def autocast_scope(precision: Precision | None, model_info: ModelInfo) -> Iterator[AutocastFactory]:
-    """Disable autocast inside the `with`, and yield a context manager that enables it for calls of the model.
+    """Disable autocast inside the `with`. Yield a context manager that enables autocast for calls of the model.
 
     The model runs with the caller's autocast settings, or in bfloat16 if `precision` is "bf16". Its weights stay
     unchanged.
@@ -178,7 +178,7 @@ class EvaluationContext:
     def create_score(
         self, target: TargetLike = None, score_cls: type[Score] = Score, *, optional_target: bool = False
     ) -> Score:
-        """Create the score of a target. For `optional_target` see `Score`."""
+        """Create the score of a target. `optional_target` has the same meaning as in `Score`."""
         return score_cls(self.model, target, optional_target=optional_target, **self.score_options)
 
 
@@ -191,7 +191,7 @@ def evaluation_context(
     *,
     runs_copies: bool = False,
 ) -> Iterator[EvaluationContext]:
-    """Prepare the model for one call of an explainer, and yield the context with the checked input.
+    """Prepare the model for one call of an explainer. Yield a context that holds the checked input.
 
     `runs_copies` says whether perturbed copies of a sample will share passes.
     """
@@ -223,7 +223,7 @@ def has_interacting_samples(
     *,
     runs_copies: bool = False,
 ) -> bool:
-    """Whether the samples of a batch x (N,C,*S) affect one another's outputs in eval mode.
+    """Whether the output for one sample of a batch x (N,C,*S) depends on the other samples in eval mode.
 
     With `runs_copies`, a batch of one sample is tested, too, because copies of the sample will form a batch.
     """
@@ -236,7 +236,7 @@ def has_interacting_samples(
 
 
 def check_and_detach_input(x: object, model_info: ModelInfo, explainer: EvaluationSettings) -> Tensor:
-    """Check the input (N,C,*S) and return it without its autograd graph. Raise InputError if the model cannot take it."""
+    """Check the input (N,C,*S), and return it detached from autograd. Raise InputError if the model cannot take it."""
     if not isinstance(x, Tensor):
         hint = " (an image of another kind goes to explain)"
         if isinstance(x, list | tuple) and x and all(isinstance(part, Tensor) for part in x):
@@ -275,7 +275,7 @@ def check_and_detach_input(x: object, model_info: ModelInfo, explainer: Evaluati
 
 
 def _reject_undeclared_video_or_bag(x: Tensor, model_info: ModelInfo) -> None:
-    """Raise InputError if a 5-D input seems to be a video (N,T,C,H,W) or a bag of images, and not a volume (N,C,D,H,W)."""
+    """Raise InputError if a 5-D input looks like a video (N,T,C,H,W) or a bag of images instead of a volume (N,C,D,H,W)."""
     convolutions = [
         next((module for module in model_info.modules if isinstance(module, kind)), None)
         for kind in (nn.Conv2d, nn.Conv3d)
@@ -296,7 +296,7 @@ def clone_inference_tensor(value: Tensor) -> Tensor:
 
 
 def check_no_inference_mode_weights(model_info: ModelInfo) -> None:
-    """Raise ModelError if a weight was created under `inference_mode`, so that autograd cannot run through it."""
+    """Raise ModelError if a weight was created under `inference_mode`. Autograd does not work with such weights."""
     if model_info.inference_tensor_name:
         raise ModelError(
             f"{model_info.inference_tensor_name} of {type(model_info.model).__name__} was created under inference_mode and has "
@@ -313,7 +313,7 @@ def get_device_and_dtype(model: nn.Module) -> tuple[torch.device, torch.dtype]:
 
 
 def check_finite(quantity: str, values: Tensor, policy: OnNonFinite) -> None:
-    """Raise NonFiniteError if any value is NaN or infinite. With the policy "warn", give a warning instead."""
+    """Raise NonFiniteError if any value is NaN or infinite. With the policy "warn", issue a warning instead."""
     if bool(values.sum().isfinite()) or bool(values.isfinite().all()):  # the sum is 30 times faster, and may overflow
         return
     bad = (~values.isfinite()).nonzero()
@@ -325,7 +325,7 @@ def check_finite(quantity: str, values: Tensor, policy: OnNonFinite) -> None:
 
 
 def run_uncompiled(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function, so that it runs eagerly also inside code that `torch.compile` compiles.
+    """Decorate a function so that it always runs eagerly, even if `torch.compile` compiles its caller.
 
     `torch.compiler.disable` alone would import the compiler with camscope, which takes a second.
     """
@@ -346,7 +346,7 @@ _compiler_stance = ExitStack()
 
 @contextmanager
 def _force_eager() -> Iterator[None]:
-    """Run compiled code eagerly inside the `with`, in all threads. The last thread that leaves restores the compiler."""
+    """Run compiled code eagerly in all threads inside the `with`. The compiler is restored when the last thread leaves."""
     thread_id = threading.get_ident()
     with _eager_lock:
         if not _eager_thread_ids:

@@ -18,7 +18,7 @@ MAX_LAB_LIGHTNESS = 100  # SLIC's color range; an input without colors ranges fr
 
 
 def check_segments_setting(*allowed: object, segments: object) -> None:
-    """Raise InputError if the setting `segments` is not valid for `resolve_segment_labels`, and not one of `allowed`."""
+    """Raise InputError if the setting `segments` is neither valid for `resolve_segment_labels` nor one of `allowed`."""
     if isinstance(segments, list | tuple):
         raise InputError(
             "the segments are a list: expected a number, a label map (H,W) as a tensor or an array, such as "
@@ -29,7 +29,7 @@ def check_segments_setting(*allowed: object, segments: object) -> None:
 
 
 def resolve_segment_labels(segments: SegmentsLike, x: Tensor, compactness: float = SLIC_COMPACTNESS) -> Tensor:
-    """Number the segments of an input (C,*S). Return the segment number of each pixel as a label map (*S) of int64.
+    """Return the segment number of each pixel of an input (C,*S), as a label map (*S) of int64.
 
     `segments` is a label map (*S), a function that returns one for x, or an approximate number of superpixels.
     Superpixels are computed by SLIC on the model's input (Achanta et al. 2012; scikit-image, extra `segments`).
@@ -62,7 +62,7 @@ def resolve_segment_labels(segments: SegmentsLike, x: Tensor, compactness: float
 
 
 def compute_superpixels(x: Tensor, n_segments: int, compactness: float) -> Tensor:
-    """Compute roughly `n_segments` superpixels of an input (C,*S) by SLIC, as a label map (*S).
+    """Divide an input (C,*S) into roughly `n_segments` superpixels by SLIC. Return a label map (*S).
 
     The input is scaled to 0..1. Three channels are treated as colors.
     """
@@ -84,7 +84,7 @@ def import_skimage(submodule: str) -> Any:
 
 
 def label_grid_cells(size: Sequence[int], grid_size: Sequence[int], device: torch.device) -> Tensor:
-    """Number the cells of a grid over an input, as a label map (*S) of int64. The cells have nearly equal sizes."""
+    """Divide an input into a grid of cells of nearly equal size. Return the cell number of each pixel (*S) as int64."""
     labels = torch.zeros(tuple(size), dtype=torch.long, device=device)
     for axis, (length, count) in enumerate(zip(size, grid_size, strict=True)):
         steps = torch.arange(length, device=device) * count // length

@@ -35,7 +35,7 @@ class AttributionMaps:
     layout_unverified: bool = False
 
     def get_sample_notes(self, sample: int) -> tuple[str, ...]:
-        """Return the notes about one sample, including those about all samples."""
+        """Return the notes about one sample. Notes about all samples are included."""
         return (*self.notes, *(self.sample_notes[sample] if self.sample_notes else ()))
 
 
@@ -43,7 +43,7 @@ DeferredMap = Callable[[], AttributionMaps]  # computes a map that needs its own
 
 
 def compute_map_or_return_error(compute: DeferredMap) -> AttributionMaps | CamscopeError:
-    """Compute a map. Return an error instead of raising it, so that other methods can continue."""
+    """Compute a map. If that fails, return the error instead of raising it, so that other methods can continue."""
     try:
         return compute()
     except CamscopeError as error:
@@ -51,14 +51,14 @@ def compute_map_or_return_error(compute: DeferredMap) -> AttributionMaps | Camsc
 
 
 def compute_map_or_raise(entry: AttributionMaps | DeferredMap | CamscopeError) -> AttributionMaps:
-    """Return the map of one entry of `compute_shared_maps`: compute a deferred map now, and raise an error."""
+    """Return the map of one result of `compute_shared_maps`. Compute a deferred map now. If the result is an error, raise it."""
     if isinstance(entry, CamscopeError):
         raise entry
     return entry() if callable(entry) else entry
 
 
 def merge_notes_and_flags(maps: Sequence[AttributionMaps], attribution: Tensor, *notes: str) -> AttributionMaps:
-    """Merge the notes and flags of several maps, for a result with a new `attribution` (N,*s).
+    """Merge the notes and flags of several maps. The merged result gets the new `attribution` (N,*s).
 
     Each note appears once. A zero gradient or a constant score is reported only if all maps have it.
     """
@@ -83,7 +83,7 @@ def merge_notes_and_flags(maps: Sequence[AttributionMaps], attribution: Tensor, 
 
 
 def concatenate_sample_maps(maps: Sequence[AttributionMaps], *notes: str) -> AttributionMaps:
-    """Concatenate the maps of samples that were explained one by one into the maps of a batch."""
+    """Concatenate maps that were computed one sample at a time into the maps of a batch."""
     shared = tuple(note for note in maps[0].notes if all(note in sample.notes for sample in maps))
     return replace(
         maps[0],
@@ -103,14 +103,14 @@ def _join_if_none_missing(parts: Sequence[Tensor | None], join: Callable[[list[T
 
 
 def find_samples_below_precision(precision: float, scores: Tensor, gradient: Tensor, activation: Tensor) -> Tensor:
-    """Return which samples (N,) change their score by less than `precision` if the activation is zero."""
+    """Return which samples (N,) are too little affected: a zero activation changes the score by less than `precision`."""
     change = gradient.flatten(1).norm(dim=1) * activation.flatten(1).norm(dim=1)  # an upper bound, by Cauchy-Schwarz
     faint: Tensor = (change > 0) & (change <= precision * scores.detach().abs())
     return faint
 
 
 def determine_statuses(maps: AttributionMaps) -> list[str]:
-    """Return the status of each sample: "ok", or the most severe of the statuses in `STATUS_MEANINGS` that apply."""
+    """Return the status of each sample: the most severe one of `STATUS_MEANINGS` that applies, or "ok"."""
     flat = maps.attribution.detach().flatten(1)
     low, high = flat.amin(1).tolist(), flat.amax(1).tolist()
     zero, constant = (

@@ -23,18 +23,18 @@ COST_TERMS = {
 
 
 def read_setting_descriptions(cls: type) -> dict[str, str]:
-    """Read the descriptions of settings from the docstring of a class, by name of the setting."""
+    """Read the description of each setting from the docstring of a class. Return the descriptions by name."""
     sections = {match[1]: match[2] for match in SECTION.finditer(f"{_read_docstring(cls)}\n")}
     return {name: text.rstrip() for name, text in ENTRY.findall(sections.get("Args", ""))}
 
 
 def read_description(cls: type) -> str:
-    """Read the description from the docstring of a class. Its cost line, sections (Args, Returns) and example are left out."""
+    """Read the description from the docstring of a class, without the cost line, the sections (Args, Returns) and the example."""
     return COST.sub("", EXAMPLE.sub("", SECTION.sub("", f"{_read_docstring(cls)}\n"))).strip()
 
 
 def complete_docstring(cls: type) -> str | None:
-    """Complete the docstring of a method class: add inherited settings, the cost, and the lines that the example needs.
+    """Complete the docstring of a method class with inherited settings, the cost, and the setup lines of the example.
 
     Each setting is documented once, in the class that declares it. The example may use `model`, `image`, `vit` and `x`:
     the lines that create them are added. Return None if the class has no docstring.
@@ -64,7 +64,7 @@ def _read_docstring(cls: type) -> str:
 
 
 def _describe_cost(cls: type) -> str:
-    """Return sentences about the passes and the paper of a method. Return "" for a base class, which has no name."""
+    """Return sentences about the passes and the paper of a method. Return "" for a base class, because it has no name."""
     if not isinstance(getattr(cls, "name", None), str):
         return ""
     forward, backward, paper = (str(getattr(cls, fact, "")) for fact in ("forward_passes", "backward_passes", "paper"))
@@ -74,7 +74,7 @@ def _describe_cost(cls: type) -> str:
 
 
 def _add_setup_lines_to_example(cls: type, example: str) -> str:
-    """Add to an example the lines that it needs: imports, and the model and image that it uses."""
+    """Add the missing setup lines to an example: imports, a model and an image."""
     if cls.__module__.partition(".")[0] != PACKAGE or ">>> class " in example or not hasattr(cls, "name"):
         return example
 

@@ -78,7 +78,7 @@ def read_model_input(
     *,
     frames_first: bool = False,
 ) -> ModelInput:
-    """Read an image of any kind and preprocess it for the model. A float tensor is the model's input already."""
+    """Read an image of any kind and preprocess it for the model. A float tensor is not preprocessed."""
     if isinstance(source, ModelInput):
         return source
     if isinstance(source, list | tuple) and source and all(isinstance(part, Tensor) for part in source):
@@ -114,7 +114,7 @@ def read_model_input(
 
 
 def _read_tensor(x: Tensor, preprocess: PreprocessFunction | None) -> ModelInput:
-    """Make the model's input from a tensor (C,*S). MONAI metadata gives its placement, if there is any."""
+    """Create the model's input from a tensor (C,*S). If the tensor has MONAI metadata, read its placement from them."""
     from camscope.images.scans.monai_preprocess import is_monai_object, read_placement_and_affine, strip_metadata
 
     if is_monai_object(x):
@@ -136,7 +136,7 @@ def check_input_tensor_is_ordinary(x: Tensor) -> None:
 
 
 def accepts_scans(preprocess: object) -> bool:
-    """Whether a preprocessing takes medical scans."""
+    """Whether a preprocessing takes medical scans instead of RGB pixels."""
     from camscope.images.scans.monai_preprocess import MonaiPreprocess
     from camscope.images.scans.scan_preprocess import ScanPreprocess
 
@@ -146,7 +146,7 @@ def accepts_scans(preprocess: object) -> bool:
 def prepare_scan(
     scan: "Scan", preprocess: Any, device_and_dtype: tuple[torch.device, torch.dtype], *, with_images: bool = True
 ) -> ModelInput:
-    """Preprocess a scan for the model, by a preprocessing for scans or for images.
+    """Preprocess a scan for the model. The preprocessing may be one for scans or one for images.
 
     `with_images` says whether the result holds images to draw the map on.
     """
@@ -179,7 +179,7 @@ def prepare_scan(
 
 
 def _apply_preprocess(preprocess: PreprocessFunction, source: Any, name: str) -> Any:
-    """Apply a preprocessing to a scan. To hide patient data, an error names only the type of its cause."""
+    """Apply a preprocessing to a scan. If it fails, the error names only the type of the cause, to hide patient data."""
     try:
         return preprocess(source)
     except Exception as error:
@@ -228,7 +228,7 @@ def infer_spatial_rank(model: nn.Module, shape: Sequence[int] | None = None) -> 
 
 
 def _is_channels_first_image(x: Tensor) -> bool:
-    """Whether a uint8 tensor has the shape (C,*S) or (1,C,*S), rather than (H,W,C)."""
+    """Whether a uint8 tensor has the channels first, (C,*S) or (1,C,*S), and not last, (H,W,C)."""
     return x.ndim > 3 or (x.ndim == 3 and (x.shape[0] in (1, 3, 4) or x.shape[2] not in (1, 3, 4)))
 
 
@@ -247,7 +247,7 @@ def _require_single_input(x: Tensor, n_spatial_axes: int) -> Tensor:
 
 
 def render_model_input(x: Tensor, preprocess: PreprocessFunction | None) -> PixelArray | None:
-    """Convert the model's input to an image (H,W,3). It is denormalized if possible, otherwise min-max scaled.
+    """Convert the model's input to an image (H,W,3): denormalize it if possible, otherwise scale it by its extremes.
 
     A signal becomes (C,L), with each channel scaled separately. A volume or a video becomes (D,H,W,3), from the first
     channel of a volume or the three channels of a video.
@@ -265,7 +265,7 @@ def render_model_input(x: Tensor, preprocess: PreprocessFunction | None) -> Pixe
 
 
 def _scale_to_uint8(x: Tensor, low: Tensor, high: Tensor) -> PixelArray:
-    """Scale the range `low`..`high` to 0..255. A constant tensor becomes 128."""
+    """Scale values from the range `low`..`high` to 0..255. If all values are equal, return 128."""
     values, low, high = (tensor.detach().float().cpu().nan_to_num(0.0, 0.0, 0.0) for tensor in (x, low, high))
     scaled = torch.where(high > low, (values - low) * 255 / (high - low), 128)
     return np.asarray(scaled.round().clamp(0, 255).to(torch.uint8).numpy())

@@ -29,7 +29,7 @@ class MatrixFactors:
 def factorize_nonnegative(
     matrix: Tensor, n_components: int, *, n_iterations: int = 200, tolerance: float = 1e-6
 ) -> MatrixFactors:
-    """Factorize non-negative matrices (N,n,K) into at most `n_components` components.
+    """Factorize non-negative matrices (N,n,K), each into at most `n_components` components.
 
     The algorithm is hierarchical alternating least squares (Cichocki & Phan 2009). It starts from the larger of the
     positive and negative part of each singular vector (Boutsidis & Gallopoulos 2008), without random numbers. It stops
@@ -72,7 +72,7 @@ class _FactorRows:
         self._row_views = list(zip(*(tensor.split(1, 1) for tensor in buffers), strict=True))
 
     def update_rows(self, other_factor: Tensor, matrix: Tensor) -> None:
-        """Update the rows of this factor one after another by least squares. The other factor stays fixed."""
+        """Update one row of this factor after another by least squares. The second factor stays fixed."""
         torch.bmm(other_factor, matrix, out=self._update_targets)
         torch.bmm(other_factor, other_factor.mT, out=self._overlap)
         share = torch.where(self._self_overlap > 0, 1 / self._self_overlap, 0)[..., None]
@@ -107,13 +107,13 @@ def _initialize_factors(matrix: Tensor, n_components: int) -> InitialFactors:
 
 
 def _compute_relative_error(matrix: Tensor, maps: Tensor, vectors: Tensor) -> Tensor:
-    """Return the norm of matrix - maps @ vectors, divided by the norm of the matrix (N,)."""
+    """Return the norm (N,) of matrix - maps @ vectors, relative to the norm of the matrix."""
     whole = matrix.norm(dim=(1, 2))
     return torch.where(whole > 0, (matrix - maps @ vectors).norm(dim=(1, 2)) / whole, 0)
 
 
 def _sort_factors(maps: Tensor, vectors: Tensor, relative_error: Tensor) -> MatrixFactors:
-    """Scale the vectors to length 1, and sort the components by their share of the matrix."""
+    """Scale the vectors to length 1. Sort the components by the share of the matrix that they explain."""
     length = vectors.norm(dim=2)
     maps, vectors = maps * length[:, None], normalize_columns(vectors.mT).mT
     order = (maps.sum(1) * vectors.sum(2)).argsort(dim=1, descending=True, stable=True)

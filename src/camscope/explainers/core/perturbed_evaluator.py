@@ -45,13 +45,13 @@ class PerturbedEvaluator:
         self._scored_inputs: list[tuple[int, Tensor, Tensor]] = []  # sample, input and score of `score_input`
 
     def score_variants(self, sample: int, variants: Tensor, *, as_probability: bool = False) -> Tensor:
-        """Compute the scores (R,) of R variants (R,C,*S) of one sample, or the class probabilities."""
+        """Compute the scores (R,) or class probabilities of R perturbed copies (R,C,*S) of one sample."""
         values = self._compute_scores_of_variants(sample, variants, as_probability).detach()
         check_finite("the score of a changed input", values, self.explainer.on_nonfinite)
         return values
 
     def score_input(self, sample: int, x: Tensor) -> Tensor:
-        """Return the score () of an input (C,*S) for a sample's target. Equal inputs with equal targets are scored once."""
+        """Return the score of an input (C,*S) for the target of a sample. A known score is not computed again."""
         for scored_sample, scored_input, score in self._scored_inputs:
             if self._have_equal_targets(sample, scored_sample) and torch.equal(x, scored_input):
                 return score
@@ -60,7 +60,7 @@ class PerturbedEvaluator:
         return score
 
     def _have_equal_targets(self, first: int, second: int) -> bool:
-        """Return whether two samples have the same target, so that one input gets the same score for both.
+        """Return whether two samples have the same target. An input then has the same score for both samples.
 
         Their targets must be classes.
         """
@@ -76,7 +76,7 @@ class PerturbedEvaluator:
     def compute_scores_and_gradients(
         self, sample: int, variants: Tensor, *, as_probability: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Compute the scores (R,) of variants of one sample and their gradients (R,C,*S). Probabilities may replace scores."""
+        """Compute scores (R,) of perturbed copies of a sample, and their gradients (R,C,*S). Optionally use probabilities."""
         (values,), (gradients,) = compute_scores_and_input_gradients(
             variants, lambda x: [self._compute_scores_of_variants(sample, x, as_probability)]
         )
@@ -92,7 +92,7 @@ class PerturbedEvaluator:
         with_gradients: bool = False,
         chunk_size: int | None = None,
     ) -> int:
-        """Process `count` steps of one sample in chunks, with progress. Return how many steps were processed.
+        """Process `count` steps of one sample chunk by chunk, and report progress. Return how many steps were processed.
 
         `process_chunk` is called with one slice after another. If it returns True, the loop ends.
         """
@@ -108,12 +108,12 @@ class PerturbedEvaluator:
             )
 
     def track_sample_steps(self, sample: int, n_steps: int) -> AbstractContextManager[Callable[[int], None]]:
-        """Return a context manager that counts the finished steps of one sample. See `track_steps`."""
+        """Return a context manager that counts the finished steps of one sample, for the progress bar and errors."""
         what = f"{self.explainer.composed_name}, image {sample + 1} of {len(self.x)}"
         return track_steps(what, n_steps, self.explainer.progress)
 
     def choose_chunk_size(self, *, with_gradients: bool = False) -> int:
-        """Return how many variants of a sample run in one pass: `batch_size`, or as many as fit into memory."""
+        """Return how many perturbed copies of a sample run in one pass: `batch_size`, or as many as fit into memory."""
         if self.explainer.batch_size is not None:
             return self.explainer.batch_size
         n_samples, device = len(self.x), self.x.device
@@ -130,7 +130,7 @@ class PerturbedEvaluator:
 
 @contextmanager
 def track_steps(description: str, n_steps: int, show_progress: bool) -> Iterator[Callable[[int], None]]:
-    """Count finished steps for a progress bar and for error messages. Yield the function that adds finished steps."""
+    """Count finished steps for the progress bar and error messages. Yield a function that adds to the count."""
     done = 0
 
     def advance(steps: int) -> None:

@@ -37,7 +37,7 @@ class PixelExplainer(Explainer):
         check_one_of("channel_reduction", self.channel_reduction, "sum", "abs", "max", "l2")
 
     def describe_summands(self) -> str:
-        """Return the name of the values that sum to the score in notes: pixels, or values before `channel_reduction`."""
+        """Return the words for the values that sum to the score. They are pixels, or the values before `channel_reduction`."""
         if self.channel_reduction == "sum":
             return "the pixels' values"
         return f"the values, before channel_reduction={self.channel_reduction!r},"
@@ -60,7 +60,7 @@ class InputGradientExplainer(PixelExplainer):
     backward_passes: ClassVar[str] = "1"
 
     def attribution_from_gradient(self, x: Tensor, gradient: Tensor) -> Tensor:
-        """Compute the attribution (N,C,*S) from the input and the score's gradient. By default it is this gradient."""
+        """Compute the attribution (N,C,*S) from the input and the gradient of the score. By default return the gradient."""
         return gradient
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
@@ -75,7 +75,7 @@ class InputGradientExplainer(PixelExplainer):
     def compute_gradients(
         self, x: Tensor, scores: Sequence[Score], on_scores: Callable[[Sequence[Tensor]], object] = len
     ) -> list[Tensor]:
-        """Compute the gradient (N,C,*S) of each score. Before the backward passes, call `on_scores` with all scores."""
+        """Compute the gradient (N,C,*S) of each score. Call `on_scores` with all scores before the backward passes."""
 
         def compute_scores(leaf: Tensor) -> list[Tensor]:
             output = scores[0].forward(leaf)
@@ -104,7 +104,7 @@ class InputGradientExplainer(PixelExplainer):
 
 
 def format_completeness_gap(parts_text: str, total: float, expected_text: str, expected: float) -> str:
-    """Return a sentence that compares `total`, the sum of the contributions, with the `expected` sum.
+    """Return a sentence that compares `total`, the sum of the contributions, with the `expected` value of this sum.
 
     >>> format_completeness_gap("the pixels' values", 0.8, "the score changes by", 1.0)
     "the pixels' values add up to 0.8, the score changes by 1: the gap is -0.2, 20.00% of it"

@@ -10,7 +10,7 @@ LANCZOS_BLOCK_SIZE, POWERS_PER_RESTART, MAX_LANCZOS_RESTARTS = 8, 9, 8  # powers
 
 
 def project_on_first_component(channel_maps: Tensor) -> Tensor:
-    """Project maps (N,K,cells) on their first principal component over the channels: (N,cells).
+    """Project maps (N,K,cells) on their first principal component over the channels. Return (N,cells).
 
     The matrix is not centered. The sign is chosen so that the inner product with the sum over channels is not negative.
     A zero matrix gives zeros. A sample with a value that is not finite gives NaN.
@@ -19,7 +19,7 @@ def project_on_first_component(channel_maps: Tensor) -> Tensor:
 
 
 def project_with_reference_sign(channel_maps: Tensor, reference: Tensor) -> Tensor:
-    """Project the K maps of each image (N,K,cells) on their first principal component.
+    """Project the K maps of each image (N,K,cells) on their first principal component. The reference map decides the sign.
 
     Its sign is chosen to agree with a reference map (N,cells).
     """
@@ -38,7 +38,7 @@ def project_with_reference_sign(channel_maps: Tensor, reference: Tensor) -> Tens
 
 
 def compute_leading_axes(gram: Tensor, source_dtype: torch.dtype = torch.float64) -> Tensor:
-    """Return vectors (N,n,m) that span the eigenspace of the largest eigenvalue, for each symmetric matrix (N,n,n).
+    """For each symmetric matrix (N,n,n), return vectors (N,n,m) that span the eigenspace of its largest eigenvalue.
 
     The basis vectors have the root of the eigenvalue as their length. All other columns are 0. If no eigenvalue is
     positive, all columns are 0. Eigenvalues count as equal if they agree to two thirds of the digits of `source_dtype`,
@@ -59,14 +59,14 @@ def compute_leading_axes(gram: Tensor, source_dtype: torch.dtype = torch.float64
 
 
 def _scale_leading_eigenvectors(values: Tensor, vectors: Tensor, source_dtype: torch.dtype) -> Tensor:
-    """Scale eigenvectors (N,n,m) to the form of `compute_leading_axes`, by their ascending eigenvalues (N,m)."""
+    """Scale eigenvectors (N,n,m) by the root of the largest eigenvalue. Eigenvectors of smaller eigenvalues become 0."""
     leading = torch.where(_find_tied_eigenvalues(values, source_dtype), values[:, -1:], 0)
     axes: Tensor = vectors * leading.sqrt()[:, None]
     return axes
 
 
 def _find_tied_eigenvalues(values: Tensor, source_dtype: torch.dtype) -> Tensor:
-    """Return a mask (N,m) of the eigenvalues that equal the largest one. If the largest is not positive, the mask is False."""
+    """Return a mask (N,m) of the eigenvalues that equal the largest one. If the largest is not positive, all are False."""
     top = values[:, -1:]
     return (top > 0) & (values >= top * (1 - _get_tie_tolerance(source_dtype)))
 
@@ -109,7 +109,7 @@ class RitzPairs(NamedTuple):
 
 
 def _compute_ritz_pairs(gram: Tensor, block: Tensor) -> RitzPairs:
-    """Compute the largest Ritz values of each matrix (N,n,n) in the Krylov space that a block of vectors spans."""
+    """Compute the largest Ritz values of each matrix (N,n,n). The Krylov space starts from a block of vectors."""
     basis, images = block, gram @ block
     for _ in range(POWERS_PER_RESTART):
         fresh = images[..., -LANCZOS_BLOCK_SIZE:]
@@ -124,7 +124,7 @@ def _compute_ritz_pairs(gram: Tensor, block: Tensor) -> RitzPairs:
 
 
 def find_nearest_vector_in_span(axes: Tensor, reference: Tensor, source_dtype: torch.dtype = torch.float64) -> Tensor:
-    """Return the vector (N,cells) in the span of orthogonal axes (N,cells,n) that is nearest to a reference (N,cells)."""
+    """Return the vector (N,cells) nearest to a reference (N,cells) in the span of orthogonal axes (N,cells,n)."""
     weights = (axes.mT @ reference[..., None])[..., 0]
     lengths = axes.norm(dim=1).amax(1, keepdim=True) * reference.norm(dim=1, keepdim=True)
     clear = weights.norm(dim=1, keepdim=True) > _get_tie_tolerance(source_dtype) * lengths

@@ -28,18 +28,18 @@ class RandomMixin(BaseMethod):
         check_integer(seed=self.seed)
 
     def generator(self) -> torch.Generator:
-        """Return a new random generator with the seed of the method."""
+        """Return a new random generator, seeded with the seed of the method."""
         return torch.Generator(device="cpu").manual_seed(self.seed)
 
 
 def draw_seeds(count: int, generator: torch.Generator) -> list[int]:
-    """Draw `count` seeds, one for each random sample, so that its random numbers do not depend on the size of a batch."""
+    """Draw `count` seeds, one for each random sample. A sample then gets the same random numbers at any batch size."""
     seeds: list[int] = torch.randint(2**63 - 1, (count,), generator=generator, device="cpu").tolist()
     return seeds
 
 
 def draw_normal(seeds: Sequence[int], template: Tensor) -> Tensor:
-    """Draw standard normal numbers (R,C,*S), one row for each of R seeds, in the shape of `template` (C,*S)."""
+    """Draw standard normal numbers (R,C,*S) from R seeds. Each row uses one seed and has the shape of `template` (C,*S)."""
     generator = torch.Generator(device="cpu")
     rows = [
         torch.randn(template.shape, generator=generator.manual_seed(seed), dtype=torch.float32, device="cpu")

@@ -12,7 +12,7 @@ SAFE_WORD_PATTERN = re.compile(r"[\w+-]{1,40}")  # a setting's word, but no path
 
 
 def describe_setting(value: Any) -> str:
-    """Return the value of a setting as text. For a tensor, the text is its shape and a digest of its values."""
+    """Return the value of a setting as text. A tensor is described by its shape and a digest of its values."""
     if isinstance(value, list | tuple) and any(isinstance(item, Tensor) for item in value):
         return f"[{', '.join(map(describe_setting, value))}]"
     if not isinstance(value, Tensor):
@@ -24,12 +24,12 @@ def describe_setting(value: Any) -> str:
 
 
 def format_without_address(value: object) -> str:
-    """Return `str(value)` without memory addresses, so that the text is the same in every process."""
+    """Return `str(value)` without memory addresses, which would differ from process to process."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", str(value))
 
 
 def is_number_or_word(value: Any) -> bool:
-    """Whether the value of a setting is a number, a single word, or a list of these."""
+    """Whether the value of a setting is a number, a single word, or a list of numbers and words."""
     if isinstance(value, list | tuple):
         return all(map(is_number_or_word, value))
     return isinstance(value, bool | int | float | None) or bool(
@@ -38,7 +38,7 @@ def is_number_or_word(value: Any) -> bool:
 
 
 def redact_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace each setting that could contain a file name by its type and a digest. Numbers and single words stay."""
+    """Replace the value of each setting that could hold a file name by its type and a digest. Keep numbers and single words."""
     return {
         name: value if is_number_or_word(value) else _format_type_and_digest(value)
         for name, value in parameters.items()

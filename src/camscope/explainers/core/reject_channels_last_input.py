@@ -32,7 +32,7 @@ class _FirstConvolution(SpatialMapTracker):
 
 
 def check_input_channels_not_last(x: Tensor, score: Score) -> None:
-    """Raise InputError if the first convolution of the model uses the last axis of x as channels.
+    """Raise InputError if the model's first convolution treats the last axis of x as channels.
 
     The check runs one forward pass, and only for an input whose last axis is its shortest and has at most four values.
     """

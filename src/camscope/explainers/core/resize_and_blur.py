@@ -16,7 +16,7 @@ def enlarge_to_input(maps: Tensor, x: Tensor) -> Tensor:
 
 
 def compute_minimum_and_range(masks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the minimum and the range of each mask (R,*S), both (R,1,...). The range of a constant mask is 1."""
+    """Return two values of each mask (R,*S), its minimum and its range, both as (R,1,...). The range of a constant mask is 1."""
     axes = tuple(range(1, masks.ndim))
     low, high = masks.amin(axes, keepdim=True), masks.amax(axes, keepdim=True)
     return low, torch.where(high > low, high - low, 1)
@@ -29,7 +29,7 @@ def scale_to_unit_range(masks: Tensor) -> Tensor:
 
 
 def select_strongest_channels(activation: Tensor, n_channels: int | None) -> Tensor:
-    """Return a mask (N,K) of the `n_channels` channels with the largest mean absolute activation in each sample."""
+    """Return a mask (N,K) of the `n_channels` channels of each sample with the largest mean absolute activation."""
     flat = activation.flatten(2)
     if n_channels is None or n_channels >= flat.shape[1]:
         return torch.ones_like(flat[..., 0], dtype=torch.bool)
@@ -38,13 +38,13 @@ def select_strongest_channels(activation: Tensor, n_channels: int | None) -> Ten
 
 
 def find_nonconstant_channels(activation: Tensor) -> Tensor:
-    """Return a mask (N,K) of the channels whose activation (N,K,*s) is not the same in all cells."""
+    """Return a mask (N,K) of the channels whose activation (N,K,*s) differs between cells."""
     flat = activation.flatten(2)
     return flat.amax(-1) > flat.amin(-1)
 
 
 def blur_input(x: Tensor, sigma: float, radius: float) -> Tensor:
-    """Blur an input (N,C,*S) with a Gaussian and reflected borders.
+    """Blur an input (N,C,*S) with a Gaussian. Beyond its borders the input is reflected.
 
     `sigma` and the `radius` at which the Gaussian is cut off are shares of each axis.
     """
@@ -59,7 +59,7 @@ def blur_input(x: Tensor, sigma: float, radius: float) -> Tensor:
 def smooth_axis(
     values: Tensor, axis: int, sigma: float, radius: int, padding_mode: Literal["reflect", "replicate"]
 ) -> Tensor:
-    """Smooth values along one axis with a Gaussian. `sigma` and the `radius` at which it is cut off are in cells."""
+    """Smooth values along one axis with a Gaussian. Its width `sigma` and cutoff `radius` are in cells."""
     steps = torch.arange(-radius, radius + 1, dtype=values.dtype, device=values.device)
     bell = (-0.5 * (steps / sigma) ** 2).exp() if sigma > 0 else torch.ones_like(steps)
     lines = values.movedim(axis, -1)
@@ -78,7 +78,7 @@ def resize_maps(maps: Tensor, grid: Sequence[int]) -> Tensor:
 
 
 def crop_padding(maps: Tensor, input_shares: Sequence[float]) -> Tensor:
-    """Crop the padding at the ends of the axes of maps (N,*s), and resize the remaining part to the previous size.
+    """Remove the padding at the ends of the axes of maps (N,*s). Resize the remaining part to the size before.
 
     `input_shares` is the share of each axis that the input covers.
     """
@@ -93,7 +93,7 @@ def crop_padding(maps: Tensor, input_shares: Sequence[float]) -> Tensor:
 
 
 def resize_input(x: Tensor, size: Sequence[int]) -> Tensor:
-    """Resize an input (N,C,*S) by linear interpolation, with antialiasing along axes that shrink."""
+    """Resize an input (N,C,*S) by linear interpolation. Axes that shrink are antialiased."""
     values = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     for axis, length in enumerate(size, start=2):
         if values.shape[axis] != length:

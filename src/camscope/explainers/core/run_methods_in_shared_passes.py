@@ -114,7 +114,7 @@ def run_methods(
 
 @contextmanager
 def _method_error_collected(explainer: BaseMethod, errors: MethodErrors | None) -> Iterator[None]:
-    """Store an error of camscope inside the `with` as the error of this method. Raise the error if `errors` is None."""
+    """Store an error of camscope that is raised inside the `with` under the method. Raise it if `errors` is None."""
     try:
         yield
     except CamscopeError as error:
@@ -134,7 +134,7 @@ def _run_group(
     *,
     find_constant_scores: bool,
 ) -> list[MethodResult]:
-    """Run methods that share passes on one input. If the samples of a batch affect one another, run the samples one by one."""
+    """Run methods that share passes on one input. If samples of the batch affect one another, run each sample separately."""
     main, runs_copies = explainers[0], any(hasattr(explainer, "batch_size") for explainer in explainers)
     if has_interacting_samples(model_info, main, x, extra_inputs):
         samples = []
@@ -168,7 +168,7 @@ def _run_group(
 def flag_constant_scores(
     explainer: BaseMethod, x: Tensor, score: Score, maps: AttributionMaps, model_info: ModelInfo
 ) -> None:
-    """Set the flag `constant_score` of maps if noise in place of x (N,C,*S) gives the same score.
+    """Test whether noise in place of x (N,C,*S) leaves the score unchanged. If so, set the flag `constant_score` of the maps.
 
     Gradients at a layer do not show this, because the layer itself may be constant. Methods that alter the input know
     it already. Controls get no flag, because their maps do not explain a score. The test takes one forward pass without
@@ -191,7 +191,7 @@ def flag_constant_scores(
 
 
 def select_sample_target(target: TargetLike, sample: int, n_samples: int) -> TargetLike:
-    """Select the target of one sample from the targets of a batch. Return a single target for all samples unchanged."""
+    """Select the target of one sample from the targets of a batch. If all samples have the same target, return it unchanged."""
     is_single = isinstance(target, str) or getattr(target, "ndim", 1) == 0  # a number in an array has an axis less
     if callable(target) or not isinstance(target, Sized) or is_single:
         return target
@@ -201,7 +201,7 @@ def select_sample_target(target: TargetLike, sample: int, n_samples: int) -> Tar
 
 
 def _join_sample_results(parts: Sequence[MethodResult]) -> MethodResult:
-    """Join the results of samples that were explained one by one. If a sample has an error, the result has no maps."""
+    """Join results that were computed one sample at a time. If any sample has an error, the joined result has no maps."""
     scores = [Score.concatenate(samples) for samples in zip(*(part.scores for part in parts), strict=True)]
     by_target = zip(*(part.maps for part in parts), strict=False)
     return MethodResult(
@@ -210,7 +210,7 @@ def _join_sample_results(parts: Sequence[MethodResult]) -> MethodResult:
 
 
 def group_by_share_key(explainers: Sequence[BaseMethod]) -> list[list[int]]:
-    """Group methods that can share passes. Return each group as a list of indices."""
+    """Group methods that can share passes. Each group is a list of indices of methods."""
     groups: dict[Hashable, list[int]] = {}
     for t, explainer in enumerate(explainers):
         groups.setdefault((explainer.mode, *explainer.forward_options.values(), explainer.share_key), []).append(t)
@@ -224,7 +224,7 @@ def compute_group_maps(
     on_pass: OnPass | None = None,
     errors: MethodErrors | None = None,
 ) -> list[list[AttributionMaps]]:
-    """Compute the maps [method][score] of a group of methods that share passes.
+    """Compute the maps of a group of methods that share passes, as rows [method][score].
 
     Methods that run only the layers behind the explained one come first. Methods that run other inputs come later,
     because a module may keep state of its last input.
@@ -253,7 +253,7 @@ def explain_grid(
     on_pass: OnPass | None = None,
     errors: MethodErrors | None = None,
 ) -> list[list[Explanation]]:
-    """Explain one image by several methods for several targets. Return the explanations [method][target]."""
+    """Explain one image by several methods for several targets. Return rows [method][target] of explanations."""
     if not explainers or not targets:
         raise TargetError(
             "no targets or no methods: pass at least one method and one target, e.g. targets [281, 285] or [None]"
@@ -271,7 +271,7 @@ def explain_grid(
 
 
 def check_compatible_explainers(explainers: Sequence[BaseMethod]) -> None:
-    """Raise InputError if explainers differ in their model, preprocessing or class names."""
+    """Raise InputError if the explainers have different models, preprocessings or class names."""
     main = explainers[0]
     for explainer in explainers[1:]:
         if unwrap(explainer.model) is not unwrap(main.model):
@@ -284,7 +284,7 @@ def check_compatible_explainers(explainers: Sequence[BaseMethod]) -> None:
 def build_explanations(
     explainer: BaseMethod, inputs: Sequence[ModelInput], result: MethodResult, target_index: int, model_digest: str
 ) -> list[Explanation]:
-    """Build the explanation of each sample for one target."""
+    """Build one explanation per sample for one target."""
     score, maps = result.scores[target_index].to_cpu(), result.maps[target_index]
     attributions = maps.attribution.cpu().numpy()
     standard_errors = None if maps.standard_error is None else maps.standard_error.cpu().numpy()
@@ -344,7 +344,7 @@ def _collect_notes(
 
 
 def _collect_predictions(score: Score, n_samples: int) -> list[dict[str, Any]]:
-    """Return the fields of each sample's `Explanation` about the target and the prediction."""
+    """Return, for each sample, those fields of `Explanation` that describe the target and the prediction."""
     values = [float("nan")] * n_samples if score.values is None else score.values.tolist()
     probabilities, class_indices = score.probabilities(), [score.class_index(i) for i in range(n_samples)]
     tops = _collect_top_classes(score, n_samples, probabilities)

@@ -33,7 +33,7 @@ _varying_inputs_by_model: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def draw_noise_like(x: Tensor, seed: int, n_samples: int | None = None) -> Tensor:
-    """Draw noise like x (N,C,*S), with the same shape, dtype, mean and standard deviation. Integers have the range of x."""
+    """Draw noise with the shape, dtype, mean and standard deviation of x (N,C,*S). Integer noise has the range of x."""
     generator = torch.Generator(device="cpu").manual_seed(seed)
     shape = x.shape if n_samples is None else (n_samples, *x.shape[1:])
     if not x.is_floating_point():
@@ -46,7 +46,7 @@ def draw_noise_like(x: Tensor, seed: int, n_samples: int | None = None) -> Tenso
 def find_samples_with_constant_score(
     x: Tensor, score: Score, rows: Sequence[int], weights_key: Hashable, *, include_probabilities: bool = False
 ) -> Tensor | None:
-    """Return which of the samples in `rows` keep their score if noise replaces the input, as a mask (N,).
+    """Replace the input by noise, and return a mask (N,) of the samples in `rows` whose score does not change.
 
     Return None if all scores are known to vary, or if the test fails.
     """
@@ -69,7 +69,7 @@ def find_samples_with_constant_score(
 
 
 def _find_samples_with_unchanged_score(x: Tensor, score: Score, include_probabilities: bool) -> Tensor | None:
-    """Return which samples (N,) keep their score if noise replaces the input, up to rounding.
+    """Replace the input by noise, and return which samples (N,) keep their score within rounding.
 
     Return None if the model or the target rejects noise.
     """
@@ -101,7 +101,7 @@ def samples_interact(
     extra_inputs: ExtraInputs = NO_EXTRA_INPUTS,
     forward_options: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Whether a model's output for one sample of x (N,C,*S) depends on the other samples of the batch, in eval mode.
+    """Whether the model's output for one sample of x (N,C,*S) depends on the other samples of the batch in eval mode.
 
     The test runs once per model and shape, on a copy without hooks. Two batches of two noise images share the first
     image, and the second image has a small or a large spread. If the model rejects such images, all images have the
@@ -161,7 +161,7 @@ def _is_output_changed_by_other_samples(
 
 
 def _read_first_sample(output: Any) -> list[Tensor]:
-    """Return the tensors of the first sample in a model's output for two samples."""
+    """Return the tensors that belong to the first sample, from a model's output for two samples."""
     is_list = isinstance(output, list | tuple) and len(output) == 2
     has_structure_per_sample = is_list and not any(isinstance(item, Tensor) for item in output)
     leaves = [leaf for _, leaf in iter_leaves(output[0] if has_structure_per_sample else output)]

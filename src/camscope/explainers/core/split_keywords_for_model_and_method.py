@@ -20,7 +20,7 @@ from camscope.hooks.find_layers import unwrap
 def resolve_explainers_and_extra_inputs(
     explainers: Sequence[Method], args: tuple[Any, ...], additional_forward_args: Any, keywords: Mapping[str, Any]
 ) -> tuple[list[Method], ExtraInputs]:
-    """Apply the settings of one call to copies of the explainers, and collect the extra inputs of the model."""
+    """Split the arguments of a call. Return copies of the explainers with changed settings, and extra inputs of the model."""
     if not keywords or not explainers:
         return list(explainers), build_extra_inputs(args, keywords, additional_forward_args)
     where = " and ".join(dict.fromkeys(type(explainer).__name__ for explainer in explainers))
@@ -40,7 +40,7 @@ class SplitKeywords(NamedTuple):
 def split_keywords(
     model: nn.Module, keywords: Mapping[str, Any], setting_names: Collection[str], owner_name: str
 ) -> SplitKeywords:
-    """Split the keywords of a call into inputs of the model's forward and settings of the methods.
+    """Split the keyword arguments of a call: some are inputs of the model's forward, the others settings of the methods.
 
     Raise InputError for an unknown keyword.
     """
@@ -63,7 +63,7 @@ def split_keywords(
 def build_extra_inputs(
     args: tuple[Any, ...], keywords: Mapping[str, Any], additional_forward_args: Any = None
 ) -> ExtraInputs:
-    """Build the extra inputs of the model from the positional arguments, keywords and `additional_forward_args` of a call."""
+    """Collect the extra inputs of the model from positional arguments, keywords and `additional_forward_args`."""
     if additional_forward_args is None:
         return ExtraInputs(args, keywords)
     if isinstance(additional_forward_args, Mapping):

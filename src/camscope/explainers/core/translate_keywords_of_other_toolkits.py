@@ -84,7 +84,7 @@ UNNECESSARY_KEYWORDS = {  # of torchcam, pytorch-grad-cam and captum, and why th
 
 
 def describe_foreign_keyword(keyword: str) -> str | None:
-    """Return advice for a keyword of another toolkit: what to use instead. Return None if the keyword is unknown."""
+    """Return what a user should write instead of a keyword of another toolkit. Return None for an unknown keyword."""
     if keyword in UNNECESSARY_KEYWORDS:
         return f"{keyword}= is not a keyword of camscope: it is not needed, because {UNNECESSARY_KEYWORDS[keyword]}"
     if keyword in FOREIGN_KEYWORD_HINTS:
@@ -93,7 +93,7 @@ def describe_foreign_keyword(keyword: str) -> str | None:
 
 
 def describe_unknown_keyword(keyword: str, setting_names: Collection[str], owner_name: str) -> str:
-    """Return the error text for a keyword that `owner_name` does not accept: its meaning, or advice what to use instead."""
+    """Return the text of the error for a keyword that `owner_name` does not accept. It explains what to write instead."""
     if keyword in CAPTUM_SETTING_NAMES:
         own_names = CAPTUM_SETTING_NAMES[keyword]
         meaning = "is" if keyword in own_names else f"stands for {' or '.join(own_names)},"
@@ -106,7 +106,7 @@ def describe_unknown_keyword(keyword: str, setting_names: Collection[str], owner
 
 
 def apply_captum_settings(explainer: Method, captum_settings: Mapping[str, Any]) -> Method:
-    """Return a copy of the explainer with settings that have captum's names. Ignore settings that it does not have."""
+    """Return a copy of the explainer with settings that are given by captum's names. Ignore settings that the explainer lacks."""
     return explainer.with_settings(
         **{
             name: translated
@@ -120,7 +120,7 @@ def apply_captum_settings(explainer: Method, captum_settings: Mapping[str, Any])
 def select_baseline_rows(
     explainer: BaseMethod, captum_settings: Mapping[str, Any], rows: Sequence[int], inputs: Sequence[ModelInput]
 ) -> dict[str, Any]:
-    """Select the baselines of the images in `rows`, if the settings hold one baseline per image. Return the settings."""
+    """Return the settings for the images in `rows`. If there is one baseline per image, select the baselines of these images."""
     settings = dict(captum_settings)
     baseline = translate_setting_value("baseline", settings.get("baselines"))
     if isinstance(baseline, Tensor):
@@ -134,7 +134,7 @@ def select_baseline_rows(
 def translate_setting_names(
     keywords: Mapping[str, Any], setting_names: Collection[str], owner_name: str
 ) -> dict[str, Any]:
-    """Translate captum's names of settings into camscope's. Raise InputError if a foreign name has no setting here."""
+    """Translate captum's names of settings to camscope's names. Raise InputError for a name without a counterpart."""
     settings: dict[str, Any] = {}
     for word, value in keywords.items():
         name = word
@@ -151,7 +151,7 @@ def translate_setting_names(
 
 
 def translate_setting_value(setting_name: str, value: Any) -> Any:
-    """Convert the value of a setting from captum's form to camscope's, such as a tuple of one baseline to this baseline."""
+    """Convert the value of a setting from captum's form to camscope's. For example, unpack a tuple that holds one baseline."""
     if setting_name not in ("baseline", "background"):
         return value
     if isinstance(value, tuple):
@@ -165,7 +165,7 @@ def translate_setting_value(setting_name: str, value: Any) -> Any:
 
 
 def reject_foreign_keywords(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function, so that a keyword of another toolkit raises an InputError that suggests the right keyword."""
+    """Decorate a function. A keyword of another toolkit then raises an InputError that suggests the right keyword."""
     parameters = inspect.signature(function).parameters
 
     @wraps(function)

@@ -20,7 +20,7 @@ PositiveInteger = Annotated[int, check_positive_integer]
 
 
 def check_settings(method: Any) -> None:
-    """Raise InputError if the value of a setting does not match its declared type. `method` is a dataclass.
+    """Raise InputError if the value of a setting does not match the type that the dataclass `method` declares for it.
 
     Only settings of the types `Literal`, bool and those of this module are checked, each also as `... | None`.
     """

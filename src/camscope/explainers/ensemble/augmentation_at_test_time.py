@@ -62,11 +62,11 @@ class Augmented(Wrapper):
 
     @property
     def accepts_integer_input(self) -> bool:
-        """Whether the inner explainer can explain an integer input, and no view needs interpolation."""
+        """Whether an integer input is accepted. The inner explainer must accept it, and no view may need interpolation."""
         return super().accepts_integer_input and set(self.scales) == {1.0}
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Compute for each score the mean map over all views, which are flips and scales of the input."""
+        """Compute for each score the mean of the maps of all views. A view is a flipped and rescaled copy of the input."""
         if len(scores) > 1 and any(callable(score.target) for score in scores):  # each may have its own layer
             return [self.compute_maps(x, [score])[0] for score in scores]
         unchanged_maps, explainer = (
@@ -87,7 +87,7 @@ class Augmented(Wrapper):
         return [_average_views([[row[i] for row in views] for views in views_by_scale]) for i in range(len(scores))]
 
     def _list_flip_axes(self, n_axes: int) -> list[tuple[int, ...]]:
-        """Return the axes that are flipped in each view. The first view has none."""
+        """Return which axes each view flips. The first view flips no axis."""
         if isinstance(self.flips, bool):
             flips = [n_axes - 1] * self.flips
         else:
@@ -99,7 +99,7 @@ class Augmented(Wrapper):
 
 
 def _is_sequence_of(values: object, number_type: type) -> bool:
-    """Whether a value is a sequence whose items are all numbers of this type."""
+    """Whether a value is a sequence that holds only numbers of this type."""
     if not isinstance(values, Sequence):
         return False
     return all(isinstance(value, number_type) and not isinstance(value, bool) for value in values)
@@ -108,7 +108,7 @@ def _is_sequence_of(values: object, number_type: type) -> bool:
 def _compute_maps_at_scale(
     scale: float, explainer: Explainer, x: Tensor, scores: Sequence[Score]
 ) -> list[AttributionMaps]:
-    """Compute the maps of one view of the input. Raise InputError if the model does not accept its size."""
+    """Compute the maps of one view of the input. Raise InputError if the model does not accept the size of the view."""
     try:
         return explainer.compute_maps(x, scores)
     except Exception as error:
@@ -122,13 +122,13 @@ def _compute_maps_at_scale(
 
 
 def _undo_flip(maps: AttributionMaps, axes: Sequence[int], reference: AttributionMaps) -> AttributionMaps:
-    """Flip maps back along the flipped axes, and resize them to the grid of the reference."""
+    """Flip maps back along the axes that the view flipped. Then resize them to the grid of the reference."""
     attribution = maps.attribution.flip([axis + 1 for axis in axes])
     return replace(maps, attribution=resize_maps(attribution, reference.attribution.shape[1:]))
 
 
 def _average_views(views_by_scale: Sequence[Sequence[AttributionMaps]]) -> AttributionMaps:
-    """Compute the mean map over all views. The first list of `views_by_scale` is of the original scale."""
+    """Compute the mean map over all views. In `views_by_scale`, the first list has the views at the original scale."""
     sums = [torch.stack([view.attribution for view in views]).sum(0) for views in views_by_scale]
     sizes = [
         torch.stack([_compute_mean_magnitude(view.attribution) for view in views]).sum(0) for views in views_by_scale
@@ -141,5 +141,5 @@ def _average_views(views_by_scale: Sequence[Sequence[AttributionMaps]]) -> Attri
 
 
 def _compute_mean_magnitude(attribution: Tensor) -> Tensor:
-    """Compute the mean absolute value (N,1,...) of each map."""
+    """Compute the mean absolute value of each map, as (N,1,...)."""
     return attribution.abs().mean(tuple(range(1, attribution.ndim)), keepdim=True)

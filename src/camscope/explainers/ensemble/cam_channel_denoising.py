@@ -46,14 +46,14 @@ class Denoised(Wrapper):
 
     @property
     def share_key(self) -> Hashable:
-        """A key of denoised methods whose inner methods share passes."""
+        """A key that is equal for denoised methods whose inner methods can share passes."""
         return (Denoised, self.explainer.share_key) if isinstance(self.explainer, BaseWeightedChannels) else id(self)
 
     @staticmethod
     def compute_shared_maps(
         explainers: Sequence[BaseMethod], x: Tensor, scores: Sequence[Score]
     ) -> Sequence[Sequence[AttributionMaps]]:
-        """Compute the denoised maps [method][score] of methods whose inner methods share passes."""
+        """Compute the maps of denoised methods whose inner methods share passes, as rows [method][score]."""
         inner = [wrapper.explainer for wrapper in explainers if isinstance(wrapper, Denoised)]
         channel_methods = [method for method in inner if isinstance(method, BaseWeightedChannels)]
         if len(channel_methods) < len(inner):
@@ -64,7 +64,7 @@ class Denoised(Wrapper):
         return compute_group_maps(principal_methods, x, scores)
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Compute the denoised maps of several scores. If the inner explainer is a wrapper, denoise the explainers inside it."""
+        """Compute the denoised map of each score. If the inner explainer is a wrapper, denoise the methods that it wraps."""
         inner = self.explainer
         if isinstance(inner, BaseWeightedChannels):
             return list(self.compute_shared_maps([self], x, scores)[0])
@@ -79,7 +79,7 @@ class Denoised(Wrapper):
 
 
 def _project_on_principal_component(method: BaseWeightedChannels, features: LayerFeatures) -> Tensor:
-    """Project the map (N,cells) of a method on the first principal component of its channel contributions."""
+    """Project the channel contributions of a method on their first principal component. Return the map (N,cells)."""
     parts = method.contributions(features)
     total, component = parts.sum(1), project_on_first_component(parts)
     size = component.abs().amax(1, keepdim=True)

@@ -35,7 +35,7 @@ class Contrast(Wrapper):
         self._target = Difference(a, b)
 
     def resolve_target(self, target: TargetLike) -> TargetLike:
-        """Return the difference of the two classes as the target. Raise TargetError if the caller passes a target."""
+        """Return the score difference of the two classes as the target. Raise TargetError if the caller passes a target."""
         if target is not None:
             raise TargetError(
                 f"Contrast explains {self.a!r} rather than {self.b!r} and accepts no other target; got {target!r:.80}"
@@ -43,5 +43,5 @@ class Contrast(Wrapper):
         return self.explainer.resolve_target(self._target)
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Compute the maps of the inner explainer for the difference of the two classes."""
+        """Compute the maps of the inner explainer. The explained score is the difference between the two classes."""
         return self.explainer.compute_maps(x, scores)

@@ -62,7 +62,7 @@ class Fused(Wrapper):
     def at_layers(
         cls, explainer: Explainer, layers: Sequence[str | nn.Module], fusion_mode: FusionMode = "max"
     ) -> Self:
-        """Fuse the maps of one method at several layers. All other settings stay the same.
+        """Create an explainer that fuses the maps of one method at several layers. The settings apply to all layers.
 
         Args:
             explainer: The method, at any layer.
@@ -101,7 +101,7 @@ class Fused(Wrapper):
 
 
 def _describe_layer_problem(value: object) -> str:
-    """Return the error text for a value that `Fused.at_layers` cannot use at several layers."""
+    """Return the error text for an argument with which `Fused.at_layers` cannot explain several layers."""
     if not isinstance(value, Explainer):
         return f"Fused.at_layers(explainer, layers) takes an explainer, such as GradCAM(model); got {value!r:.80}"
     if not isinstance(value, Wrapper):
@@ -114,7 +114,7 @@ def _describe_layer_problem(value: object) -> str:
 def compute_all_maps(
     explainers: Sequence[Explainer], x: Tensor, scores: Sequence[Score]
 ) -> list[list[AttributionMaps]]:
-    """Compute the maps of several explainers as rows [explainer][score], with shared passes if possible."""
+    """Compute the maps of several explainers as rows [explainer][score]. Share passes where possible."""
     done: dict[int, list[AttributionMaps]] = {}
     for indices in group_by_share_key(explainers):
         done.update(zip(indices, compute_group_maps([explainers[t] for t in indices], x, scores), strict=True))
@@ -122,7 +122,7 @@ def compute_all_maps(
 
 
 def fuse_attributions(attributions: Sequence[Tensor], fusion_mode: FusionMode) -> Tensor:
-    """Fuse maps (N,*s) of several layers. Each map is clipped at zero and divided by its maximum before."""
+    """Fuse maps (N,*s) of several layers. First clip each map at zero and divide it by its maximum."""
     finest_grid = max((attribution.shape[1:] for attribution in attributions), key=math.prod)
     layers = torch.stack([resize_maps(_divide_by_maximum(attribution), finest_grid) for attribution in attributions])
     if fusion_mode == "product":
@@ -131,13 +131,13 @@ def fuse_attributions(attributions: Sequence[Tensor], fusion_mode: FusionMode) -
 
 
 def _divide_by_maximum(maps: Tensor) -> Tensor:
-    """Clip maps (N,*s) at zero, and divide each one by its maximum."""
+    """Clip maps (N,*s) at zero. Divide each map by its maximum."""
     peak = maps.flatten(1).amax(1).view(-1, *[1] * (maps.ndim - 1))
     return torch.where(peak > 0, maps.relu() / peak, 0)
 
 
 def merge_layer_maps(layer_maps: Sequence[AttributionMaps], attribution: Tensor, scaling_note: str) -> AttributionMaps:
-    """Build the result for a fused map (N,*s), with the notes of all layers and a note about each layer without evidence."""
+    """Build the result for a fused map (N,*s). Keep the notes of all layers, and add a note for each layer without evidence."""
     notes, layers = [scaling_note], [maps.layer for maps in layer_maps if maps.layer]
     for maps in layer_maps:
         statuses = set(determine_statuses(maps))
@@ -149,7 +149,7 @@ def merge_layer_maps(layer_maps: Sequence[AttributionMaps], attribution: Tensor,
 
 
 def fuse(explanations: Sequence[Explanation], fusion_mode: FusionMode = "max") -> Explanation:
-    """Fuse explanations of the same target at several layers into one explanation.
+    """Fuse several explanations into one. They explain the same target at different layers.
 
     Args:
         explanations: One explanation per layer, of one input, target and method.
@@ -193,7 +193,7 @@ def fuse(explanations: Sequence[Explanation], fusion_mode: FusionMode = "max") -
 
 
 def _check_same_input_target_and_model(reference: Explanation, other: Explanation) -> None:
-    """Raise InputError if two explanations differ in their input, target, method or model."""
+    """Raise InputError unless all explanations have the same input, target, method and model."""
     for fact in ("name", "method", "target", "label", "input_size", "placement", "model"):
         if getattr(other, fact) != getattr(reference, fact):
             raise InputError(

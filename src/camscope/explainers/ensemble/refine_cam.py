@@ -86,7 +86,7 @@ class RefineCAM(Explainer):
         return self.compute_maps(x, [score])[0].attribution
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Compute the map of each score. The layers share one forward pass, and each score has one backward pass."""
+        """Compute the map of each score. There is one forward pass for all layers, and one backward pass for each score."""
         if self.layers is not None:
             return self._multiply_maps_of_layers(self.layers, x, scores)
         groups = groupby(scores, partial(self._choose_layers, x))
@@ -108,11 +108,11 @@ class RefineCAM(Explainer):
         return [replace(layer_maps, notes=(note, *layer_maps.notes)) for layer_maps in merged]
 
     def with_chosen_layers(self, x: Tensor, score: Score) -> Self:
-        """Return a copy of this method with the layers that it chooses for this input. Named layers stay."""
+        """Return a copy of this method whose layers are set: those that the user named, or ones chosen for this input."""
         return self if self.layers is not None else replace(self, layers=self._choose_layers(x, score))
 
     def _choose_layers(self, x: Tensor, score: Score) -> list[str]:
-        """Choose the last layer of each resolution for this input, finest first. Cache the result."""
+        """Choose the last layer of each resolution for this input. The finest resolution is first. Cache the result."""
         deepest, model = self._base_explainer.choose_layer_name(x, score), score.model
         key = (deepest, tuple(x.shape[1:]), tuple((name, type(module)) for name, module in model.named_modules()))
         if key not in self._stages_by_model:
@@ -129,7 +129,7 @@ class RefineCAM(Explainer):
 
 
 def find_last_layer_per_resolution(model: nn.Module, layers: Sequence[SpatialLayer], deepest_layer: str) -> list[str]:
-    """Return the last layer of each of the four coarsest resolutions up to `deepest_layer`, finest resolution first."""
+    """Return the last layer of each of the four coarsest resolutions, the finest first. Stop at `deepest_layer`."""
     # a layer inside one of several similar blocks ends no stage: a bottleneck's first convolution still has the finer grid
     module_types = {layer.name: type(find_layer(model, layer.name)[1]) for layer in layers}
     parents = {name: name.rpartition(".")[0] for name in module_types}
@@ -147,7 +147,7 @@ def find_last_layer_per_resolution(model: nn.Module, layers: Sequence[SpatialLay
 
 
 def _multiply_maps(maps: Sequence[Tensor]) -> Tensor:
-    """Scale the maps (N,*s) of several layers to 0..1, resize them to the finest grid, and multiply them."""
+    """Multiply the maps (N,*s) of several layers, after scaling them to 0..1 and resizing them to the finest grid."""
     finest_grid = max((attribution.shape[1:] for attribution in maps), key=math.prod)
     resized = [resize_maps(scale_to_unit_range(attribution.relu()), finest_grid) for attribution in maps]
     return torch.stack([scale_to_unit_range(attribution) for attribution in resized]).prod(0)

@@ -51,7 +51,7 @@ class SESS(Wrapper):
         self.explainer, self.n_scales, self.scale_step = explainer, n_scales, scale_step
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Compute the joined map (N,*S) of each score."""
+        """Compute the map (N,*S) of each score, joined from the maps of all windows."""
         if len(scores) > 1:
             return [self.compute_maps(x, [score])[0] for score in scores]
         (score,), size = scores, list(x.shape[2:])
@@ -78,12 +78,12 @@ class SESS(Wrapper):
         return [merge_notes_and_flags(maps, mean, f"joined from {plural(len(maps), 'window')}")]
 
     def _list_enlarged_input_sizes(self, size: Sequence[int]) -> list[list[int]]:
-        """Return the size of the enlarged input at each scale."""
+        """Return the size to which the input is enlarged at each scale."""
         return [[round(side * (1 + number * self.scale_step)) for side in size] for number in range(self.n_scales)]
 
 
 def list_window_corners(size: Sequence[int], step: Sequence[int], window: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the first cell of each window, one index per axis, in row order. The last windows end at the border.
+    """Return the first cell of each window, as one index per axis, row by row. The last windows end at the border.
 
     >>> list_window_corners((5, 4), (2, 4), (2, 4))
     [(0, 0), (2, 0), (3, 0)]
@@ -96,7 +96,7 @@ def list_window_corners(size: Sequence[int], step: Sequence[int], window: Sequen
 
 
 def _place_window_map(attribution: Tensor, corner: Sequence[int], grid: Sequence[int], size: Sequence[int]) -> Tensor:
-    """Scale a window's map to 0..1, and paste it at the window's position into a map of the whole input."""
+    """Scale the map of a window to 0..1. Paste it into a map of the whole input, at the position of the window."""
     peak = attribution.flatten(1).amax(1).view(-1, *[1] * len(size))
     scaled = resize_maps(torch.where(peak > 0, attribution.relu() / peak, 0), size)
     margins = [(start, total - start - side) for start, total, side in zip(corner, grid, size, strict=True)]

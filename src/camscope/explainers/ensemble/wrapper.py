@@ -46,10 +46,10 @@ class Wrapper(Explainer):
 
     @abstractmethod
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Compute the maps of several scores for an input (N,C,*S), from the maps of the inner explainers."""
+        """Compute the maps of several scores for an input (N,C,*S). They are made from the maps of the inner explainers."""
 
     def with_chosen_layers(self, x: Tensor, score: Score) -> Self:
-        """Let the inner explainers choose their layers for the input. Return the wrapper around them."""
+        """Let the inner explainers choose their layers for this input. Return a wrapper around these explainers."""
         return self._with_inner_explainers([explainer.with_chosen_layers(x, score) for explainer in self.inner])
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
@@ -62,7 +62,7 @@ class Wrapper(Explainer):
         return super().setting_names.union(*(explainer.setting_names for explainer in self.inner))
 
     def with_settings(self, **settings: Any) -> Self:
-        """Return a copy of the wrapper with changed settings. Each inner explainer takes the settings that its method knows."""
+        """Return a copy of the wrapper with changed settings. Each setting also goes to all inner explainers that have it."""
         return self._with_inner_explainers(
             [
                 explainer.with_settings(**{k: value for k, value in settings.items() if k in explainer.setting_names})
@@ -72,7 +72,7 @@ class Wrapper(Explainer):
 
     @property
     def composed_name(self) -> str:
-        """The names of the inner explainers and of the wrapper, such as `gradcam, denoised`."""
+        """The names of the inner explainers, followed by that of the wrapper, such as `gradcam, denoised`."""
         return f"{' + '.join(dict.fromkeys(explainer.composed_name for explainer in self.inner))}, {self.name}"
 
     @property
@@ -96,7 +96,7 @@ class Wrapper(Explainer):
         return all(explainer.accepts_integer_input for explainer in self.inner)
 
     def resolve_target(self, target: TargetLike) -> TargetLike:
-        """Return the target that all inner explainers explain. Raise InputError if their targets differ."""
+        """Return the target that the inner explainers have in common. Raise InputError if their targets differ."""
         first, *other_targets = [explainer.resolve_target(target) for explainer in self.inner]
         for explainer, other in zip(self.inner[1:], other_targets, strict=True):
             if other is not first and not (isinstance(other, Difference) and other == first):
@@ -106,7 +106,7 @@ class Wrapper(Explainer):
         return first
 
     def with_method(self, method: str | type[Explainer]) -> Explainer:
-        """Create the same wrapper around another method for the same model."""
+        """Create the same wrapper for the same model, but around another method."""
         return self._with_inner_explainers([explainer.with_method(method) for explainer in self.inner])
 
     def _with_inner_explainers(self, inner: Sequence[Explainer]) -> Self:

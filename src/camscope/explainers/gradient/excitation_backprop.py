@@ -56,7 +56,7 @@ class ExcitationBackprop(LayerExplainer):
     compute_shared_maps = staticmethod(BaseMethod.compute_shared_maps)
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Compute the maps of several scores, with one forward pass in all and one backward pass for each score."""
+        """Compute the maps of several scores. There is one forward pass for all, and one backward pass for each score."""
         model = scores[0].model
         explainer = self if self.to_pixels else self.with_chosen_layers(x, scores[0])  # before the mode is on
         with excitation_backprop_scope(model, to_pixels=self.to_pixels) as mode:
@@ -71,14 +71,14 @@ class ExcitationBackprop(LayerExplainer):
         return [replace(score_maps, notes=(*notes, *score_maps.notes)) for score_maps in maps]
 
     def compute_differentiated_score(self, score: Score, output: Any, n_samples: int) -> Tensor:
-        """Return the score (N,) from which probability is propagated back. Raise ModelError if an operation has no rule."""
+        """Return the score (N,) at which backpropagation starts. Raise ModelError if an operation has no excitation rule."""
         check_excitation_rules(output, self.name)
         if self.contrastive:
             make_last_rules_contrastive(output)
         return score.read_score(output, n_samples)
 
     def compute_layer_map(self, features: LayerFeatures) -> Tensor:
-        """Compute the map: the sum of the probabilities of all channels at each cell."""
+        """Compute the map. The value of a cell is the sum of the probabilities of all its channels."""
         for sample, note in enumerate(self._describe_lost_probability(features.score, features.gradient)):
             if note:
                 features.add_note(sample, note)
@@ -96,7 +96,7 @@ class ExcitationBackprop(LayerExplainer):
         return maps
 
     def _describe_lost_probability(self, score: Score, p: Tensor) -> list[str]:
-        """Return a note for each sample about probability that was lost during propagation.
+        """Return a note for each sample that says how much probability was lost during propagation.
 
         The note is empty if little was lost.
         """

@@ -47,7 +47,7 @@ class RuledFunction(torch.autograd.Function):
         saved: tuple[Tensor, ...],
         *inputs: Tensor,
     ) -> Tensor:
-        """Compute the operation, and save the tensors that its rule needs in the backward pass."""
+        """Compute the operation. Save the tensors that the backward pass needs to apply the rule."""
         result = compute()
         if result is inputs[0]:
             ctx.mark_dirty(result)
@@ -58,19 +58,19 @@ class RuledFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, p: Tensor) -> tuple[Tensor | None, ...]:
-        """Compute the probability of each input from the probability p of the output, by the rule."""
+        """Compute the probability of each input by the rule. The output has probability p."""
         saved = ctx.saved_tensors  # a checkpoint computes them again, under the mode of the forward pass
         with torch._C.DisableTorchFunction():
             return None, None, None, *ctx.rule(full_precision(p), *saved)
 
 
 def pass_to_only_input(p: Tensor) -> tuple[Tensor, ...]:
-    """Pass the whole probability of each output to its only input."""
+    """Pass the whole probability of an output to its input. The operation has a single input."""
     return (p,)
 
 
 def pass_where_factor_is_positive(p: Tensor, factor_sign: Tensor) -> tuple[Tensor, ...]:
-    """Pass the probability of a product with a constant to its input where the constant is positive, and 0 elsewhere."""
+    """Pass the probability of a product x · c to x where the constant c is positive. Elsewhere pass 0."""
     return (torch.where(factor_sign > 0, p, 0),)
 
 
@@ -80,9 +80,7 @@ def share_among_summands(shapes: Sequence[torch.Size], p: Tensor, *shares: Tenso
 
 
 def share_among_averaged_inputs(function: Callable[[Tensor], Tensor], p: Tensor, x: Tensor) -> tuple[Tensor, ...]:
-    """Share the probability p of a mean, or of a sum with positive weights, among its inputs, in proportion to the size
-    of each input.
-    """
+    """Share the probability p of a mean or a positively weighted sum among its inputs, in proportion to their sizes."""
     return (share_among_linear_inputs(p, x.clamp(min=0), function),)
 
 
@@ -110,7 +108,7 @@ class LinearRule:
         return (shares - self._share_among_inputs_through_norm(p, response, -1) if self.contrastive else shares,)
 
     def _share_among_inputs_through_norm(self, p: Tensor, response: Tensor, sign: int) -> Tensor:
-        """Share p among the inputs by the weights of one sign, or of the other sign where a merged batch norm is negative."""
+        """Share p among the inputs by weights of one sign. Use the other sign where a merged batch norm has a negative factor."""
         if self.norm_signs is None:
             return self._share_among_inputs_by_weight_sign(p, response, sign)
         up, down = (torch.where(chosen, p, 0) for chosen in (self.norm_signs > 0, self.norm_signs < 0))
@@ -122,14 +120,14 @@ class LinearRule:
         )
 
     def _share_among_inputs_by_weight_sign(self, p: Tensor, response: Tensor, sign: int) -> Tensor:
-        """Share p among the inputs `response`, in proportion to the products with the weights of one sign."""
+        """Share p among the inputs `response`. Only weights of one sign count. The shares are in proportion to input x weight."""
         weight = (sign * full_precision(self.weight.detach())).clamp(min=0)
         weight = weight / weight.amax().clamp(min=torch.finfo(weight.dtype).tiny)  # no ratio depends on the scale
         return share_among_linear_inputs(p, response, lambda a: self.function(a, weight))
 
 
 def share_among_linear_inputs(p: Tensor, response: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """Share the probability p of the outputs of a linear function among its non-negative inputs `response` (N,...)."""
+    """Share the probability p of a linear function's outputs among its non-negative inputs `response` (N,...)."""
     response = full_precision(response)
     largest = response.flatten(1).amax(1).view(-1, *[1] * (response.ndim - 1))
     with torch.enable_grad():
@@ -154,7 +152,7 @@ COPY_NODES = {
 
 @contextmanager
 def excitation_backprop_scope(model: nn.Module, *, to_pixels: bool = False) -> Iterator["ExcitationBackpropMode"]:
-    """Run excitation backpropagation: inside the `with`, `torch.autograd.grad` returns winning probabilities in this thread."""
+    """Make `torch.autograd.grad` in this thread return winning probabilities instead of gradients inside the `with`."""
     with Hooks() as hooks, ExcitationBackpropMode(to_pixels=to_pixels) as mode:
         enter, leave = (thread_local_hook(partial(mode.set_inside_model, inside)) for inside in (True, False))
         hooks.add_handle(model.register_forward_pre_hook(enter))
@@ -173,11 +171,11 @@ class ExcitationBackpropMode(BaseFunctionMode):
         self._last_linear_call: tuple[Tensor, Tensor, tuple[int, int], LinearRule] | None = None
 
     def set_inside_model(self, inside: bool, *_: object) -> None:
-        """Set whether the functions that are called next belong to the forward pass of the model."""
+        """Set whether the following function calls belong to the forward pass of the model."""
         self._is_inside_model, self._last_linear_call = inside, None
 
     def run_intercepted_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call a function and return its result. If it has an excitation rule, its backward pass uses the rule."""
+        """Call a function and return its result. If there is an excitation rule for it, the backward pass uses the rule."""
         if func is torch.autograd.grad:  # which runs checkpoints again
             return self._run_grad_with_rules(func, args, kwargs)
         first = args[0] if args else kwargs.get("input")
@@ -238,7 +236,7 @@ class ExcitationBackpropMode(BaseFunctionMode):
     def _call_or_merge_batch_norm(
         self, func: Callable[..., Any], x: Tensor, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Tensor:
-        """Apply a batch norm. If it directly follows a linear layer, merge it into the rule of this layer."""
+        """Apply a batch norm. If a linear layer comes directly before it, merge the norm into the rule of that layer."""
         gamma = args[2] if len(args) > 2 else kwargs.get("weight")
         signs = torch.ones_like(x[:1]) if gamma is None else gamma.detach().sign().view(1, -1, *[1] * (x.ndim - 2))
         if self._last_linear_call is not None and self._last_linear_call[0] is x:
@@ -250,7 +248,7 @@ class ExcitationBackpropMode(BaseFunctionMode):
 
 
 def check_excitation_rules(output: Any, method: str) -> None:
-    """Raise ModelError if an operation between the layer and the score has no excitation rule.
+    """Raise ModelError if there is an operation without excitation rule between the layer and the score.
 
     The autograd graph of `output` lists the operations.
     """
@@ -266,7 +264,7 @@ def check_excitation_rules(output: Any, method: str) -> None:
 
 
 def make_last_rules_contrastive(output: Any) -> None:
-    """Make the rules of the last linear layers before the output contrastive."""
+    """Make the rules of the linear layers contrastive that come last before the output."""
     waiting = [tensor.grad_fn for tensor in _find_differentiable_tensors(output)]
     while waiting:
         node = waiting.pop()
@@ -291,7 +289,7 @@ def _has_excitation_rule(node: Node) -> bool:
 
 
 def _carries_probability(value: object) -> TypeGuard[Tensor]:
-    """Whether probability is propagated back to a tensor. Parameters receive no probability."""
+    """Whether backpropagation assigns probability to a tensor. Parameters get none."""
     return isinstance(value, Tensor) and value.requires_grad and not value.is_leaf and torch.is_grad_enabled()
 
 
@@ -302,7 +300,7 @@ def _depends_on_parameters_only(args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def _is_first_layer_input(x: Tensor) -> bool:
-    """Whether x goes into the first layer of the model. Copies, constants and activation functions are no layers."""
+    """Whether no layer comes before x. Copies, constants and activation functions do not count as layers."""
     node = x.grad_fn
     while node is not None and get_operation_name(node) != "AccumulateGrad":
         if getattr(node, "rule", pass_to_only_input) not in (pass_to_only_input, pass_where_factor_is_positive):

@@ -27,7 +27,7 @@ class RectifiedGradientExplainer(InputGradientExplainer):
     rule: ClassVar[ReluRule]
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Compute the maps of several scores, with one forward pass in all and one backward pass for each score."""
+        """Compute the maps of several scores. There is one forward pass for all, and one backward pass for each score."""
         reports: list[ReluReport] = []
         signals = self.compute_gradients(x, scores, lambda values: reports.append(apply_relu_rule(values, self.rule)))
         notes = describe_relus_or_raise(reports[-1], self.composed_name)  # of the pass whose graph reached the input
@@ -35,7 +35,7 @@ class RectifiedGradientExplainer(InputGradientExplainer):
 
 
 def describe_relus_or_raise(report: ReluReport, title: str) -> list[str]:
-    """Return notes about the ReLUs and other activations in an autograd graph. Raise ModelError if the graph has no ReLU."""
+    """Return notes about the activation functions in an autograd graph. Raise ModelError if there is no ReLU among them."""
     if not report.relus:
         operations = _format_counts(report.other_activations + report.opaque_operations) or "no activation"
         raise ModelError(

@@ -32,7 +32,7 @@ class GuidedGradCAM(RectifiedGradientExplainer, LayerSelectionMixin):
     rule: ClassVar[ReluRule] = "guided"
 
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Compute the maps of several scores, with two forward passes in all and two backward passes for each score."""
+        """Compute the maps of several scores. There are two forward passes for all, and two backward passes for each score."""
         cams = self.with_chosen_layers(x, scores[0]).with_method(GradCAM).compute_maps(x, scores)
         chosen = self.describe_chosen_layer(str(cams[0].layer), scores[0].model)
         maps = []

@@ -39,5 +39,5 @@ class InputXGradient(InputGradientExplainer):
     name, title, paper = "inputxgradient", "Input x Gradient", "arXiv:1605.01713"
 
     def attribution_from_gradient(self, x: Tensor, gradient: Tensor) -> Tensor:
-        """Return input times gradient."""
+        """Return the input times the gradient."""
         return x * gradient

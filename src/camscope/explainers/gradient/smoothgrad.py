@@ -37,7 +37,7 @@ class NoisyGradientExplainer(PixelExplainer, MultiPassExplainer, RandomMixin):
 
     @abstractmethod
     def combine_moments(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """Combine the mean and the variance of the gradients over the noisy copies (N,C,*S), both float64."""
+        """Compute the attribution from the mean and the variance of the gradients at noisy copies (N,C,*S), in float64."""
 
     def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
         """Compute the maps (N,*S) of one score."""

@@ -44,14 +44,14 @@ class AdditiveExplainer(PixelExplainer, MultiPassExplainer):
     def compute_sample_attribution(
         self, evaluator: PerturbedEvaluator, sample: int, baseline_tensors: Sequence[Tensor]
     ) -> AdditiveAttribution:
-        """Compute the attribution of one sample against its baselines, `baseline_tensors` (C,*S)."""
+        """Compute the attribution of one sample. It is relative to the baselines `baseline_tensors`, each (C,*S)."""
 
     def build_baselines(self, x: Tensor) -> list[Tensor]:
         """Build one tensor (N,C,*S) for each baseline. By default there is no baseline."""
         return []
 
     def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
-        """Compute the maps (N,*S) of one score. Notes and diagnostics compare their sums with the expected sums."""
+        """Compute the maps (N,*S) of one score. Notes compare the sum of each map with its expected sum."""
         evaluator, baselines = self.evaluator_cls(self, x, score), self.build_baselines(x)
         samples = [(evaluator, i, [baseline[i] for baseline in baselines]) for i in range(len(x))]
         parts = [self.compute_sample_attribution(*sample) for sample in samples]
@@ -73,7 +73,7 @@ class AdditiveExplainer(PixelExplainer, MultiPassExplainer):
         )
 
     def describe_sum(self, attribution: AdditiveAttribution, total: float) -> str:
-        """Return the note that compares `total`, the sum of the values, with the expected sum."""
+        """Return a note that compares the sum of the values, `total`, with the expected sum."""
         gap = format_completeness_gap(self.describe_summands(), total, self.sum_text, float(attribution.expected_sum))
         n_gradients = attribution.n_gradients
         count = "" if n_gradients is None else f", after {plural(n_gradients, 'gradient')}"
@@ -91,12 +91,12 @@ class BaselinePathExplainer(BaselineMixin, AdditiveExplainer):
     def integrate_path(
         self, evaluator: PerturbedEvaluator, sample: int, baseline: Tensor, score_change: Tensor
     ) -> AdditiveAttribution:
-        """Integrate from a baseline (C,*S) to one sample. `score_change` is the sample's score minus the baseline's."""
+        """Integrate gradients from a baseline (C,*S) to one sample. On the way, the score changes by `score_change`."""
 
     def compute_sample_attribution(
         self, evaluator: PerturbedEvaluator, sample: int, baseline_tensors: Sequence[Tensor]
     ) -> AdditiveAttribution:
-        """Compute the mean attribution of one sample over its baselines."""
+        """Compute the mean attribution of one sample. The mean is over the baselines."""
         score = evaluator.clean_scores[sample]
         parts = []
         for start in baseline_tensors:

@@ -39,7 +39,7 @@ class BlurIG(AdditiveExplainer):
     def compute_sample_attribution(
         self, evaluator: PerturbedEvaluator, sample: int, baseline_tensors: Sequence[Tensor]
     ) -> AdditiveAttribution:
-        """Integrate gradients from the blurred to the sharp sample, along chords of the path."""
+        """Integrate gradients from the blurred sample to the sharp one. The path is replaced by short straight lines."""
         x, steps = evaluator.x[sample], torch.arange(self.n_steps + 1, dtype=torch.float64, device="cpu")
         blurs, widths = BlurredCopies(x), self.sigma * max(x.shape[1:]) * (1 - steps / self.n_steps) ** 2
         total = torch.zeros_like(x, dtype=torch.float64)
@@ -71,7 +71,7 @@ class BlurredCopies:
         self.is_nonconstant = bool(self._spectrum.any())
 
     def compute_frequency_factors(self, sigmas: Tensor) -> Tensor:
-        """Compute the factor of each frequency (R,1,*S) for R Gaussian blurs of widths `sigmas` (R,), in pixels."""
+        """Compute by how much R Gaussian blurs damp each frequency (R,1,*S). `sigmas` (R,) are their widths in pixels."""
         exponent = torch.zeros([1] * self._spectrum.ndim, dtype=torch.float64, device=self._spectrum.device)
         squares = sigmas.to(exponent.device).square().view(-1, *[1] * (exponent.ndim - 1))
         for axis in range(2, exponent.ndim):
@@ -81,7 +81,7 @@ class BlurredCopies:
         return exponent.exp()
 
     def apply_frequency_factors(self, factors: Tensor) -> Tensor:
-        """Filter the input: multiply its frequencies by R sets of factors (R,1,*S). Return R inputs (R,C,*S)."""
+        """Filter the input by R sets of frequency factors (R,1,*S). Return R filtered inputs (R,C,*S)."""
         spectrum = (self._spectrum * factors).to(self._inverse_transforms[0].dtype)
         return multiply_along_axes(spectrum, self._inverse_transforms)
 
@@ -94,7 +94,7 @@ def build_dct_matrix(n_cells: int, device: torch.device) -> Tensor:
 
 
 def multiply_along_axes(values: Tensor, matrices: list[Tensor]) -> Tensor:
-    """Multiply values (R,C,*S) along each spatial axis by the matrix of this axis."""
+    """Multiply values (R,C,*S) by one matrix along each spatial axis."""
     for axis, matrix in enumerate(matrices, start=2):
         values = (values.movedim(axis, -1) @ matrix.T).movedim(-1, axis)
     return values

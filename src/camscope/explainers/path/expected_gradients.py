@@ -24,7 +24,7 @@ class PathSamples(NamedTuple):
 
     @classmethod
     def draw(cls, n_samples: int, n_baselines: int, generator: torch.Generator) -> "PathSamples":
-        """Draw one point in each of `n_samples` equal steps of the path. All baselines are drawn equally often."""
+        """Divide the path into `n_samples` equal steps and draw one point in each. All baselines are drawn equally often."""
         n_rounds = -(-n_samples // n_baselines)
         rounds = [torch.randperm(n_baselines, generator=generator, device="cpu") for _ in range(n_rounds)]
         offsets = torch.rand(n_samples, generator=generator, dtype=torch.float64, device="cpu")
@@ -58,14 +58,14 @@ class ExpectedGradients(BackgroundMixin, AdditiveExplainer):
         self.n_references: int = min(len(self.list_baselines()), self.n_samples)  # how many baselines are drawn
 
     def build_baselines(self, x: Tensor) -> list[Tensor]:
-        """Build one tensor (N,C,*S) for each background input that is drawn."""
+        """Build one tensor (N,C,*S) for each background image that was drawn."""
         drawn = self._draw_path_samples().baseline_indices.unique().tolist()
         return build_baseline_tensors(self.list_baselines(), x, self, drawn)
 
     def compute_sample_attribution(
         self, evaluator: PerturbedEvaluator, sample: int, baseline_tensors: Sequence[Tensor]
     ) -> AdditiveAttribution:
-        """Compute the mean attribution of one sample over all random points."""
+        """Compute the attribution of one sample as the mean over random points on paths from baselines to the sample."""
         x, draws, baselines = evaluator.x[sample], self._draw_path_samples(), torch.stack(list(baseline_tensors))
         picks = draws.baseline_indices.unique(return_inverse=True)[1]
         total = torch.zeros_like(x, dtype=torch.float64)
@@ -93,7 +93,7 @@ class ExpectedGradients(BackgroundMixin, AdditiveExplainer):
         return PathSamples.draw(self.n_samples, len(self.list_baselines()), self.generator())
 
     def compute_path_ends(self, x: Tensor, path_samples: PathSamples, rows: slice) -> Tensor:
-        """Return the end points (R,C,*S) of a slice of the paths. By default each path ends at the sample (C,*S)."""
+        """Return where R of the paths end, as (R,C,*S). By default each path ends at the sample (C,*S)."""
         return x.expand(rows.stop - rows.start, *x.shape)
 
 
@@ -116,5 +116,5 @@ class GradientSHAP(ExpectedGradients):
     sigma: NonNegativeNumber = 0.1
 
     def compute_path_ends(self, x: Tensor, path_samples: PathSamples, rows: slice) -> Tensor:
-        """Return the end points (R,C,*S) of a slice of the paths: noisy copies of the sample (C,*S)."""
+        """Return where R of the paths end, as (R,C,*S). Each path ends at a noisy copy of the sample (C,*S)."""
         return x + draw_normal(path_samples.noise_seeds[rows], x) * (self.sigma * (x.amax() - x.amin()))

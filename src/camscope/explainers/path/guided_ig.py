@@ -43,7 +43,7 @@ class GuidedIG(BaselinePathExplainer):
     def integrate_path(
         self, evaluator: PerturbedEvaluator, sample: int, baseline: Tensor, score_change: Tensor
     ) -> AdditiveAttribution:
-        """Integrate along a path that first changes the values with small gradients."""
+        """Integrate gradients along a path on which values with small gradients change first."""
         end, place = evaluator.x[sample], full_precision(baseline).clone()
         gradient, total = torch.zeros_like(place), torch.zeros_like(place, dtype=torch.float64)
 
@@ -58,7 +58,7 @@ class GuidedIG(BaselinePathExplainer):
         return AdditiveAttribution(total.to(place.dtype), score_change, count)
 
     def advance_point(self, point: Tensor, gradient: Tensor, start: Tensor, end: Tensor, step: int) -> Tensor:
-        """Compute the end (C,*S) of one step of the path, from its start and the gradient at the start."""
+        """Compute where a step of the path ends, as (C,*S). It depends on where the step starts and on the gradient there."""
         if step == self.n_steps:
             return full_precision(end)
         share, direction = step / self.n_steps, full_precision(end) - full_precision(start)
@@ -72,8 +72,7 @@ class GuidedIG(BaselinePathExplainer):
 
 
 def allocate_distance(available: Tensor, gradient: Tensor, required: Tensor, group_fraction: float) -> Tensor:
-    """Choose how far each of P values moves, so that the distances sum to `required`. Values with small gradients move
-    first.
+    """Choose how far each of P values moves. Values with small gradients move first, and the distances sum to `required`.
 
     Return the share (P,) of its available distance that each value moves. The values are ordered by gradient and split
     into groups, each with `group_fraction` of all values. All values of a group move the same share. Gradients that

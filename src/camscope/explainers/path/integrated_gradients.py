@@ -36,5 +36,5 @@ class IntegratedGradients(BaselinePathExplainer):
     def integrate_path(
         self, evaluator: PerturbedEvaluator, sample: int, baseline: Tensor, score_change: Tensor
     ) -> AdditiveAttribution:
-        """Integrate along the straight line."""
+        """Integrate gradients along the straight line from the baseline to the sample."""
         return integrate_straight_line(evaluator, sample, baseline, score_change, self.n_steps, self.tolerance)

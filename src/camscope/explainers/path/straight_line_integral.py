@@ -19,7 +19,7 @@ def integrate_straight_line(
     n_steps: int,
     tolerance: float | None,
 ) -> AdditiveAttribution:
-    """Integrate gradients along the straight line from a baseline to a sample, with `n_steps` steps of equal length.
+    """Integrate gradients along the straight line from a baseline to a sample, in `n_steps` equal steps.
 
     If a tolerance is given, the steps are tripled until the sum of the attribution agrees with the score change.
     """
@@ -41,15 +41,15 @@ def integrate_straight_line(
 
 
 def compute_step_midpoints(n_steps: int, *, only_new: bool = False) -> Tensor:
-    """Return the midpoints of `n_steps` equal steps in 0..1. With `only_new`, omit each midpoint that `n_steps / 3`
-    equal steps also have.
+    """Divide 0..1 into `n_steps` equal steps, and return their midpoints. With `only_new`, omit midpoints that a
+    division into `n_steps / 3` steps has.
     """
     places = torch.arange(n_steps, dtype=torch.float64, device="cpu")
     return ((places[places % 3 != 1] if only_new else places) + 0.5) / n_steps
 
 
 def sum_gradients_on_line(evaluator: PerturbedEvaluator, sample: int, baseline: Tensor, fractions: Tensor) -> Tensor:
-    """Sum the gradients (C,*S) at points between a baseline and a sample, at `fractions` (R,) of the way."""
+    """Sum the gradients (C,*S) at R points on the line from a baseline to a sample. `fractions` (R,) locate them on the line."""
     total = torch.zeros_like(baseline, dtype=torch.float64)
 
     def add_gradients(part: slice) -> None:

@@ -26,7 +26,7 @@ SMOOTHING_SIGMA_PIXELS = 0.8  # before the segmentation, as Felzenszwalb & Hutte
 
 
 def segment_image(x: Tensor, scales: Sequence[float], min_size: int, margin: int) -> SparseMatrix:
-    """Segment an image (C,H,W) at several scales, and widen each segment by `margin` pixels.
+    """Segment an image (C,H,W) at several scales. Widen each segment by `margin` pixels.
 
     Return a sparse matrix (segments,pixels) with ones for the pixels of each segment.
     """
@@ -45,8 +45,8 @@ def segment_image(x: Tensor, scales: Sequence[float], min_size: int, margin: int
 
 
 def average_over_segments(values: Tensor, segments: SparseMatrix, min_new_pixels: int) -> Tensor:
-    """Assign each pixel to a segment, and give segments with a larger mean value precedence. Return the mean (H,W) of
-    each pixel's segment.
+    """Assign each pixel to one segment. Segments with a larger mean value go first. Return for each pixel (H,W) the
+    mean of its segment.
 
     A segment with fewer than `min_new_pixels` unassigned pixels gets none. All pixels that are left form one segment.
     """
@@ -65,7 +65,7 @@ def average_over_segments(values: Tensor, segments: SparseMatrix, min_new_pixels
 
 
 def find_pixels_near_mask(mask: NDArray[np.bool_], margin: int) -> NDArray[np.intp]:
-    """Return the indices (P,) in the flattened image of all pixels within `margin` pixels of a mask (H,W)."""
+    """Return the flat indices (P,) of all pixels that are at most `margin` pixels from a mask (H,W)."""
     rows, columns = (np.nonzero(mask.any(axis))[0] for axis in (1, 0))
     top, left = (max(0, int(axis[0]) - margin) for axis in (rows, columns))
     part = mask[top : int(rows[-1]) + margin + 1, left : int(columns[-1]) + margin + 1]
@@ -123,7 +123,7 @@ class XRAI(BaselinePathExplainer):
             check_positive_number(scales=scale)
 
     def list_baselines(self) -> Sequence[BaselineLike]:
-        """Return the baselines over which the map is averaged."""
+        """Return the baselines. The map is the mean of one map per baseline."""
         if self.baseline is not None:
             return parse_baselines(self.baseline)
         return ["dark", "bright"] if self.preprocess is None else ["black", "white"]
@@ -138,11 +138,11 @@ class XRAI(BaselinePathExplainer):
     def integrate_path(
         self, evaluator: PerturbedEvaluator, sample: int, baseline: Tensor, score_change: Tensor
     ) -> AdditiveAttribution:
-        """Integrate along the straight line from the baseline to the sample."""
+        """Integrate gradients along the straight line from the baseline to the sample."""
         return integrate_straight_line(evaluator, sample, baseline, score_change, self.n_steps, None)
 
     def reduce_to_pixels(self, evaluator: PerturbedEvaluator, values: Tensor) -> Tensor:
-        """Average integrated gradients (N,C,H,W) over the segments of each image. Return the maps (N,H,W)."""
+        """Average integrated gradients (N,C,H,W) over the segments of the image. Return the maps (N,H,W)."""
         pairs = zip(evaluator.x, self.reduce_channels(values), strict=True)
         segments = ((segment_image(x, self.scales, self.min_size, self.margin), pixels) for x, pixels in pairs)
         return torch.stack([average_over_segments(pixels, part, self.min_new_pixels) for part, pixels in segments])

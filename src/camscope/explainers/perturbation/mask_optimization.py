@@ -73,7 +73,7 @@ class ExtremalPerturbation(PerturbationExplainer):
             raise InputError(f"areas={self.areas!r}: expected a list of shares of the input, each above 0 and below 1")
 
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
-        """Optimize one mask per area and return the mean of the masks."""
+        """Optimize one mask for each area. Return the mean of these masks."""
         x, evaluator = masked_input.x, masked_input.evaluator
         shape = len(self.areas), *expand_and_limit_per_axis(self.grid_size, x.shape[1:])
         dtype = torch.promote_types(x.dtype, torch.float32)
@@ -93,7 +93,7 @@ class ExtremalPerturbation(PerturbationExplainer):
     def _compute_objective_gradient(
         self, masked_input: MaskedInput, coarse_masks: Tensor, area_weight: float
     ) -> Tensor:
-        """Compute the gradient (A,*s) of the maximized objective with respect to A masks, one for each area."""
+        """Compute the gradient (A,*s) of the objective, which is maximized, for A masks. Each mask has another area."""
         with torch.enable_grad():
             leaf = coarse_masks.detach().requires_grad_()
             masks = enlarge_to_input(apply_smooth_maximum(leaf), masked_input.evaluator.x)
@@ -109,7 +109,7 @@ class ExtremalPerturbation(PerturbationExplainer):
 
 
 def apply_smooth_maximum(coarse_masks: Tensor) -> Tensor:
-    """Smooth masks m' (A,*s) by a soft maximum over neighbors: Σ_u v_u softmax(v_u / T), where v_u = k(distance) m'_u."""
+    """Smooth masks m' (A,*s) by a soft maximum over neighbors: Σ_u v_u softmax(v_u / T) with v_u = k(distance) m'_u."""
     # continued beyond the border: with zeros there, the corners of a constant m' would be its largest values, and the mask
     radius, rank = KERNEL_SIGMA_CELLS + 1, coarse_masks.ndim - 1
     values = F.pad(coarse_masks[:, None], (radius, radius) * rank, mode="replicate")[:, 0]
@@ -173,7 +173,7 @@ class MeaningfulPerturbation(PerturbationExplainer):
         return PerturbationAttribution((1 - mask).double(), notes=(note,))
 
     def _select_initial_mask(self, masked_input: MaskedInput) -> Tensor:
-        """Return the mask (1,*s) that hides the smallest central disc without which the class probability is lost."""
+        """Return the smallest central disc mask (1,*s) that removes enough of the class probability when it hides the input."""
         discs = build_disc_masks(expand_and_limit_per_axis(self.grid_size, masked_input.x.shape[1:]), masked_input.x)
         left = masked_input.score_all_masks(
             len(discs), lambda part: enlarge_to_input(discs[part], masked_input.evaluator.x), as_probability=True
@@ -183,7 +183,7 @@ class MeaningfulPerturbation(PerturbationExplainer):
         return discs[enough.nonzero()[:1, 0]]
 
     def _compute_gradient_and_probability(self, masked_input: MaskedInput, coarse_mask: Tensor) -> tuple[Tensor, float]:
-        """Compute the gradient (1,*s) of the minimized objective with respect to the mask, and the class probability."""
+        """Compute the gradient (1,*s) of the minimized objective with respect to the mask. Also return the class probability."""
         with torch.enable_grad():
             leaf = coarse_mask.detach().requires_grad_()
             mask = enlarge_to_input(leaf, masked_input.evaluator.x)
@@ -196,7 +196,7 @@ class MeaningfulPerturbation(PerturbationExplainer):
 
 
 def build_disc_masks(size: Sequence[int], template: Tensor) -> Tensor:
-    """Build 11 masks (11,*s) that hide central discs of increasing size, from nothing to the whole input."""
+    """Build 11 masks (11,*s). They hide central discs of increasing size, from nothing to the whole input."""
     dtype = torch.promote_types(template.dtype, torch.float32)
     axes = [(torch.arange(cells, dtype=dtype, device=template.device) * 2 + 1) / cells - 1 for cells in size]
     distance = torch.stack(torch.meshgrid(*axes, indexing="ij")).square().mean(0).sqrt()

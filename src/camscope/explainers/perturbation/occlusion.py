@@ -64,7 +64,7 @@ class Occlusion(PerturbationExplainer):
                 check_positive_integer(None, **{name: value})
 
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
-        """Compute for each pixel the mean drop of the score over the windows that cover it."""
+        """Compute the map. The value of a pixel is the mean score drop over the windows that cover the pixel."""
         covers = self.compute_window_masks(masked_input.x.shape[1:])
         size = [int(cover[0].sum()) for cover in covers]
         corners = torch.cartesian_prod(*(cover.int().argmax(1) for cover in covers)).view(-1, len(covers))
@@ -78,7 +78,7 @@ class Occlusion(PerturbationExplainer):
         return PerturbationAttribution(attribution, notes=tuple(notes))
 
     def compute_window_masks(self, size: Sequence[int]) -> list[Tensor]:
-        """Return one mask (windows,pixels) per axis: which pixels along the axis each window covers."""
+        """Return one mask (windows,pixels) per axis. It marks which pixels along the axis each window covers."""
         window, stride = self.window, self.stride
         try:
             default = [-(-length // DEFAULT_WINDOW_DIVISOR) for length in size]
@@ -104,7 +104,7 @@ def _build_window_masks_along_axis(length: int, window: int, stride: int) -> Ten
 
 
 def average_over_windows(values: Tensor, coverage: Sequence[Tensor]) -> Tensor:
-    """Compute for each pixel the mean value (*S) of the windows that cover it, from the grid of the windows' values."""
+    """Compute a map (*S) from one value per window. A pixel gets the mean value of the windows that cover it."""
     for axis, cover in enumerate(coverage):
         share = cover.to(values.dtype) / cover.sum(0)
         values = (values.movedim(axis, -1) @ share).movedim(-1, axis)
@@ -139,7 +139,7 @@ class SegmentAblation(PerturbationExplainer):
         check_segments_setting(segments=self.segments)
 
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
-        """Compute the drop of the score if a segment is hidden. Each pixel of the map has the drop of its segment."""
+        """Compute how much the score drops if a segment is hidden. Each pixel of the map gets the drop of its segment."""
         numbers, labels = self.compute_segment_labels(masked_input.x).unique(return_inverse=True)
         every = torch.arange(len(numbers), device=labels.device).view(-1, *[1] * labels.ndim)
         scores = masked_input.score_all_masks(len(numbers), lambda part: labels != every[part])
@@ -147,5 +147,5 @@ class SegmentAblation(PerturbationExplainer):
         return PerturbationAttribution(lost[labels], notes=(plural(len(numbers), "segment"),))
 
     def compute_segment_labels(self, x: Tensor) -> Tensor:
-        """Compute the segment number of each pixel (*S) of an input (C,*S)."""
+        """Return the segment number of each pixel (*S) of an input (C,*S)."""
         return resolve_segment_labels(self.segments, x, self.compactness)

@@ -41,7 +41,7 @@ class MaskedInput:
 
     @property
     def clean_score(self) -> Tensor:
-        """The score of the sample without a mask, a scalar tensor."""
+        """The score of the sample without any mask, as a scalar tensor."""
         return self.evaluator.clean_scores[self.sample].double()
 
     def apply_masks(self, masks: Tensor, baseline: Tensor) -> Tensor:
@@ -49,9 +49,7 @@ class MaskedInput:
         return torch.lerp(baseline, self.x, masks[:, None].to(self.x.dtype))
 
     def score_masks(self, masks: Tensor, *, as_probability: bool = False) -> Tensor:
-        """Compute the scores (B,R) of the sample under R masks (R,*S) with each of B baselines. Probabilities may
-        replace scores.
-        """
+        """Compute the scores (B,R) of the sample under R masks (R,*S) and B baselines. Optionally return probabilities."""
         rows = [
             self.evaluator.score_variants(self.sample, self.apply_masks(masks, baseline), as_probability=as_probability)
             for baseline in self.baselines
@@ -59,7 +57,7 @@ class MaskedInput:
         return torch.stack(rows).double()
 
     def score_all_masks(self, n_masks: int, build_masks: MaskChunkBuilder, *, as_probability: bool = False) -> Tensor:
-        """Compute the scores (B,n_masks) of the sample under many masks, in chunks that fit into memory. See `score_masks`."""
+        """Compute the scores (B,n_masks) of the sample under many masks and B baselines, in chunks that fit into memory."""
         scores = torch.empty(len(self.baselines), n_masks, dtype=torch.float64, device=self.x.device)
 
         def score_masks_of_chunk(part: slice) -> None:
@@ -71,7 +69,7 @@ class MaskedInput:
     def compute_scores_and_mask_gradients(
         self, masks: Tensor, *, as_probability: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Compute the scores (R,) under R masks and their gradients with respect to the masks (R,*S), as means over baselines."""
+        """Compute the scores (R,) under R masks, and the gradients (R,*S) at the masks. Average over the baselines."""
         values, slopes = (torch.zeros_like(like, dtype=torch.float64) for like in (masks.flatten(1)[:, 0], masks))
 
         def add_gradients(part: slice) -> None:
@@ -94,7 +92,7 @@ class PerturbationExplainer(BaselineMixin, MultiPassExplainer):
 
     @property
     def needs_only_scores(self) -> bool:
-        """Whether the method needs only scores: unless it uses gradients."""
+        """Whether the method needs only the scores of the model, because it uses no gradients."""
         return not self.uses_gradients
 
     @abstractmethod
@@ -102,7 +100,7 @@ class PerturbationExplainer(BaselineMixin, MultiPassExplainer):
         """Compute the map of one sample from its scores under masks."""
 
     def compute_score_maps(self, x: Tensor, score: Score) -> AttributionMaps:
-        """Compute the maps (N,*S) of one score, with standard errors if the maps are means over masks."""
+        """Compute the maps (N,*S) of one score. Maps that are means over masks also get a standard error."""
         evaluator, baselines = PerturbedEvaluator(self, x, score), self.build_baselines(x)
         inputs = [MaskedInput(evaluator, i, [baseline[i] for baseline in baselines]) for i in range(len(x))]
         parts = [self.compute_sample_attribution(masked_input) for masked_input in inputs]
@@ -116,13 +114,13 @@ class PerturbationExplainer(BaselineMixin, MultiPassExplainer):
 
 
 def compute_relative_error(mean: Tensor, standard_error: Tensor) -> float:
-    """Compute the largest standard error of a mean map, divided by the range of the map."""
+    """Compute the largest standard error of a mean map, relative to the range of the map."""
     largest, span = float(standard_error.max()), float(mean.max() - mean.min())
     return largest / span if span > 0 else float(largest > 0)
 
 
 def describe_convergence(relative_error: float, tolerance: float | None, n_samples: int, max_samples: int) -> str:
-    """Return a sentence about a map's standard error, and about whether sampling stopped before `max_samples`."""
+    """Return a sentence about the standard error of a map. It also says whether sampling stopped before `max_samples`."""
     text = f"the largest standard error is {relative_error:.2%} of the map's range"
     if n_samples < max_samples:
         return f"{text}: settled to tolerance={tolerance:g} before all {max_samples}"
@@ -131,6 +129,6 @@ def describe_convergence(relative_error: float, tolerance: float | None, n_sampl
 
 
 def expand_and_limit_per_axis(value: int | Sequence[int], size: Sequence[int]) -> tuple[int, ...]:
-    """Return one number per axis, from a single value or one value per axis. Limit each number to the length of the axis."""
+    """Return one number per axis. A single number is repeated, and no number exceeds the length of its axis."""
     values = [value] * len(size) if isinstance(value, int) else value
     return tuple(min(int(number), length) for number, length in zip(values, size, strict=True))

@@ -35,7 +35,7 @@ class RunningMean:
     squared_deviations: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64, device="cpu"))
 
     def add_maps(self, weights: Tensor, masks: Tensor) -> None:
-        """Add R maps to the mean, each a mask (R,*S) times its weight (R,)."""
+        """Add R maps to the mean. A map is a mask (R,*S) times its weight (R,)."""
         rows, n_maps = masks.flatten(1).double(), len(masks)
         mean = (weights @ rows).view(masks.shape[1:]) / n_maps
         squares = (weights.square() @ rows.square()).view(masks.shape[1:]) - n_maps * mean.square()
@@ -47,7 +47,7 @@ class RunningMean:
 
     @property
     def standard_error(self) -> Tensor:
-        """The standard error (*S) of the mean. For fewer than two maps, it is the absolute value of the mean."""
+        """The standard error (*S) of the mean. With fewer than two maps, the absolute value of the mean takes its place."""
         if self.count < 2:
             return self.mean.abs()
         return (self.squared_deviations / (self.count - 1) / self.count).sqrt()
@@ -73,14 +73,14 @@ class SampledExplainer(PerturbationExplainer):
 
     @abstractmethod
     def build_masks(self, masked_input: MaskedInput) -> MaskChunkBuilder:
-        """Return a function that builds a slice of the masks. Each call builds the same masks, so that no mask is stored."""
+        """Return a function that builds a slice of the masks. Repeated calls build the same masks, so none is stored."""
 
     @abstractmethod
     def center_masks(self, masks: Tensor) -> Tensor:
-        """Convert masks (R,*S) to weights (R,*S) whose expected value is 0."""
+        """Convert masks (R,*S) to weights (R,*S) with expected value 0."""
 
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
-        """Compute the map of one sample as a mean over random masks. Stop early if its standard error is small."""
+        """Compute the map of one sample as a mean over random masks. Stop early if the standard error is small."""
         build_masks, running, level = self.build_masks(masked_input), RunningMean(), 0.0
         values = torch.empty(self.n_samples, dtype=torch.float64, device=masked_input.x.device)
         # masks are built again and added in whole blocks, so that their order is the same for any batch size
@@ -89,7 +89,7 @@ class SampledExplainer(PerturbationExplainer):
             block //= 2
 
         def add_chunk_until_precise_enough(part: slice) -> bool:
-            """Add the masks of a chunk. Return True, which ends the sampling, if the error is small enough."""
+            """Add a chunk of masks to the mean. Return True to end the sampling if the error is small enough."""
             nonlocal level
             values[part] = masked_input.score_masks(build_masks(part), as_probability=True).mean(0)
             while (last := min(running.count + block, self.n_samples)) <= part.stop and running.count < last:
@@ -147,11 +147,11 @@ class RISE(SampledExplainer):
             raise InputError(f"keep_probability={self.keep_probability!r}: expected a number above 0 and at most 1")
 
     def center_masks(self, masks: Tensor) -> Tensor:
-        """Convert masks M to weights M / keep - 1, whose expected value is 0."""
+        """Convert masks M to weights M / keep - 1 with expected value 0."""
         return masks / self.keep_probability - 1
 
     def build_masks(self, masked_input: MaskedInput) -> MaskChunkBuilder:
-        """Draw the random numbers of all masks, and return a function that builds a slice of the masks from them."""
+        """Draw the random numbers of all masks. Return a function that builds a slice of the masks from these numbers."""
         x, size = masked_input.x, masked_input.x.shape[1:]
         counts = expand_and_limit_per_axis(self.grid_size, size)
         grid = torch.Size([count + 1 for count in counts])
@@ -193,7 +193,7 @@ class DRISE(RISE):
 
 
 def enlarge_shifted_grids(grids: Tensor, shifts: Tensor, size: Sequence[int], cells_per_axis: Sequence[int]) -> Tensor:
-    """Enlarge grids (R,*s) linearly, and crop each to `size` at its own shift (R,axes). Shifts are shares of a cell, 0..1."""
+    """Enlarge grids (R,*s) linearly, and crop each to `size`. Its shift (R,axes) is given in shares 0..1 of a cell."""
     for axis, (length, count) in enumerate(zip(size, cells_per_axis, strict=True), start=1):
         pixels = -(-length // count)
         first = (shifts[:, axis - 1, None] * pixels).long().clamp(max=pixels - 1)

@@ -72,12 +72,10 @@ class GridSensitivityExplainer(PerturbationExplainer):
 
     @abstractmethod
     def build_mask_design(self, masked_input: MaskedInput, cell_labels: Tensor, n_cells: int) -> MaskDesign:
-        """Define how masks of one sample are drawn and how indices are estimated. `cell_labels` (*S) is the grid cell
-        number of each pixel.
-        """
+        """Define how to draw masks of one sample and estimate indices. `cell_labels` (*S) gives the grid cell of each pixel."""
 
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
-        """Compute the sensitivity index of each grid cell. Each pixel of the map has the index of its cell."""
+        """Compute one sensitivity index per grid cell. Each pixel of the map gets the index of its cell."""
         size, n_total = masked_input.x.shape[1:], self.n_samples
         counts = expand_and_limit_per_axis(self.grid_size, size)
         labels = label_grid_cells(size, counts, masked_input.x.device)
@@ -90,7 +88,7 @@ class GridSensitivityExplainer(PerturbationExplainer):
             return IndexEstimate(torch.stack(indices).mean(0), torch.stack(errors).mean(0))
 
         def score_chunk_until_precise_enough(part: slice) -> bool:
-            """Score a chunk of masks. Return True, which ends the sampling, if the indices are precise enough."""
+            """Score a chunk of masks. Return True to end the sampling if the indices are precise enough."""
             nonlocal n_drawn
             scores.view(len(scores), -1)[:, part] = masked_input.score_masks(build_masks(part))
             while n_drawn < (more := min(n_drawn + self.samples_per_check, n_total)) and more * n_masks <= part.stop:
@@ -125,7 +123,7 @@ class Sobol(GridSensitivityExplainer):
     sample_kind, samples_per_check = "pairs of masks", 8
 
     def build_mask_design(self, masked_input: MaskedInput, cell_labels: Tensor, n_cells: int) -> MaskDesign:
-        """Draw the masks of one sample, as `GridSensitivityExplainer.build_mask_design` describes."""
+        """Draw the masks of one sample from a Sobol sequence, and define how Sobol indices are estimated."""
         points = self._draw_sobol_points(2 * n_cells).to(cell_labels.device)
         first, second = points[:, :n_cells], points[:, n_cells:]
 
@@ -179,7 +177,7 @@ class HSIC(GridSensitivityExplainer):
     n_samples: PositiveInteger = 512
 
     def build_mask_design(self, masked_input: MaskedInput, cell_labels: Tensor, n_cells: int) -> MaskDesign:
-        """Draw the masks of one sample, as `GridSensitivityExplainer.build_mask_design` describes."""
+        """Draw the masks of one sample, and define how the HSIC of each cell is estimated."""
         drawn = torch.rand(self.n_samples, n_cells, generator=self.generator(), dtype=torch.float32, device="cpu")
         is_visible = (drawn.argsort(0) < self.n_samples // 2).to(cell_labels.device)
 
@@ -195,7 +193,7 @@ class HSIC(GridSensitivityExplainer):
 
 
 def compute_total_sobol_indices(scores: Tensor, changed_scores: Tensor, machine_epsilon: float = 0.0) -> IndexEstimate:
-    """Compute the total Sobol index of each of d cells by Jansen's estimator, Σ_j (a_j - c_ji)² / 2 n V[a].
+    """Compute the total Sobol index of each of d cells. Jansen's estimator is Σ_j (a_j - c_ji)² / 2 n V[a].
 
     `scores` (n,) are a. `changed_scores` (n,d) are c, the scores with one cell changed. The standard error is
     linearized.
@@ -209,7 +207,7 @@ def compute_total_sobol_indices(scores: Tensor, changed_scores: Tensor, machine_
 
 
 def compute_hsic(visible: Tensor, scores: Tensor, machine_epsilon: float = 0.0) -> Tensor:
-    """Compute the HSIC (d,) between the scores (n,) of n masks and the visibility (n,d) of each cell in them."""
+    """Compute the HSIC (d,) between the scores (n,) of n masks and the visibility (n,d) of each cell in these masks."""
     # K is (1 + s s') / 2 for s of ±1, of which H leaves the product: the trace is a quadratic form of the centered s
     signs = visible.to(scores.dtype) * 2 - 1
     signs, total = signs - signs.mean(0), torch.zeros_like(signs[0])
@@ -222,7 +220,7 @@ def compute_hsic(visible: Tensor, scores: Tensor, machine_epsilon: float = 0.0) 
 
 
 def compute_hsic_with_error(visible: Tensor, scores: Tensor, machine_epsilon: float) -> IndexEstimate:
-    """Compute the HSIC of each cell, with a standard error by a jackknife over ten groups of masks."""
+    """Compute the HSIC of each cell. Estimate its standard error by a jackknife over ten groups of masks."""
     whole, groups = compute_hsic(visible, scores, machine_epsilon), min(N_JACKKNIFE_GROUPS, len(scores) // 2)
     if groups < 2:
         return IndexEstimate(whole, whole)
@@ -232,5 +230,5 @@ def compute_hsic_with_error(visible: Tensor, scores: Tensor, machine_epsilon: fl
 
 
 def is_constant_within_rounding(scores: Tensor, machine_epsilon: float) -> bool:
-    """Whether scores differ only by rounding. `machine_epsilon` is the relative rounding error of the model's dtype."""
+    """Whether scores are equal within rounding. `machine_epsilon` is the relative rounding error of the model's dtype."""
     return float(scores.max() - scores.min()) <= 4 * machine_epsilon * float(scores.abs().max())

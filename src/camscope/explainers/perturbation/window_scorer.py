@@ -32,7 +32,7 @@ class MultiplicationCounter(TorchDispatchMode):
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        """Run an operation and return its result. Add its multiplications to the count."""
+        """Run an operation and return its result. Count the multiplications of the operation."""
         result, kind = func(*args, **(kwargs or {})), func.overloadpacket
         if kind is aten.convolution:
             self.count += result.numel() * args[1][0].numel()
@@ -60,12 +60,12 @@ class WindowScorer:
 
     @property
     def saved_multiplication_share(self) -> float:
-        """The share of all multiplications that window passes saved."""
+        """The share of all multiplications that was saved by computing only inside of windows."""
         saved = self._cost_tracker.saved_multiplications - self._cost_tracker.clean_multiplications
         return max(0, saved) / max(1.0, self._n_rows * self._multiplications_per_row)
 
     def score_windows(self, corners: Tensor) -> Tensor:
-        """Compute the scores (B,W) with each of W windows filled by each of B baselines. `corners` (W,axes) are first pixels."""
+        """Compute the scores (B,W) if one of W windows is filled by one of B baselines. `corners` (W,axes) are first pixels."""
         masked_input, count, middle = self._masked_input, len(corners), len(corners) // 2
         order = torch.tensor([middle, *(n for n in range(count) if n != middle)], device=corners.device)
         places, device = corners[order], masked_input.x.device
@@ -89,7 +89,7 @@ class WindowScorer:
         return scores[:, order.argsort()]
 
     def _decide_pass_type_by_trial(self, corners: Tensor, scores: Tensor, n_multiplications: int) -> None:
-        """Decide whether to use window passes. The scores of R windows must equal the `scores` (B,R) of full passes."""
+        """Use passes that compute only inside of windows if, in a trial, they give the same `scores` (B,R) as full passes."""
         evaluator, n_baselines = self._masked_input.evaluator, len(self._masked_input.baselines)
         self._n_rows = len(corners) * n_baselines
         self._multiplications_per_row = n_multiplications / self._n_rows
@@ -115,7 +115,7 @@ class WindowScorer:
                 self._chunk_size = max(self._chunk_size, n_copies)
 
     def _score_chunk(self, corners: Tensor, *, is_last: bool) -> Tensor:
-        """Compute the scores (B,R) of R windows. The last pass is a full pass, because a model may store tensors of it."""
+        """Compute the scores (B,R) of R windows. The last pass computes all cells, because a model may store its tensors."""
         if is_last and self._saved_per_row and len(corners) > 1:
             before = self._score_chunk(corners[:-1], is_last=False)
             return torch.cat([before, self._score_chunk(corners[-1:], is_last=True)], 1)
@@ -133,7 +133,7 @@ class WindowScorer:
             return self._score_full_passes(corners)
 
     def _score_full_passes(self, corners: Tensor) -> Tensor:
-        """Compute the scores (B,R) of R windows in full passes. `corners` (R,axes) are the first pixels."""
+        """Compute the scores (B,R) of R windows by passes over all cells. `corners` (R,axes) are the first pixels."""
         hidden = torch.ones((), dtype=torch.bool, device=corners.device)
         for axis, (length, extent) in enumerate(zip(self._masked_input.x.shape[1:], self._size, strict=True)):
             place = torch.arange(length, device=corners.device) - corners[:, axis, None]
@@ -142,7 +142,7 @@ class WindowScorer:
         return self._masked_input.score_masks(~hidden)
 
     def _score_window_passes(self, corners: Tensor, cost_tracker: CostTracker) -> Tensor:
-        """Compute the scores (B,R) of R windows in window passes. `corners` (R,axes) are the first pixels."""
+        """Compute the scores (B,R) of R windows by passes inside of the windows. `corners` (R,axes) are the first pixels."""
         scores, x = [], self._masked_input.x
         for baseline in self._masked_input.baselines:
             variants = WindowTensor(x[None], cut_windows(baseline, corners, self._size), corners, cost_tracker)
@@ -151,6 +151,6 @@ class WindowScorer:
 
 
 def _has_no_hooks_or_patches(module: nn.Module) -> bool:
-    """Whether a module has no hooks and no patched forward. Hooks and patches would see incomplete inputs."""
+    """Whether a module has neither hooks nor a patched forward. Both would see incomplete inputs."""
     is_hooked = module._forward_hooks or module._forward_pre_hooks or has_instance_forward(module)
     return not (is_hooked or is_opaque(module))
