@@ -53,7 +53,7 @@ class AttentionRecorder(Hooks):
         self._capture: AttentionCapture = self.enter_context(AttentionCapture(self.attentions))
 
     def run(self, forward: Callable[[], T]) -> T:
-        """Run a forward pass and return its result. If the model turned gradients off, run it again with gradients on."""
+        """Run a forward pass and return its result. If the model disabled gradients, repeat the pass with gradients enabled."""
         result = self._capture.record_during(forward)
         if self.attentions and (self._capture.gradients_interrupted or not torch.is_grad_enabled()):
             self.attentions.clear()
@@ -108,7 +108,7 @@ class AttentionCapture(BaseFunctionMode):
             self._is_recording, self._last_product, self._last_probabilities = False, None, None
 
     def run_intercepted_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call a function and return its result. If the function is part of an attention, record what it computes."""
+        """Call a function and return its result. If the function is a step of an attention, record its result."""
         name = get_function_name(func)
         if func in FUNCTIONS_TO_ENTER:
             return self._run_and_intercept_inner_calls(func, args, kwargs)
@@ -132,7 +132,7 @@ class AttentionCapture(BaseFunctionMode):
     def _run_and_intercept_inner_calls(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
-        """Run a PyTorch function, and also intercept the functions that run inside it."""
+        """Run a PyTorch function. Also intercept the function calls that it makes."""
         before = self._n_heads
         if func is F.multi_head_attention_forward:
             self._n_heads = kwargs["num_heads"] if "num_heads" in kwargs else args[4]
@@ -153,7 +153,7 @@ class AttentionCapture(BaseFunctionMode):
         is_causal: bool = False,
         **kwargs: Any,
     ) -> Tensor:
-        """Compute a fused attention in single steps and record it. Return the output in the dtype of the model."""
+        """Compute a fused attention step by step and record it. Return the output in the dtype of the model."""
         if query.is_nested or not _is_square((query.shape[-2], key.shape[-2])):
             return func(query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
         kind, dtype = query.device.type, query.dtype
@@ -172,7 +172,7 @@ class AttentionCapture(BaseFunctionMode):
             return _copy_for_model(attention.output, output.shape, dtype)
 
     def _record_softmax(self, result: Tensor, dim: int | None) -> Tensor:
-        """Record the result of a softmax if it is attention. Return the probabilities that the model continues with."""
+        """Record the result of a softmax if it is attention. Return the probabilities that the model uses from here."""
         rank = 3 if self._n_heads else 4
         if result.ndim < rank or dim not in (-1, result.ndim - 1) or not _is_square(result.shape[-2:]):
             return result
@@ -185,8 +185,8 @@ class AttentionCapture(BaseFunctionMode):
         return probabilities
 
     def _record_queries_keys_or_values(self, left: Tensor, right: Tensor, result: Tensor) -> Tensor:
-        """Record a matrix product of an attention: queries and keys before the softmax, values after it. Return the
-        result for the model.
+        """Record a matrix product of an attention. Before the softmax it multiplies queries and keys, afterwards
+        probabilities and values.
         """
         if self._last_probabilities is not None and left is self._last_probabilities[0]:
             attention, self._last_probabilities = self._last_probabilities[1], None
@@ -209,8 +209,8 @@ class AttentionCapture(BaseFunctionMode):
         return attention
 
     def _add_head_axis(self, values: Tensor) -> Tensor:
-        """Return a tensor with an axis of heads: (N·heads,…) becomes (N,heads,…). Tensors of four axes stay
-        unchanged.
+        """Add an axis of heads to a tensor: (N·heads,…) becomes (N,heads,…). A tensor with four axes has it already,
+        and stays unchanged.
         """
         if values.ndim != 3:
             return values
@@ -220,9 +220,7 @@ class AttentionCapture(BaseFunctionMode):
 def _compute_attention_probabilities(
     q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
 ) -> Tensor:
-    """Compute attention probabilities (…,T,T) from queries and keys. If all positions of a row are masked, the row is
-    zero.
-    """
+    """Compute attention probabilities (…,T,T) from queries and keys. A row whose positions are all masked is zero."""
     scores = q @ k.transpose(-2, -1) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     if is_causal:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
@@ -234,7 +232,7 @@ def _compute_attention_probabilities(
 
 
 def _copy_for_model(values: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return a copy of recorded values that the model may change in place. Gradients flow through the copy."""
+    """Return a copy of recorded values. The model may change this copy in place, and gradients flow through it."""
     return values.view(shape).to(dtype, copy=True)
 
 
@@ -278,8 +276,8 @@ class AttentionBlockFinder(Hooks):
                 )
 
     def find_blocks(self, attentions: Sequence[Attention]) -> list[AttentionBlock]:
-        """Return the block around each attention. Raise LayerError if an attention has no block, or if blocks differ in
-        type.
+        """Return the block around each attention. Raise LayerError if there is no block around an attention, or if the
+        blocks have different types.
         """
         number_by_id = {id(recorded): number for number, recorded in enumerate(self._attentions)}
         numbers = [number_by_id[id(attention)] for attention in attentions]
@@ -319,7 +317,7 @@ class AttentionBlockFinder(Hooks):
 
 @contextmanager
 def blocks_skipped(blocks: Sequence[AttentionBlock], output: Tensor) -> Iterator[None]:
-    """Skip attention blocks inside the `with`. Each returns its recorded output, but the last one returns `output`."""
+    """Skip attention blocks inside the `with`. The last block returns `output`. All others return their recorded output."""
     for block in blocks:
         if has_instance_forward(block.module):
             patched = f"block {block.name!r} has a forward on the instance"

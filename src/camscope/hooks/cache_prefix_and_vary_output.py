@@ -29,7 +29,7 @@ def replace_output_by_variants(
     output_index: str | int | None = None,
     call_index: int = 0,
 ) -> Iterator[None]:
-    """Replace a layer's N output rows by R variants inside the `with`. Row i is `transform` of row `sample_index[i]`.
+    """Replace a layer's N output rows by R other rows inside the `with`. Row i is `transform` of row `sample_index[i]`.
 
         with replace_output_by_variants(model, "layer4", torch.zeros(512, dtype=int), remove_one_channel_each):
             scores = model(x)        # (512,): the layers up to layer4 ran on one image, the rest on 512
@@ -92,11 +92,11 @@ class PrefixCache:
 
     @property
     def has_cached_outputs(self) -> bool:
-        """Whether outputs are stored that the next forward pass can use."""
+        """Whether there are cached outputs for the next forward pass."""
         return bool(self._outputs)
 
     def run_module_or_use_cache(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Stand in for a module's forward: return its cached output if there is one, otherwise run the module."""
+        """Replace a module's forward: return the cached output if there is one. Otherwise run the module."""
         key = id(module), self._call_counts[id(module)]
         self._call_counts[id(module)] += 1
         cached = self._outputs.get(key) if self._is_filled and not self._is_past_layer else None
@@ -117,8 +117,8 @@ class PrefixCache:
 
 
 def _find_cacheable_modules(model: nn.Module, name: str) -> list[nn.Module]:
-    """Return the layer and the modules before it whose outputs can be cached. Return [] if the layer's output cannot
-    be.
+    """Return the layer and those modules before it whose outputs can be cached. Return [] if the output of the layer
+    itself cannot be cached.
     """
     path, candidates = [model], list[nn.Module]()
     for part in name.split(".") if name else []:
@@ -133,7 +133,7 @@ def _find_cacheable_modules(model: nn.Module, name: str) -> list[nn.Module]:
 
 
 def _is_cacheable(module: nn.Module) -> bool:
-    """Whether the output of a module can be cached: it is in eval mode, and has no hooks or patched forwards inside."""
+    """Whether the output of a module can be cached. The module must be in eval mode, without hooks or patched forwards inside."""
     parts = [*module.modules()]
     usual = not any(has_instance_forward(part) or part.training for part in parts)
     heard = any(part._forward_hooks or part._forward_pre_hooks for part in parts[1:])

@@ -32,23 +32,21 @@ class RescaleRule(BaseFunctionMode):
         self.pause()
 
     def pause(self) -> None:
-        """Stop recording and comparing, so that functions run unchanged from now on."""
+        """Stop recording and applying the rule. From now on all functions run unchanged."""
         self._call_count, self._is_recording, self._is_comparing = 0, False, False
 
     def start_reference_pass(self) -> None:
-        """From now on, record the inputs of elementwise functions as references."""
+        """From now on, record the inputs of elementwise functions. They are the references of the next pass."""
         self.pause()
         self._is_recording = True
 
     def start_input_pass(self) -> None:
-        """From now on, apply the Rescale rule to elementwise functions, with the references recorded before."""
+        """From now on, apply the Rescale rule to elementwise functions. Use the recorded references."""
         self.pause()
         self._is_comparing = True
 
     def run_intercepted_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call the function and return its result. Give an elementwise function the backward pass of the Rescale
-        rule.
-        """
+        """Call a function and return its result. If it is elementwise, its backward pass follows the Rescale rule."""
         name, keywords = get_function_name(func), dict(kwargs)
         first = args[0] if args else keywords.pop("input", None)
         several = name != "prelu" and any(isinstance(arg, Tensor) for arg in (*args[1:], *keywords.values()))
@@ -80,7 +78,7 @@ class RescaledOutput(NamedTuple):
 
 
 def _compute_multiplier(function: Callable[[Tensor], Tensor], z: Tensor, reference: Tensor) -> RescaledOutput:
-    """Return f(z) and its multiplier by DeepLIFT, (f(z) - f(reference)) / (z - reference).
+    """Return f(z) and its DeepLIFT multiplier, (f(z) - f(reference)) / (z - reference).
 
     If z differs from the reference only by rounding, the multiplier is the gradient f'. f may overwrite z.
     """

@@ -28,7 +28,7 @@ EditFunction = Callable[[Any], Any]
 def edit_layers(
     model: nn.Module, edits: Mapping[str | nn.Module, EditFunction], kind: str = "output"
 ) -> Iterator[None]:
-    """Replace the outputs, inputs or gradients of layers by the results of functions, inside the `with`.
+    """Pass the outputs, inputs or gradients of layers through functions inside the `with`. The results replace them.
 
         with edit_layers(model, {"layer3": lambda features: 0.5 * (features + features.flip(0))}):
             scores = model(x)
@@ -100,7 +100,7 @@ def clip_gradients(model: nn.Module, max_abs: float) -> Iterator[None]:
 
 
 def _limit_hook_to_thread_or_autograd(hook: Callable[P, T]) -> Callable[P, T | None]:
-    """Return a hook that runs only in this thread, and in threads that autograd started."""
+    """Return a hook that runs only in the current thread and in threads of autograd."""
     owner = threading.get_ident()
 
     def call_in_allowed_thread(*args: P.args, **kwargs: P.kwargs) -> T | None:

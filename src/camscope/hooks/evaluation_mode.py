@@ -41,13 +41,13 @@ class _ThreadTrainingFlag:
         vars(module)["training"] = training
 
     def __delete__(self, module: nn.Module) -> None:
-        """Delete the flag of a module. TorchScript does so for a module that it has just created."""
+        """Delete the flag of a module. TorchScript deletes it from each module that it has just created."""
         if vars(module).pop("training", None) is None:
             raise AttributeError("training")
 
 
 def _get_training_flags_of_this_thread() -> Iterable[dict[int, bool]]:
-    """Return the `training` flags by module id that apply to this thread. Autograd's threads see the flags of all threads."""
+    """Return the `training` flags for this thread, by module id. A thread of autograd gets the flags of all threads."""
     if (flags := _flags_by_thread.get(threading.get_ident())) is not None:
         return (flags,)
     return tuple(_flags_by_thread.values()) if is_autograd_thread() else ()

@@ -25,7 +25,7 @@ EXCLUDED_FLAG = ExcludedFromCopies()
 
 
 def exclude_flags_from_copies(handle: object) -> None:
-    """Exclude the flags that PyTorch stores for a hook (`with_kwargs`, `always_call`) from copies of the model."""
+    """Exclude the flags of a hook (`with_kwargs`, `always_call`), which PyTorch stores, from copies of the model."""
     if not isinstance(handle, RemovableHandle):
         return
     hooks = handle.hooks_dict_ref()
@@ -66,7 +66,7 @@ def hooks_excluded_from_copies() -> Iterator[None]:
 
 
 def _reduce_without_excluded_hooks(hooks: "OrderedDict[Any, Any]") -> ReducedValue:
-    """Return what pickle stores of a dictionary of hooks, without the excluded hooks."""
+    """Return what pickle stores of a dictionary of hooks. Excluded hooks are left out."""
     unmarked = OrderedDict(
         (key, value) for key, value in list(hooks.items()) if not isinstance(value, ExcludedFromCopies)
     )
@@ -77,7 +77,7 @@ def _reduce_without_excluded_hooks(hooks: "OrderedDict[Any, Any]") -> ReducedVal
 
 
 def _reduce_without_forward(module: nn.Module, protocol: Any) -> ReducedValue:
-    """Return what pickle stores of a module, without a temporarily replaced `forward`."""
+    """Return what pickle stores of a module. A temporary `forward` is left out."""
     reduced: ReducedValue = _original_reduce(module, protocol)
     if isinstance(reduced, str) or len(reduced) < 3 or not isinstance(reduced[2], dict):
         return reduced

@@ -23,7 +23,7 @@ WRAPPER_ATTRIBUTES = {  # attributes in which a wrapper stores its model; they a
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the module inside DataParallel, DistributedDataParallel, AveragedModel and `torch.compile`.
+    """Return the module inside a wrapper: DataParallel, DistributedDataParallel, AveragedModel or `torch.compile`.
 
     A function from a batch to scores becomes a module that calls it.
 
@@ -65,7 +65,7 @@ def check_lazy_layers_initialized(model: nn.Module) -> None:
 
 
 def find_layer(model: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module]:
-    """Return one layer as a pair: its name and its module.
+    """Return the name and the module of one layer.
 
     The prefix of a wrapper is optional: `layer4`, `module.layer4` and `_orig_mod.layer4` are the same layer.
 
@@ -106,7 +106,7 @@ def find_layer(model: nn.Module, layer: str | nn.Module) -> tuple[str, nn.Module
 
 
 def strip_wrapper_names(name: str) -> str:
-    """Remove the attribute names of wrappers, such as DataParallel's `module`, from a layer's name or pattern.
+    """Remove the names that wrappers add, such as DataParallel's `module`, from the name or pattern of a layer.
 
     >>> strip_wrapper_names("module.encoder._orig_mod.layer4")
     'encoder.layer4'
@@ -115,7 +115,7 @@ def strip_wrapper_names(name: str) -> str:
 
 
 def find_layers(model: nn.Module, layers: str | nn.Module | Iterable[str | nn.Module]) -> dict[str, nn.Module]:
-    """Return the layers that names, glob patterns (`"layer*.conv1"`) or modules select, by name and in the order of the model.
+    """Return layers by name, in the order of the model. Select them by names, glob patterns (`"layer*.conv1"`) or modules.
 
     Args:
         model: The model.

@@ -40,7 +40,7 @@ class CostTracker:
     min_saved_multiplications: float = 0.0
 
     def update_max_row_bytes(self, values: Tensor) -> None:
-        """Update `max_row_bytes` by the bytes per row of a tensor."""
+        """Raise `max_row_bytes` to the bytes per row of a tensor, if that is more."""
         self.max_row_bytes = max(self.max_row_bytes, values.nbytes // max(1, len(values)))
 
 
@@ -70,7 +70,7 @@ class WindowTensor(Tensor):
         window_start: Tensor,
         cost_tracker: CostTracker | None = None,
     ) -> "WindowTensor":
-        """Create the tensor with its shape and dtype. The values are only in `clean` and `window`."""
+        """Create a tensor that has a shape and a dtype. Its values are only in `clean` and `window`."""
         tensor: WindowTensor = Tensor._make_wrapper_subclass(
             cls, (len(window), *clean.shape[1:]), dtype=clean.dtype, device=clean.device
         )
@@ -83,7 +83,7 @@ class WindowTensor(Tensor):
     def __torch_dispatch__(  # type: ignore[override]  # PyTorch calls it so; its stub is of an instance
         cls, func: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Run an operation on the windows if it has a rule here, else on full tensors."""
+        """Run an operation. If there is a rule for it here, compute only the windows, otherwise full tensors."""
         kwargs, kind = kwargs or {}, func.overloadpacket
         result: Any = None
         if kind in (aten.detach, aten.alias):
@@ -101,7 +101,7 @@ class WindowTensor(Tensor):
         return _run_on_full_tensors(func, args, kwargs) if result is None else result
 
     def compute_full_tensor(self) -> Tensor:
-        """Compute all cells of the variants, (R,C,*S), and keep them: the window then covers the whole map."""
+        """Compute all cells of the tensor, (R,C,*S), and keep them. The window then covers the whole map."""
         if self.window.shape != self.shape:
             if self.cost_tracker.saved_multiplications < self.cost_tracker.min_saved_multiplications:
                 raise NotWorthwhileError
@@ -111,9 +111,7 @@ class WindowTensor(Tensor):
         return self.window
 
     def extract_windows(self, start: Tensor, size: Sequence[int], fill_value: float = 0.0) -> Tensor:
-        """Cut one window (R,C,*size) from each variant, first cell at `start` (R,axes). Cells outside the map get
-        `fill_value`.
-        """
+        """Cut one window (R,C,*size) from each row. `start` (R,axes) are first cells. Cells outside get `fill_value`."""
         windows = cut_windows(self.clean[0], start, size, fill_value)
         shifts = (self.window_start - start).tolist()  # of each changed window in its cut-out
         for row, shift, window in zip(windows, shifts, self.window, strict=True):
@@ -134,7 +132,7 @@ class WindowTensor(Tensor):
 
 
 def cut_windows(values: Tensor, corners: Tensor, size: Sequence[int], fill_value: float = 0.0) -> Tensor:
-    """Cut windows (R,C,*size) from values (C,*S), first cells at `corners` (R,axes). Cells outside get `fill_value`."""
+    """Cut windows (R,C,*size) from values (C,*S). `corners` (R,axes) are the first cells. Cells outside get `fill_value`."""
     corner_lists, pads, starts = corners.tolist(), list[int](), list[int]()
     for axis, length in enumerate(size):
         along = [corner[axis] for corner in corner_lists]
@@ -148,12 +146,12 @@ def cut_windows(values: Tensor, corners: Tensor, size: Sequence[int], fill_value
 
 
 def to_full_tensor(value: Tensor) -> Tensor:
-    """Return a `WindowTensor` with all its cells computed, as a tensor. Other tensors are returned unchanged."""
+    """Compute all cells of a `WindowTensor` and return them as an ordinary tensor. Return any other tensor unchanged."""
     return value.compute_full_tensor() if isinstance(value, WindowTensor) else value
 
 
 def _run_on_full_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run an operation on all cells of its tensors, so that nothing is saved."""
+    """Run an operation on full tensors, with all cells. Nothing is saved in this case."""
     result = func(*map_leaves(tuple(args), to_full_tensor), **map_leaves(dict(kwargs), to_full_tensor))
     return args[0] if args and isinstance(args[0], WindowTensor) and result is args[0].window else result
 
@@ -180,16 +178,14 @@ def _run_pointwise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 
 def _is_per_channel(value: Tensor, reference: WindowTensor) -> bool:
-    """Whether an operand has at most one value per channel. A `WindowTensor` also counts."""
+    """Whether an operand has at most one value per channel. The result is also True for a `WindowTensor`."""
     if isinstance(value, WindowTensor) or value.numel() == 1:
         return True
     return value.ndim == reference.ndim and value.shape[0] == 1 and set(value.shape[2:]) == {1}
 
 
 def _cut_common_windows_and_start(variants: Sequence[WindowTensor]) -> tuple[list[Tensor], Tensor] | None:
-    """Cut the same window from several operands. Return the cut windows and their start, or None if the window is
-    large.
-    """
+    """Cut the same window from several tensors. Return the windows and their start. Return None if the common window is large."""
     if len(variants) == 1:
         is_large = _is_large(variants[0].window.shape[2:], variants[0].shape[2:])
         return None if is_large else ([variants[0].window], variants[0].window_start)
@@ -218,7 +214,7 @@ def _run_batch_norm(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 
 def _run_concat(func: Any, parts: Sequence[Tensor], axis: int) -> WindowTensor | None:
-    """Concatenate variants along the channels on their windows only. Return None if that needs full tensors."""
+    """Concatenate tensors along the channels, on their windows only. Return None if this needs full tensors."""
     variants = [part for part in parts if isinstance(part, WindowTensor)]
     if axis != 1 or len(variants) < len(parts) or len({part.shape[2:] for part in variants}) > 1:
         return None
@@ -299,8 +295,8 @@ def _run_windowed(
     dilation: Sequence[int],
     fill_value: float = 0.0,
 ) -> WindowTensor | None:
-    """Run `operation(values, padding)` on the clean tensor and on the window of each variant. Return None for large
-    windows.
+    """Run `operation(values, padding)` on the unperturbed tensor and on each changed window. Return None if the windows
+    are large.
     """
     clean = operation(x.clean, padding)
     axes = range(x.ndim - 2)

@@ -53,7 +53,7 @@ def compute_output_extent(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Extent:
-    """Compute the extent of a function's output from the extent of its input. `size` is the input's size in cells."""
+    """Compute which part of the image a function's output covers, from the extent of its input. `size` is in cells."""
     if name == "pad":
         widths = list(args[1] if len(args) > 1 else kwargs["pad"])
         pairs = reversed([*zip(widths[::2], widths[1::2], strict=True), *[(0, 0)] * len(size)][: len(size)])
@@ -84,7 +84,7 @@ def compute_output_extent(
 
 
 def _crop_or_pad_axis(axis: AxisExtent, low: float, high: float, cell_size: float) -> AxisExtent:
-    """Return the extent of a map after a crop or a pad that moves its ends to `low` and `high`."""
+    """Return the extent of a map after a crop or a pad. Its new ends are `low` and `high`."""
     low_cut, low_pad = _move_end_inward(axis.low_cut, axis.low_pad, low - axis.low, cell_size)
     high_cut, high_pad = _move_end_inward(axis.high_cut, axis.high_pad, axis.high - high, cell_size)
     return _round_axis_shares(AxisExtent(low, high, low_cut, high_cut, low_pad, high_pad))
@@ -98,7 +98,7 @@ class AxisEnd(NamedTuple):
 
 
 def _move_end_inward(cut: float, pad: float, distance: float, cell_size: float) -> AxisEnd:
-    """Move one end of a map inward by a distance. First its padding is removed, then cells are cropped.
+    """Move one end of a map inward by a distance. Remove the padding first, and then crop cells.
 
     A negative distance adds padding.
     """
@@ -109,7 +109,7 @@ def _move_end_inward(cut: float, pad: float, distance: float, cell_size: float) 
 
 
 def _apply_window_margin(axis: AxisExtent, margin: float, cell_size: float) -> AxisExtent:
-    """Return the extent after a convolution or pooling, which moves each end outward by `margin` and uses up the padding."""
+    """Return the extent after a convolution or pooling. Each end moves outward by `margin`, which uses up the padding."""
     unused = [max(0.0, pad + min(margin, 0.0)) for pad in (axis.low_pad, axis.high_pad)]
     low_left, high_left = (share if share > _add_rounding_margin(cell_size) else 0.0 for share in unused)
     low, high = axis.low - margin, axis.high + margin
@@ -125,7 +125,7 @@ def _round_axis_shares(axis: AxisExtent) -> AxisExtent:
 
 
 def covers_input_evenly(extent: Extent | None, grid: Sequence[int]) -> bool:
-    """Whether a map with this extent covers the whole input evenly, up to a small shift or margin."""
+    """Whether a map with this extent covers the whole input evenly. A small shift or margin is allowed."""
     for axis, cells in zip(extent or (), grid, strict=False):
         low, high = axis.low, axis.high
         shift, margin = abs(low + high - 1) / 2, abs(high - low - 1) / 2
@@ -138,7 +138,7 @@ def covers_input_evenly(extent: Extent | None, grid: Sequence[int]) -> bool:
 
 
 def average_agreeing_extents(extents: Sequence[Extent | None], grid: Sequence[int]) -> Extent | None:
-    """Return the mean extent of several maps on one grid. Return None if the maps cover different parts of the input.
+    """Return the mean extent of several maps of the same grid. Return None if they cover different parts of the input.
 
     A crop that fits one map to a smaller one, which convolutions without padding made, does not count as a crop.
     """
@@ -166,7 +166,7 @@ def average_agreeing_extents(extents: Sequence[Extent | None], grid: Sequence[in
 
 
 def find_channel_extents(positions: Tensor, axis: int, length: int, extent: AxisExtent) -> list[AxisExtent | None]:
-    """Return the extent of each channel along one axis, from the source positions of its cells (channels,*grid).
+    """Return the extent of each channel along one axis. `positions` (channels,*grid) says from where each cell comes.
 
     `length` and `extent` are those of the source map. A channel has no extent, but None, if its positions do not ascend
     evenly along the axis, or if they vary along another axis.

@@ -19,7 +19,7 @@ HALF_PRECISION_BOOSTS = (1.0, 2.0**6, 2.0**12, 2.0**15)  # of a score whose grad
 def compute_scores_and_input_gradients(
     x: Tensor, score_function: Callable[[Tensor], Sequence[Tensor]]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return two lists for an input x (N,C,*S): its scores (N,), and the gradient (N,C,*S) of each score at x.
+    """Return two lists for an input x (N,C,*S): the scores, each (N,), and the gradient (N,C,*S) of each score at x.
 
     There is one forward pass, and one backward pass per score. If the model turns gradients off, a second forward pass
     prevents that. A float16 gradient that is rounded to zero is computed again from the score times 2^k. Raise
@@ -60,12 +60,12 @@ class GradientsEnabledMode(BaseFunctionMode):
     """A function mode that ignores every attempt to turn gradients off in this thread."""
 
     def run_intercepted_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call the function and return its result, but ignore a call that turns gradients on or off."""
+        """Call a function and return its result. Ignore a call that would turn gradients on or off."""
         return None if func is torch._C._set_grad_enabled else func(*args, **kwargs)
 
 
 def _compute_gradient(values: Tensor, leaf: Tensor, *, retain_graph: bool) -> Tensor | None:
-    """Return the gradient (N,C,*S) of values at an input `leaf`. Return None if the values do not depend on it."""
+    """Return the gradient (N,C,*S) of values at an input `leaf`. Return None if they do not depend on this input."""
     if not values.requires_grad:
         return None
     if leaf.dtype != torch.float16:

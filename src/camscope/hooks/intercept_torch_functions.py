@@ -26,7 +26,7 @@ class BaseFunctionMode(TorchFunctionMode):
 
     @abstractmethod
     def run_intercepted_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call an intercepted function and return the result that the model gets. `kwargs` may be changed."""
+        """Call an intercepted function. Return the result that the model gets. `kwargs` may be changed in place."""
 
     def __torch_function__(
         self,
@@ -40,14 +40,12 @@ class BaseFunctionMode(TorchFunctionMode):
 
 
 def get_function_name(func: Callable[..., Any]) -> str:
-    """Return the name of a PyTorch function without its class and underscores: `relu` for `torch.relu` and
-    `Tensor.relu_`.
-    """
+    """Return the name of a PyTorch function, without class and underscores. `torch.relu` and `Tensor.relu_` give `relu`."""
     return getattr(func, "__name__", "").strip("_")
 
 
 def bypass_torch_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Copy a function so that calls of the copy bypass function modes. Calls inside it do not."""
+    """Return a copy of a function. Function modes do not intercept the copy, but they do intercept calls inside it."""
     body = FunctionType(function.__code__, {**function.__globals__, "has_torch_function": lambda _: False})
     body.__defaults__, body.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
     return body
@@ -66,7 +64,7 @@ class ForwardOverride(ExcludedFromCopies):
         self.module, self.replacements = module, dict[int, ForwardReplacement]()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the function of this thread, or the original forward."""
+        """Run the function that replaces the forward in this thread. Without one, run the original forward."""
         if replacement := self.replacements.get(threading.get_ident()):
             return replacement(self.module, args, kwargs)
         return type(self.module).forward(self.module, *args, **kwargs)
@@ -77,7 +75,7 @@ class ForwardOverride(ExcludedFromCopies):
 
 @contextmanager
 def override_forward(replacements: Mapping[nn.Module, ForwardReplacement]) -> Iterator[None]:
-    """Replace the forward of modules by functions inside the `with`, for this thread."""
+    """Replace the forward of modules by functions inside the `with`. Other threads keep the original forward."""
     thread_id = threading.get_ident()
     with hooks_excluded_from_copies():
         with _override_lock:
@@ -95,7 +93,7 @@ def override_forward(replacements: Mapping[nn.Module, ForwardReplacement]) -> It
 
 
 def has_instance_forward(module: nn.Module) -> bool:
-    """Whether the forward of a module is an attribute of the instance, as in TorchScript and patched modules."""
+    """Whether the forward of a module is stored on the instance, as in TorchScript modules and patched modules."""
     return not isinstance(module.__dict__.get("forward"), ForwardOverride | None)
 
 
@@ -103,7 +101,7 @@ SPATIAL_RANKS = (1, 2, 3)
 
 
 def split_names(text: str) -> frozenset[str]:
-    """Return the set of the names in a text, which are separated by blanks."""
+    """Split a text at blanks, and return the set of names."""
     return frozenset(text.split())
 
 
@@ -135,7 +133,7 @@ LOWER_BOUND_ARGUMENTS: dict[str, tuple[int, str, float | None]] = {
 
 
 def activation_lower_bound(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
-    """Return the smallest value that an activation function can return. `args` are its arguments after the first."""
+    """Return the smallest value that an activation function can return. `args` are the arguments after its input."""
     if name in ("relu", "relu6", "sigmoid", "hardsigmoid", "softplus"):
         return 0.0
     if name not in LOWER_BOUND_ARGUMENTS:
@@ -148,5 +146,5 @@ def activation_lower_bound(name: str, args: Sequence[Any], kwargs: Mapping[str, 
 
 
 def may_average_with_negative_weights(kwargs: Mapping[str, Any]) -> bool:
-    """Whether the keywords of an averaging function select bicubic interpolation, which has negative weights."""
+    """Whether the keywords of an averaging function select bicubic interpolation, whose weights can be negative."""
     return kwargs.get("mode") == "bicubic"

@@ -28,7 +28,7 @@ class GradientAccumulator:
         self._sum: Tensor | None = None
 
     def add_gradient(self, gradient: Tensor | None) -> None:
-        """Add a gradient that arrives at the tensor. The first one of a backward pass replaces the sum."""
+        """Add a gradient of the tensor to the sum. The first gradient of a new backward pass starts a new sum."""
         if gradient is None:
             return
         this_pass, copy = torch._C._current_graph_task_id(), self._take_snapshot(gradient)
@@ -36,12 +36,12 @@ class GradientAccumulator:
         self._backward_pass_id = this_pass
 
     def add_node_gradient(self, node_input_index: int, input_gradients: tuple[Tensor | None, ...], _: object) -> None:
-        """Add the gradient that a node of the autograd graph sends to its input `node_input_index`."""
+        """Add a gradient to the sum. A node of the autograd graph sends it to its input `node_input_index`."""
         self.add_gradient(input_gradients[node_input_index])
 
     @property
     def is_gradient_lost(self) -> bool:
-        """Whether the gradient is unknown, because the tensor is a view that was changed in place."""
+        """Whether the gradient is unknown. This happens if the tensor is a view that was changed in place."""
         return self._was_lost or (self._alias is not None and self._alias._version != self._version)
 
     @property
@@ -50,7 +50,7 @@ class GradientAccumulator:
         return None if self.is_gradient_lost else self._sum
 
     def release_view(self) -> None:
-        """Release the memory of the tensor, after a last check whether its gradient is lost."""
+        """Release the memory of the tensor. Check before for the last time whether its gradient is lost."""
         self._was_lost, self._alias = self.is_gradient_lost, None
 
 
@@ -62,7 +62,7 @@ class TensorGradients:
     accumulators: dict[LeafPath, GradientAccumulator] = field(default_factory=dict)
 
     def get_gradients_in_structure(self) -> Any:
-        """Return the nested input or output with gradients in place of its tensors."""
+        """Return the nested input or output, with each tensor replaced by its gradient."""
         result = self.structure
         for path, accumulator in self.accumulators.items():
             result = replace_leaf(result, path, accumulator.gradient)
@@ -98,17 +98,17 @@ class LayerCall:
 
     @property
     def gradient(self) -> Any:
-        """The gradient with respect to the output, in the structure of the output, or None if no gradient arrived."""
+        """The gradient with respect to the output, nested like the output. None if no gradient arrived."""
         return self._at_output.get_gradients_in_structure()
 
     @property
     def input_gradients(self) -> tuple[Any, ...]:
-        """The gradients with respect to the positional inputs. Paths that bypass this call do not count."""
+        """The gradients with respect to the positional inputs. Only paths through this call count."""
         return tuple(self._at_inputs.get_gradients_in_structure()[0])
 
     @property
     def kwarg_gradients(self) -> dict[str, Any]:
-        """The gradients with respect to the keyword inputs. Paths that bypass this call do not count."""
+        """The gradients with respect to the keyword inputs. Only paths through this call count."""
         return dict(self._at_inputs.get_gradients_in_structure()[1])
 
     def iter_accumulators(self) -> Iterator[GradientAccumulator]:
@@ -148,23 +148,23 @@ class LayerRecord:
 
     @property
     def output(self) -> Any:
-        """The output of the layer in its last call, in the same structure."""
+        """The output of the layer in its last call, nested as the layer returned it."""
         return self.last_call.output if "outputs" in self._recorded_kinds else self._raise_not_recorded("outputs")
 
     @property
     def input(self) -> Any:
-        """The positional input of the last call, or a tuple of several inputs."""
+        """The positional input of the last call. For several inputs it is a tuple."""
         inputs = self.last_call.inputs
         return _unwrap_single(inputs) if inputs is not None else self._raise_not_recorded("inputs")
 
     @property
     def gradient(self) -> Any:
-        """The gradient of the last backward pass with respect to `output`, of the same shape."""
+        """The gradient with respect to `output` in the last backward pass. Its shape is that of `output`."""
         return self._require_recorded_gradient(self.last_call.gradient, "output")
 
     @property
     def input_gradient(self) -> Any:
-        """The gradient with respect to `input`. Paths that bypass this layer do not count."""
+        """The gradient with respect to `input`. Only paths through this layer count."""
         return self._require_recorded_gradient(_unwrap_single(self.last_call.input_gradients), "input")
 
     def _require_recorded_gradient(self, gradient: object, location: str) -> Any:

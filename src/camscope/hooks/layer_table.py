@@ -55,7 +55,7 @@ class LayerRow:
     n_calls: int
 
     def format_cells(self) -> tuple[str, ...]:
-        """Return the row as texts, one for each column.
+        """Return the texts of one table row, one for each column.
 
         Returns:
             The texts of the columns.
@@ -107,7 +107,7 @@ class LayerTable:
         )
 
     def to_rich_table(self, highlighted: Collection[str] = ()) -> "Table":
-        """Return the table for the terminal. Layers in `highlighted` are marked.
+        """Return the table for the terminal. The layers in `highlighted` are emphasized.
 
         Args:
             highlighted: Names of layers.
@@ -152,7 +152,7 @@ class LayerTable:
 
 
 def inspect_layers(model: nn.Module, example_input: Tensor | tuple[Any, ...]) -> LayerTable:
-    """Return a table of all layers: name, type, output shape, stride, parameters and number of calls.
+    """Return a table of all layers. Its columns are name, type, output shape, stride, parameters and number of calls.
 
     The model runs once in eval mode.
 
@@ -206,9 +206,7 @@ def _count_parameters(parameters: Iterator[nn.Parameter]) -> int:
 
 
 def _compute_stride(input_shape: tuple[int, ...], output_shape: tuple[int, ...] | None) -> tuple[float, ...] | None:
-    """Return the stride along each axis, the input size divided by the output size. Return None if the output is no
-    grid.
-    """
+    """Return the stride along each axis: input size divided by output size. Return None if the output has no grid."""
     if output_shape is None or len(output_shape) != len(input_shape) or len(output_shape) < 3 or 0 in output_shape:
         return None
     sizes, first, last = input_shape[2:], output_shape[2:], output_shape[1:-1]
@@ -217,6 +215,6 @@ def _compute_stride(input_shape: tuple[int, ...], output_shape: tuple[int, ...] 
 
 
 def _has_uniform_stride(sizes: tuple[int, ...], cells: tuple[int, ...]) -> bool:
-    """Whether all axes have the same stride, up to one cell of rounding."""
+    """Whether the stride is the same along all axes. A rounding error of one cell is allowed."""
     stride = max(size / count for size, count in zip(sizes, cells, strict=True))
     return all(abs(size / stride - count) <= 1 for size, count in zip(sizes, cells, strict=True))

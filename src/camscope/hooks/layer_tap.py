@@ -81,7 +81,7 @@ class Tap(Hooks):
             self.add_handle(module.register_forward_hook(thread_local_hook(partial(self._record_output, name))))
 
     def run(self, forward: Callable[[], T]) -> T:
-        """Run a forward pass and return its result. If the model turned gradients off, run it again with gradients on.
+        """Run a forward pass and return its result. If the model disabled gradients, repeat the pass with gradients enabled.
 
         The result does not show whether a part of its graph is missing. So the forward pass runs again whenever
         gradients were off.
@@ -100,7 +100,7 @@ class Tap(Hooks):
         return result
 
     def backward(self, score: Tensor, *, retain_graph: bool = False) -> None:
-        """Compute the gradient of a scalar score at every recorded call. The `.grad` of tensors stays unchanged."""
+        """Compute the gradient of a scalar score at every recorded call. The `.grad` of tensors does not change."""
         self._check_each_layer_ran()
         unrelated = f"the score does not depend on {self._format_layer_names()}"
         if not score.requires_grad:
@@ -113,7 +113,7 @@ class Tap(Hooks):
             raise LayerError(unrelated)
 
     def compute_gradient(self, score: Tensor, *, retain_graph: bool = False) -> Tensor:
-        """Return the gradient of a scalar score with respect to `activation`, of the same shape."""
+        """Return the gradient of a scalar score with respect to `activation`, in the same shape."""
         self.backward(score, retain_graph=retain_graph)
         return self.gradient
 
@@ -124,7 +124,7 @@ class Tap(Hooks):
 
     @property
     def gradient(self) -> Tensor:
-        """The gradient of the score with respect to `activation`, of the same shape."""
+        """The gradient of the score with respect to `activation`, in the same shape."""
         gradient = self.select_call().gradient
         if gradient is None:
             raise LayerError(
@@ -133,9 +133,7 @@ class Tap(Hooks):
         return gradient
 
     def select_call(self, layer: str | None = None) -> TappedCall:
-        """Return the call of a layer that `call_index` selects. The name may be omitted if only one layer is
-        recorded.
-        """
+        """Return call number `call_index` of a layer. The name is optional if only one layer is recorded."""
         names = self._format_layer_names()
         if layer is None and len(self.calls) != 1:
             tapped = plural(len(self.calls), "layer is", "layers are")

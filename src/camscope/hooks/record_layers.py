@@ -38,7 +38,7 @@ def record_layers(
     gradients: bool = False,
     device: torch.device | str | None = "cpu",
 ) -> Iterator[Recording]:
-    """Record copies of the inputs, outputs and gradients of layers inside the `with`.
+    """Record the inputs, outputs and gradients of layers inside the `with`. The records are copies.
 
     ::
 
@@ -86,7 +86,7 @@ def record_layers(
 def extract_features(
     model: nn.Module, layers: str | nn.Module | Iterable[str | nn.Module], x: Tensor | tuple[Any, ...]
 ) -> dict[str, Tensor]:
-    """Return the outputs of layers by name, such as feature maps (N,K,h,w), from one forward pass in eval mode.
+    """Run one forward pass in eval mode. Return the outputs of layers by name, such as feature maps (N,K,h,w).
 
     Args:
         model: The model.
@@ -121,7 +121,7 @@ class _Recorder(Hooks):
         self.callback(self._release_views)
 
     def hook_layer(self, module: nn.Module, layer: LayerRecord) -> None:
-        """Add the hooks that record the calls of a module in `layer`."""
+        """Add hooks to a module that record its calls in `layer`."""
         running: list[OpenCall] = []  # a stack: a module may run inside itself
         before, after = (
             partial(self._start_recording_call, running),
@@ -135,7 +135,7 @@ class _Recorder(Hooks):
             accumulator.release_view()
 
     def warn_of_lost_gradients(self) -> None:
-        """Warn of layers whose gradients could not be recorded, because a view of the tensor was changed in place."""
+        """Warn if the gradients of a layer are lost. The cause is a view of the tensor that was changed in place."""
         if lost := sorted({name for name, accumulator in self._accumulators if accumulator.is_gradient_lost}):
             names = ", ".join(map(repr, lost))
             reason = "its input or output is a view that the model changes in place"
@@ -172,7 +172,7 @@ class _Recorder(Hooks):
     def _hook_gradients(
         self, call: LayerCall, edges: dict[LeafPath, GraphEdge], start_sequence_number: int, output: object
     ) -> None:
-        """Add hooks that record the gradients of a layer call, at the output and at the inputs."""
+        """Add hooks that record the gradients of a layer call, both at its output and at its inputs."""
         at_inputs, nodes = call._at_inputs.accumulators, list[Node]()
         for path, leaf in _iter_differentiable_tensors(output):
             self.add_handle(register_gradient_hook(leaf, call._at_output.accumulators[path].add_gradient))
@@ -216,7 +216,7 @@ class GradientSender(NamedTuple):
 def _iter_gradient_senders(
     output_nodes: list[Node], edges: dict[LeafPath, GraphEdge], start_sequence_number: int
 ) -> Iterator[GradientSender]:
-    """Yield the graph nodes of one layer call that send a gradient to an input of the layer."""
+    """Yield the graph nodes inside one layer call that send a gradient to an input of the layer."""
     paths_by_edge: dict[GraphEdge, list[LeafPath]] = {}
     for path, edge in edges.items():
         paths_by_edge.setdefault(edge, []).append(path)

@@ -21,7 +21,7 @@ OPAQUE_NODES = {
 
 
 def iter_graph_nodes(outputs: Iterable[Tensor]) -> Iterator[Node]:
-    """Yield each node of the autograd graph behind some tensors once."""
+    """Yield each node of the autograd graph of the given tensors. No node is repeated."""
     waiting = [output.grad_fn for output in outputs]
     visited: set[Node | None] = {None}
     while waiting:
@@ -33,12 +33,12 @@ def iter_graph_nodes(outputs: Iterable[Tensor]) -> Iterator[Node]:
 
 
 def get_operation_name(node: Node) -> str:
-    """Return the operation of a graph node as a name: "Relu" for ReluBackward0."""
+    """Return the operation of a graph node. For a node ReluBackward0 it is "Relu"."""
     return re.sub(r"Backward\d*$", "", node.name().rpartition("::")[2])
 
 
 def describe_opaque_node(node: Node) -> str | None:
-    """Return a text about a graph node that may hide a ReLU, such as a scripted module. Return None for other nodes."""
+    """Describe a graph node in which a ReLU may be hidden, such as a scripted module. Return None for other nodes."""
     kind = get_operation_name(node)
     step: object = node
     if isinstance(step, BackwardCFunction):  # of Python
@@ -72,7 +72,7 @@ class ReluReport:
 
 
 def apply_relu_rule(values: Iterable[Tensor], rule: ReluRule) -> ReluReport:
-    """Replace the backward rule of all ReLUs in the autograd graph of some values, and report the ReLUs.
+    """Replace the backward rule of all ReLUs in the autograd graph of some values. Return a report on the ReLUs.
 
     "guided" keeps positive gradients where the input is positive. "deconvnet" keeps all positive gradients. The hooks
     belong to this graph, so the model has none, and other threads are not affected.

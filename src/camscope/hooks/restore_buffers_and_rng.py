@@ -38,7 +38,7 @@ class BufferCopyMode(BaseFunctionMode):
                 self._storage_copies[storage._cdata] = None
 
     def run_intercepted_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call the function with copies in place of the buffers, and return its result."""
+        """Call a function and return its result. It gets copies of the buffers instead of the buffers."""
         if func is torch.autograd.grad:  # which repeats checkpoints
             with self:
                 return bypass_torch_function(func)(*args, **kwargs)
@@ -69,7 +69,7 @@ class BufferCopyMode(BaseFunctionMode):
         return self._get_view_of_copied_storage(tensor, lambda: tensor)
 
     def _get_view_of_copied_storage(self, tensor: Tensor, make_default: Callable[[], Tensor]) -> Tensor:
-        """Return a tensor with the same shape and strides in a copy of the tensor's memory.
+        """Copy the memory of a tensor. Return a tensor with the same shape and strides in this copy.
 
         All views share this copy. Return `make_default()` if no buffer uses the memory.
         """
@@ -97,7 +97,7 @@ def _get_storage(tensor: Tensor) -> UntypedStorage | None:
 
 @contextmanager
 def buffers_and_rng_restored(model: nn.Module) -> Iterator[None]:
-    """Restore the model's buffers and all random number generators at the end of the `with`.
+    """At the end of the `with`, restore the model's buffers and all random number generators.
 
     The generators of PyTorch, NumPy and Python belong to the process. If other threads draw numbers meanwhile, these
     numbers come again later.
@@ -109,7 +109,7 @@ def buffers_and_rng_restored(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def eval_mode_buffers_restored(model: nn.Module) -> Iterator[None]:
-    """Restore the buffers of a model in eval mode at the end of the `with`, if its forward wrote any.
+    """If the forward of a model in eval mode writes buffers, restore them at the end of the `with`.
 
     PyTorch's own layers write no buffers in eval mode. Models with other layers that have buffers, and models in train
     mode, run on copies. All other models are watched: a buffer that the forward writes is restored, and the next call
@@ -142,7 +142,7 @@ def eval_mode_buffers_restored(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def rng_restored_unless_other_threads_run(devices: Sequence[torch.device]) -> Iterator[None]:
-    """Restore all random number generators at the end of the `with`, but only if no other thread runs."""
+    """Restore all random number generators at the end of the `with`. Do nothing if other threads run."""
     with nullcontext() if threading.active_count() > 1 else all_rng_restored(devices):
         yield
 
@@ -169,7 +169,7 @@ def _may_write_buffers(model: nn.Module) -> bool:
 
 @contextmanager
 def _replaced_buffers_restored(model: nn.Module) -> Iterator[None]:
-    """At the end of the `with`, put back buffers that the model replaced by new tensors of the same shape."""
+    """The model may replace a buffer by a new tensor of the same shape. Put the old one back at the end of the `with`."""
     scripted = [part for part in model.modules() if isinstance(part, torch.jit.ScriptModule)]
     copies = [(b, b.detach().clone()) for part in scripted for b in part.buffers(recurse=False)]
     ordinary = [part for part in model.modules() if not isinstance(part, torch.jit.ScriptModule)]
@@ -187,14 +187,12 @@ def _replaced_buffers_restored(model: nn.Module) -> Iterator[None]:
 
 
 def _shape_and_dtype(tensor: Tensor) -> tuple[object, ...]:
-    """Return the shape and the dtype of a tensor. For a nested tensor, the shape is the list of the shapes of its
-    parts.
-    """
+    """Return the shape and the dtype of a tensor. A nested tensor has a list of shapes, one for each part."""
     return ([part.shape for part in tensor.unbind()] if tensor.is_nested else tensor.shape), tensor.dtype
 
 
 def _restore_buffers(buffers_and_copies: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Copy the stored values back into buffers. Their version counters stay unchanged."""
+    """Copy stored values back into buffers. This leaves the version counters of the buffers unchanged."""
     for buffer, copy in buffers_and_copies:
         with torch.no_grad(), _unsafe_preserve_version_counter(buffer):
             buffer.copy_(copy)

@@ -17,7 +17,7 @@ _mute_lock = threading.RLock()  # one thread at a time: what is installed must b
 
 
 def copy_without_hooks(model: nn.Module) -> nn.Module:
-    """Copy the modules of a model, without hooks and without compiled code. The copy shares the parameters and buffers.
+    """Copy a model without its hooks and compiled code. The copy shares parameters and buffers with the model.
 
     An attribute that the copy sets on itself does not change the model.
     """
@@ -68,7 +68,7 @@ def _return_hook(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def hooks_muted(model: nn.Module) -> Iterator[None]:
-    """Disable all forward hooks of a model inside the `with`, for this thread.
+    """Disable all forward hooks of a model inside the `with`. Other threads are not affected.
 
     Each hook keeps its position and its handle. Forward passes in other threads run the hooks as usual.
     """

@@ -53,7 +53,7 @@ _modules_by_function: WeakValueDictionary[Any, ScoreFunction] = WeakValueDiction
 
 
 def wrap_function(function: object) -> ScoreFunction:
-    """Return the module that calls a function: the same one while any explainer of the function exists.
+    """Return the module that calls a function. It is the same module while any explainer of the function exists.
 
     Raises:
         ModelError: The model is no function, but a class, for example.
@@ -80,12 +80,12 @@ def wrap_function(function: object) -> ScoreFunction:
 
 
 def is_opaque(module: nn.Module) -> bool:
-    """Whether hooks cannot see what happens inside a module, such as TorchScript or a function."""
+    """Whether hooks cannot see the inner steps of a module, as in TorchScript or a plain function."""
     return isinstance(module, torch.jit.ScriptModule | ScoreFunction)
 
 
 def to_tensors(value: Any, device: torch.device) -> Any:
-    """Convert the arrays and lists of numbers in a result to tensors without gradients."""
+    """Convert arrays, and lists of numbers, in a result to tensors. The tensors have no gradients."""
     if isinstance(value, Tensor):
         return value.detach()
     if isinstance(value, Mapping):
@@ -100,14 +100,14 @@ def to_tensors(value: Any, device: torch.device) -> Any:
 
 
 def _is_list_of_numbers(value: Any) -> bool:
-    """Whether a list holds numbers alone, perhaps in lists."""
+    """Whether a list, which may be nested, holds only numbers."""
     return bool(value) and all(
         isinstance(item, Number) or (isinstance(item, list | tuple) and _is_list_of_numbers(item)) for item in value
     )
 
 
 def _describe_code(function: Any) -> str:
-    """Return the name of a function with its code, or the name of the class of a callable object."""
+    """Return the name of a function and its code. For a callable object, return the name of its class."""
     inner = getattr(function, "__func__", function)
     code = getattr(inner, "__code__", None)
     owner = inner if hasattr(inner, "__qualname__") else type(inner)

@@ -133,19 +133,17 @@ class SpatialMapTracker(BaseFunctionMode):
                     self._record_map(tensor, self._whole)
 
     def is_spatial_map(self, tensor: Tensor) -> bool:
-        """Whether a tensor was computed from the input by spatial operations only, and covers the input evenly."""
+        """Whether only spatial operations lead from the input to a tensor, and the tensor covers the input evenly."""
         record = self._find_record(tensor)
         return record is not None and record.extent is not None and covers_input_evenly(record.extent, tensor.shape[2:])
 
     def is_misplaced(self, tensor: Tensor) -> bool:
-        """Whether many channels of a tensor (N,K,*grid) have misplaced cells, such as flipped, shuffled or cropped
-        ones.
-        """
+        """Whether many channels of a tensor (N,K,*grid) have misplaced cells, for example flipped, shuffled or cropped."""
         with torch._C.DisableTorchFunction():
             return self._is_misplaced(tensor)
 
     def has_all_cells_in_position(self, tensor: Tensor) -> bool:
-        """Whether all channels of a tensor (N,K,*grid) have their cells in the order of the input.
+        """Whether the cells of all channels of a tensor (N,K,*grid) are in the order of the input.
 
         Return False if that is unknown.
         """
@@ -153,7 +151,7 @@ class SpatialMapTracker(BaseFunctionMode):
             return self._has_all_cells_in_position(tensor)
 
     def run_intercepted_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call a function and return its result.
+        """Call a function and return its result. Record where the cells of the result come from.
 
         Record whether the result is a spatial map, and which input cell each of its values belongs to.
         """
@@ -194,7 +192,7 @@ class SpatialMapTracker(BaseFunctionMode):
     def _compute_moved_cell_numbers(
         self, func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Tensor | Sequence[Tensor] | None:
-        """Return the cell numbers after a function that moves values. Return None if they are unknown.
+        """Return the cell numbers after a function that only moves values. Return None if they are unknown.
 
         The function is applied to the cell numbers of its arguments.
         """
@@ -226,9 +224,7 @@ class SpatialMapTracker(BaseFunctionMode):
         result: Any,
         moved: Tensor | Sequence[Tensor] | None,
     ) -> None:
-        """Record the cell numbers of the tensors in a function's result. `moved` is the result of
-        `_compute_moved_cell_numbers`.
-        """
+        """Record the cell numbers of the tensors in a function's result. `moved` comes from `_compute_moved_cell_numbers`."""
         outputs = [leaf for _, leaf in iter_leaves(result)]
         moved_cells = [leaf for _, leaf in iter_leaves(moved)]
         for number, output in enumerate(outputs):
@@ -258,8 +254,8 @@ class SpatialMapTracker(BaseFunctionMode):
         return self._find_cells_of_reduction(sources[0], output.shape) if name in REDUCTIONS and sources else None
 
     def _is_computed_from_misplaced(self, name: str, sources: Sequence[Tensor]) -> bool:
-        """Whether a function's result has misplaced cells because its sources have. A convolution mixes all their
-        channels.
+        """Whether the result of a function has misplaced cells because its inputs have them. A convolution mixes all
+        channels of its input.
         """
         if name in WINDOW_FUNCTIONS:
             return self._is_misplaced(sources[0])
@@ -268,14 +264,14 @@ class SpatialMapTracker(BaseFunctionMode):
         )
 
     def _is_recorded_as_misplaced(self, tensor: Tensor) -> bool:
-        """Whether a tensor's record marks its cells as misplaced, or its recorded extent covers the input unevenly."""
+        """Whether the record of a tensor says that its cells are misplaced or cover the input unevenly."""
         record = self._find_record(tensor)
         if record is None or record.extent is None:
             return record is not None and record.is_misplaced
         return not covers_input_evenly(record.extent, tensor.shape[2:])
 
     def _is_misplaced(self, tensor: Tensor) -> bool:
-        """Whether many channels of a tensor (N,K,*grid) have misplaced cells, by their extents or by its record."""
+        """Whether many channels of a tensor (N,K,*grid) have misplaced cells, by their extents or by the tensor's record."""
         planes = Counter(self._find_covered_part_of_each_channel(tensor))
         n_moved = sum(count for plane, count in planes.items() if not covers_input_evenly(plane, tensor.shape[2:]))
         is_elsewhere = bool(planes) and n_moved >= MIN_MISPLACED_SHARE * planes.total()
@@ -288,7 +284,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return is_one_cell or (bool(planes) and all(covers_input_evenly(plane, tensor.shape[2:]) for plane in planes))
 
     def _find_record(self, tensor: Tensor) -> _CellRecord | None:
-        """Return the record of a tensor. Return None if there is no record, or if the tensor was changed since."""
+        """Return the record of a tensor. Return None if there is no record, or if the tensor has changed since."""
         if id(tensor) in self._records_before:
             return self._records_before[id(tensor)]
         record = self._records.get(id(tensor))
@@ -300,7 +296,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return None if is_exported else record
 
     def _number_cells_like(self, tensor: Tensor, extent: Extent) -> Tensor:
-        """Return the cell numbers of a grid with this extent, in the shape of a tensor (N,K,*grid)."""
+        """Number the cells of a grid with this extent. Return the numbers in the shape of a tensor (N,K,*grid)."""
         grid = tuple(tensor.shape[2:])
         if math.prod(grid) == 1:  # the only cell is all of the image
             return self._build_unknown_cell_numbers_like(tensor)
@@ -322,12 +318,12 @@ class SpatialMapTracker(BaseFunctionMode):
         return cells.data_ptr() == self._build_unknown_cell_numbers_like(cells).data_ptr()
 
     def _comes_from_no_cell(self, tensor: Tensor) -> bool:
-        """Whether a tensor's values are known to come from no cell, as the values of parameters do."""
+        """Whether the values of a tensor are known to come from no cell, like those of a parameter."""
         cells = self._read_cell_numbers_or_none(tensor)
         return cells is not None and self._depends_on_no_cell(cells)
 
     def _is_parameter(self, tensor: Tensor) -> bool:
-        """Whether a tensor is a parameter or buffer of the model that this forward pass did not change."""
+        """Whether a tensor is a parameter or buffer of the model. It must be unchanged in this forward pass."""
         return self._parameter_versions.get(id(tensor)) == _get_version(tensor)
 
     def _read_cell_numbers_or_none(self, tensor: Tensor) -> Tensor | None:
@@ -347,9 +343,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return tensor if tensor.dtype in INDEX_TYPES else self._require_cell_numbers(tensor)
 
     def _find_cells_of_elementwise_result(self, sources: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
-        """Return which cell each value of an elementwise result belongs to. Return None if the sources place the cells
-        differently.
-        """
+        """Return the cell number of each value of an elementwise result. Return None if the inputs disagree."""
         cells_of_sources = [(source.shape, self._read_cell_numbers_or_none(source)) for source in sources]
         located = [
             cells.broadcast_to(shape)
@@ -373,7 +367,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return merged
 
     def _find_cells_of_matrix_product(self, name: str, sources: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
-        """Return the cell numbers of a matrix product, from the rows or columns of its factors.
+        """Return the cell numbers of a matrix product. They come from the rows or columns of its factors.
 
         Return None if they are unknown.
         """
@@ -396,7 +390,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return columns[..., :1, :].expand(shape)
 
     def _find_cells_of_einsum(self, equation: object, sources: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
-        """Return the cell numbers of the result of an einsum, from its first operand, or None if they are unknown."""
+        """Return the cell numbers of an einsum, from those of its first operand. Return None if they are unknown."""
         inputs, _, axes = str(equation).replace(" ", "").partition("->")
         own_axes, _, other_axes = inputs.partition(",")
         cells = self._read_cell_numbers_or_none(sources[0])
@@ -417,7 +411,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return cells[tuple(slice(None) if axis in order else None for axis in axes)].expand(shape)
 
     def _find_cells_of_reduction(self, source: Tensor, shape: torch.Size) -> Tensor | None:
-        """Return the cell numbers of the result of a reduction along one axis, or None if they are unknown."""
+        """Return the cell numbers of a reduction along one axis. Return None if they are unknown."""
         cells = self._read_cell_numbers_or_none(source)
         if cells is None:
             return None
@@ -428,7 +422,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return cells.select(fitting[-1], 0).reshape(shape)
 
     def _find_covered_part_of_each_channel(self, tensor: Tensor) -> list[Extent | None]:
-        """Return the extents of the channels of a tensor (N,K,*grid). A channel with cells in another order has None.
+        """Return the extent of each channel of a tensor (N,K,*grid), or None for a channel whose cells are out of order.
 
         Return [] for an unknown tensor.
         """
@@ -439,7 +433,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return [] if cells is None or self._depends_on_no_cell(cells) else self._find_covered_parts_of_cells(cells)
 
     def _find_covered_parts_of_cells(self, cells: Tensor) -> list[Extent | None]:
-        """Return the extent that each channel of cell numbers (N,K,*grid) covers, or None if its cells are in another order."""
+        """Return the extent of each channel, from cell numbers (N,K,*grid), or None for a channel in another order."""
         if cells.ndim != self._n_axes:
             return []
         planes = cells[tuple(slice(0, None if stride else 1) for stride in cells.stride()[:2])].flatten(0, 1)
@@ -457,7 +451,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return extents
 
     def _find_source_extent(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Extent | None:
-        """Return the extent of the maps that a function takes. Return None if its result is not a map."""
+        """Return the extent of the maps that a function gets as input. Return None if the function does not return a map."""
         if _is_window_function(name):
             source = _get_first_tensor_argument(args, kwargs)
             if not isinstance(source, Tensor) or source.ndim != self._n_axes:
@@ -476,13 +470,13 @@ class SpatialMapTracker(BaseFunctionMode):
         return None
 
     def _find_common_extent(self, maps: Sequence[Tensor]) -> Extent | None:
-        """Return the common extent of several tensors. Return None if one tensor is no map, or if the extents differ."""
+        """Return the extent that several tensors share. Return None if they differ, or if a tensor is not a map."""
         records = list(map(self._find_record, maps))
         extents = [None if record is None else record.extent for record in records]
         return average_agreeing_extents(extents, maps[0].shape[2:]) if maps else None
 
     def _iter_map_candidates(self, value: object) -> Iterator[Tensor]:
-        """Yield the tensors of an argument whose values may vary from cell to cell."""
+        """Yield those tensors of an argument that may have different values in different cells."""
         for item in value if isinstance(value, list | tuple) else (value,):
             if (
                 isinstance(item, Tensor)
@@ -510,13 +504,13 @@ def _get_version(tensor: Tensor) -> int:
 
 
 def _get_first_tensor_argument(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return the first argument of a function. If this is a list, return its first tensor."""
+    """Return the first argument of a function. If the argument is a list, return the first tensor in it."""
     source = args[0] if args else kwargs.get("input", kwargs.get("tensors"))
     return source[0] if isinstance(source, list | tuple) else source
 
 
 def _have_same_cells(cells: Tensor, other: Tensor, *, compare: bool = True) -> bool:
-    """Whether two tensors of cell numbers are equal. Views of the same memory are equal without a comparison."""
+    """Whether two tensors of cell numbers are equal. If they are views of the same memory, no comparison is needed."""
     if cells.data_ptr() == other.data_ptr() and cells.stride() == other.stride():
         return True
     return compare and torch.equal(cells, other)

@@ -27,7 +27,7 @@ class Removable(Protocol):
     """A handle as PyTorch returns it for a hook."""
 
     def remove(self) -> None:
-        """Remove the hook."""
+        """Remove the hook from its module or tensor."""
 
 
 class Hooks(ExitStack):
@@ -46,23 +46,23 @@ class Hooks(ExitStack):
         return self
 
     def _install_hooks(self) -> None:
-        """Set the hooks when the `with` begins."""
+        """Install the hooks. This is called when the `with` begins."""
 
     def _enter_gradient_scope(self) -> None:
-        """Turn gradients off inside the `with`. A hook can then turn them on from its layer onward."""
+        """Turn gradients off inside the `with`. A hook can turn them on again, for its layer and all later ones."""
         self.enter_context(torch.inference_mode(False))
         self.enter_context(torch.no_grad())
         self.enter_context(autocast_uncached())
         self.enter_context(reentrant_checkpoints_disabled())
 
     def add_handle(self, handle: Removable) -> None:
-        """Remove the hook of this handle at the end of the `with`."""
+        """Register a handle. Its hook is removed at the end of the `with`."""
         exclude_flags_from_copies(handle)
         self.callback(handle.remove)
 
 
 def register_gradient_hook(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Removable:
-    """Register a hook that gets the gradient of a tensor. A tensor that the hook returns replaces the gradient."""
+    """Register a hook on the gradient of a tensor. If the hook returns a tensor, that tensor replaces the gradient."""
     register: Callable[..., Removable] = tensor.register_hook
     return register(hook)
 
@@ -74,7 +74,7 @@ class ThreadLocalHook(ExcludedFromCopies, Generic[P, T]):
         self._hook, self._thread_id = hook, threading.get_ident()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """Call the hook and return its result. In another thread, return None without a call."""
+        """Call the hook and return its result. In any other thread, do nothing and return None."""
         return self._hook(*args, **kwargs) if threading.get_ident() == self._thread_id else None
 
 
@@ -84,16 +84,14 @@ def thread_local_hook(hook: Callable[P, T]) -> Callable[P, T | None]:
 
 
 def has_global_hooks() -> bool:
-    """Whether hooks are registered for all modules. PyTorch has no public function for this check."""
+    """Whether there are hooks that apply to all modules. PyTorch has no public function to check this."""
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(getattr(all_modules, f"_global{name}") for name in names)
 
 
 @contextmanager
 def autocast_uncached() -> Iterator[None]:
-    """Disable autocast's cache of weights inside the `with`. A weight that is cached without gradients would break
-    training.
-    """
+    """Disable autocast's cache of weights inside the `with`. Weights cached without gradients would break training."""
     cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
@@ -103,12 +101,12 @@ def autocast_uncached() -> Iterator[None]:
 
 
 def is_in_backward_pass() -> bool:
-    """Whether this thread runs a backward pass. A layer that runs there repeats an earlier call, for a checkpoint."""
+    """Whether this thread is in a backward pass. A layer runs there only if a checkpoint repeats an earlier call."""
     return torch._C._current_graph_task_id() != -1
 
 
 def is_autograd_thread() -> bool:
-    """Whether autograd started this thread to run a backward pass, as it does for an accelerator."""
+    """Whether autograd started this thread for a backward pass. It does so on accelerators."""
     return is_in_backward_pass() and isinstance(threading.current_thread(), threading._DummyThread)
 
 
@@ -118,9 +116,7 @@ _uncheckpointed_threads: list[int] = []
 
 @contextmanager
 def reentrant_checkpoints_disabled() -> Iterator[None]:
-    """Disable reentrant activation checkpoints in this thread inside the `with`. They do not support
-    `autograd.grad`.
-    """
+    """Disable reentrant activation checkpoints in this thread inside the `with`, because `autograd.grad` fails with them."""
     thread_id, original = threading.get_ident(), super(CheckpointFunction, CheckpointFunction).apply
 
     def apply(function: Callable[..., Any], preserve: bool, *args: object) -> Any:

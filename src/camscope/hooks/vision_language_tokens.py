@@ -17,18 +17,18 @@ ImageTokenPositions = dict[int, tuple[int, ...] | None]  # by the length of a se
 
 
 def _read_image_token_id(config: object) -> int | None:
-    """Return the token id that stands for an image patch in a model's config, or None if the config has none."""
+    """Read the id of the token that stands for an image patch from a model's config. Return None if there is no such id."""
     tokens = (getattr(config, name, None) for name in IMAGE_TOKEN_CONFIG_KEYS)
     return next((token for token in tokens if isinstance(token, int) and not isinstance(token, bool)), None)
 
 
 def is_vision_language_model(model: nn.Module) -> bool:
-    """Whether a model has image patches among its text tokens, as vision-language models have."""
+    """Whether a model mixes image patches with text tokens, as vision-language models do."""
     return any(_read_image_token_id(getattr(module, "config", None)) is not None for module in unwrap(model).modules())
 
 
 def _find_nearest_config(model: nn.Module, layer: str) -> object:
-    """Return the config of a layer, or of its nearest parent module with a config. Return None if no parent has one."""
+    """Return the config of a layer. If the layer has none, return that of its nearest parent with a config, or None."""
     parts = layer.split(".") if layer else []
     for end in range(len(parts), -1, -1):
         config = getattr(unwrap(model).get_submodule(".".join(parts[:end])), "config", None)
@@ -38,8 +38,7 @@ def _find_nearest_config(model: nn.Module, layer: str) -> object:
 
 
 def holds_language_model_tokens(model: nn.Module, layer: str, n_tokens: int, positions: ImageTokenPositions) -> bool:
-    """Whether a layer of a vision-language model holds the tokens of its language model, with the image tokens among
-    them.
+    """Whether a layer of a vision-language model holds the tokens of the language model: text mixed with image tokens.
 
     The image encoder has a config without a vocabulary. For the model itself and its head, the number of tokens
     decides.
@@ -51,7 +50,7 @@ def holds_language_model_tokens(model: nn.Module, layer: str, n_tokens: int, pos
 
 
 def record_text_lengths(model: nn.Module, scope: ExitStack, lengths: set[int]) -> None:
-    """While the scope is open, add the number of tokens of each text that the model embeds to `lengths`."""
+    """Until `scope` closes, add the number of tokens of each text that the model embeds to `lengths`."""
     for module in unwrap(model).modules():
         size = getattr(getattr(module, "config", None), "vocab_size", None)
         if not isinstance(size, int):
@@ -66,20 +65,20 @@ def record_text_lengths(model: nn.Module, scope: ExitStack, lengths: set[int]) -
 
 
 def is_text_layer(model: nn.Module, layer: str, n_tokens: int, lengths: Collection[int]) -> bool:
-    """Whether a layer holds text tokens: it belongs to a language model that received `n_tokens` tokens."""
+    """Whether a layer holds text tokens. It then belongs to a language model that received a text of `n_tokens` tokens."""
     config = _find_nearest_config(model, layer)
     return n_tokens in lengths and hasattr(config, "vocab_size")
 
 
 def find_vocabulary_sizes(model: nn.Module) -> set[int]:
-    """Return the sizes of the vocabularies of all language models inside a model."""
+    """Return the vocabulary size of each language model inside a model."""
     configs = (getattr(module, "config", None) for module in unwrap(model).modules())
     sizes = (getattr(config, "vocab_size", None) for config in configs if config is not None)
     return {size for size in sizes if isinstance(size, int)}
 
 
 def find_query_counts(model: nn.Module) -> set[int]:
-    """Return how many learned queries the detectors and connectors inside a model have, as a set of numbers."""
+    """Return the numbers of learned queries that the detectors and connectors inside a model have."""
     counts: set[int] = set()
     for name, module in unwrap(model).named_modules():
         config = getattr(module, "config", None)
@@ -94,7 +93,7 @@ def find_query_counts(model: nn.Module) -> set[int]:
 
 
 def is_query_layer(model: nn.Module, layer: str, n_tokens: int) -> bool:
-    """Whether a layer holds the learned queries of a decoder, which have no position on the image."""
+    """Whether a layer holds learned queries of a decoder. Such queries have no position on the image."""
     path = layer.split(".")
     inside = any("decoder" in part or "qformer" in part for part in path)
     parts = [unwrap(model).get_submodule(".".join(path[: end + 1])) for end in range(len(path))]
@@ -103,7 +102,7 @@ def is_query_layer(model: nn.Module, layer: str, n_tokens: int) -> bool:
 
 
 def record_image_tokens(model: nn.Module, scope: ExitStack, positions: ImageTokenPositions) -> None:
-    """While the scope is open, store in `positions` where the image tokens are in the model's input ids."""
+    """Until `scope` closes, store in `positions` where the image tokens are among the model's input ids."""
     for module in unwrap(model).modules():
         token = _read_image_token_id(getattr(module, "config", None))
         if token is not None:
