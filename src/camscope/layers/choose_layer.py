@@ -29,7 +29,7 @@ LAYERS_PER_PASS = 12  # layers that are probed in one forward pass, from the end
 
 
 def _advise_on_per_frame_layer(model: nn.Module, forward: Callable[[], object], input_shape: Sequence[int]) -> str:
-    """Return advice for an error about the last layer with one map per video frame. Return "" if the model has no such layer."""
+    """Return advice for an error: name the last layer with one map per video frame. Return "" if there is no such layer."""
     remedies: list[str] = []
 
     def collect_advice(name: str, module: nn.Module, output: object) -> None:
@@ -43,7 +43,7 @@ def _advise_on_per_frame_layer(model: nn.Module, forward: Callable[[], object], 
 
 
 def choose_feature_layer(model: nn.Module, score: Score, x: Tensor) -> SpatialLayer:
-    """Return the last layer with a spatial grid that holds features, whatever the model's output is.
+    """Return the last layer with a spatial grid that holds features. The output of the model may be of any kind.
 
     Layers of the module that computes the output, such as a detection head, are left out, as are convolutions whose
     result is returned. A model whose output has no gradient gets its last layer with features.
@@ -63,7 +63,7 @@ def choose_layer(
     dense: bool = False,
     for_features: bool = False,
 ) -> SpatialLayer:
-    """Return the last layer with a spatial grid that holds features and affects the score (N,).
+    """Return the last layer that has a spatial grid, holds features and affects the score (N,).
 
     A backward pass shows whether a layer affects the score. In a transformer with a class token, the patch tokens after
     the last attention do not. With `dense`, the score is one of many places, as in segmentation, and layers of the head
@@ -127,7 +127,7 @@ def choose_layer(
 def _compute_score_gradients(
     model: nn.Module, score: Callable[[Tensor], Tensor], x: Tensor, names: Sequence[str]
 ) -> dict[str, Tensor]:
-    """Return the gradients of the score by layer name, for the layers that affect the score."""
+    """Compute the gradient of the score at each layer. Return the gradients by name, only for layers that affect the score."""
     with Tap(model, names) as tap:
         scores = tap.run(lambda: score(x)).sum()
         try:
@@ -138,9 +138,7 @@ def _compute_score_gradients(
 
 
 def _find_channels_that_affect_score(layer: SpatialLayer, gradient: Tensor | None, dense: bool) -> Tensor | None:
-    """Return a mask (K,) of the channels of a layer that affect the score. Return None if the layer does not affect
-    it.
-    """
+    """Return a mask (K,) of those channels of a layer that affect the score. Return None if no channel does."""
     if gradient is None:
         return None
     channels = layer.layout.to_maps(gradient).transpose(0, 1).flatten(1).any(1)
@@ -151,7 +149,7 @@ def _find_channels_that_affect_score(layer: SpatialLayer, gradient: Tensor | Non
 def _drop_head_layers(
     model: nn.Module, layers: list[SpatialLayer], forward: Callable[[], object]
 ) -> list[SpatialLayer]:
-    """Drop the layers inside a head, and convolutions whose result the model returns. If no layer is left, return all.
+    """Drop layers inside a head, and convolutions whose result is the model's output. If this leaves no layer, return all layers.
 
     A head is a module that returns the model's output, but does not hold all layers.
     """
@@ -186,9 +184,7 @@ def _drop_head_layers(
 
 
 def _select_encoder_layers(model: nn.Module, layers: list[SpatialLayer]) -> list[SpatialLayer]:
-    """Select the layers inside the encoder or backbone. If no module has such a name, select those with the coarsest
-    grid.
-    """
+    """Select the layers inside the encoder or backbone. If no module is named so, select the layers with the coarsest grid."""
     names = [name for name, _ in unwrap(model).named_modules() if name.rpartition(".")[2] in ENCODER_NAMES]
     shallow = sorted(names, key=lambda name: name.count("."))[:1]
     bodies = [f"{name}.body" for name in shallow if any(layer.name.startswith(f"{name}.body.") for layer in layers)]
@@ -200,7 +196,7 @@ def _select_encoder_layers(model: nn.Module, layers: list[SpatialLayer]) -> list
 
 
 def _holds_features(model: nn.Module, layer: SpatialLayer, channels: Tensor) -> bool:
-    """Whether a layer holds features, and not a dense prediction or an inner step of a block."""
+    """Whether a layer holds features. Dense predictions and inner steps of a block are not features."""
     if len(channels) > 1 and int(channels.sum()) == 1:
         return False
     if layer.layout.kind != TOKENS:

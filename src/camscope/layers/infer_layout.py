@@ -29,7 +29,7 @@ def infer_layout(
     layout: str | Layout | None = None,
     hints: LayoutHints = NO_HINTS,
 ) -> Layout:
-    """Infer the layout of a layer's output from its shape and the shape of the input (N,C,*S).
+    """Infer the layout of a layer's output from the shapes of the output and of the input (N,C,*S).
 
     If the shape is ambiguous, pass `layout`: "channels_first", "channels_last" or a `Layout`. `hints` come from
     `record_layout_hints`: tokens are on a grid of the model's convolutions, or on a halved one. Raise LayerError if no
@@ -61,7 +61,7 @@ def infer_layout(
 
 
 def advise_on_per_frame_output(shape: Sequence[int], input_shape: Sequence[int]) -> str:
-    """Return advice for an error about an output with one item per video frame, (N*T,K,h,w). Return "" for any other output."""
+    """Return advice for an error about an output (N*T,K,h,w) with one item per video frame. Return "" for other outputs."""
     is_per_frame = len(input_shape) == 5 and len(shape) == 4 and shape[0] == input_shape[0] * input_shape[2]
     if not is_per_frame or math.prod(shape[2:]) == 1:
         return ""
@@ -122,8 +122,8 @@ def _infer_layout_kind(
 
 
 def _matches_aspect(grid: Sequence[int], size: Sequence[int], max_cells_off: float, first_axis: int = 0) -> bool:
-    """Whether a grid has the aspect ratio of the input, up to an error of `max_cells_off` cells. Ignore axes before
-    `first_axis`.
+    """Whether a grid has the aspect ratio of the input, with a tolerance of `max_cells_off` cells. Axes before
+    `first_axis` are ignored.
     """
     if any(cells > 4 * pixels for cells, pixels in zip(grid, size, strict=True)):
         return False
@@ -132,13 +132,13 @@ def _matches_aspect(grid: Sequence[int], size: Sequence[int], max_cells_off: flo
 
 
 def has_unequal_strides(grid: Sequence[int], size: Sequence[int]) -> bool:
-    """Whether the stride along rows is more than twice that along columns, or the reverse, beyond rounding."""
+    """Whether the strides along rows and columns clearly differ: one is more than twice the other, beyond rounding."""
     plane = [math.log(pixels / cells) for pixels, cells in zip(size, grid, strict=True)][-2:]
     return max(plane) - min(plane) > math.log(2) + sum(1 / cells for cells in grid[-2:])
 
 
 def _require_fitting_layout(layout: Layout, shape: tuple[int, ...]) -> Layout:
-    """Return the layout that the user passed. Raise LayerError if an output of this shape cannot have it."""
+    """Return the layout that the user passed. Raise LayerError if it does not fit the shape of the output."""
     grid = tuple(layout.grid)
     expected_shapes = {
         CHANNELS_FIRST: shape[2:] == grid,
@@ -190,7 +190,7 @@ def _infer_token_layout(
 
 
 def infer_image_token_layout(shape: Sequence[int], input_shape: Sequence[int], hints: LayoutHints) -> Layout:
-    """Infer where the image tokens are among the tokens (N,T,K) of a vision-language model, as a layout.
+    """Infer the layout of a vision-language model's tokens (N,T,K): where the image tokens are among them.
 
     Raise LayerError if the image tokens have gaps between them, or do not fit exactly one grid.
     """
@@ -229,13 +229,13 @@ def infer_image_token_layout(shape: Sequence[int], input_shape: Sequence[int], h
 def _find_grids_with_prefix(
     n_tokens: int, grids: Collection[Grid], max_prefixes: Sequence[int] = MAX_PREFIX_TOKENS
 ) -> list[Grid]:
-    """Return the grids that fit a number of tokens, with at most a few prefix tokens. The largest grid is first."""
+    """Return the grids that fit a number of tokens if at most a few of them are prefix tokens. The largest grid is first."""
     levels = ([grid for grid in grids if 0 <= n_tokens - math.prod(grid) <= prefix] for prefix in max_prefixes)
     return sorted(next(filter(None, levels), []), key=math.prod, reverse=True)
 
 
 def _iter_halved_grids(grids: Collection[Grid]) -> Iterator[set[Grid]]:
-    """Yield a set of grids, then the grids with half as many cells along their axes, and so on."""
+    """Yield a set of grids, then a set with half as many cells along each axis, and so on."""
     level = set(grids)
     for _ in range(MAX_HALVINGS):
         yield level
@@ -248,7 +248,7 @@ def _iter_halved_grids(grids: Collection[Grid]) -> Iterator[set[Grid]]:
 
 
 def _has_prefix_tokens(shape: tuple[int, ...], module: nn.Module | None, grids: Collection[Grid]) -> bool:
-    """Whether an output (N,T,K) for a signal has a few more tokens than a grid has cells, so that some are a prefix."""
+    """Whether some tokens of a signal's output (N,T,K) are prefix tokens: there are a few more tokens than a grid has cells."""
     cells = {grid[0] for grid in grids if len(grid) == 1}
     if isinstance(module, CHANNELS_FIRST_MODULES) or cells & set(shape[1:]):
         return False
@@ -256,7 +256,7 @@ def _has_prefix_tokens(shape: tuple[int, ...], module: nn.Module | None, grids: 
 
 
 def _has_channels_last_axis(module: nn.Module | None, n_channels: int) -> bool:
-    """Whether a LayerNorm or Linear inside a layer has this number of channels on its last axis."""
+    """Whether a LayerNorm or Linear inside a layer expects this number of channels on the last axis."""
     return module is not None and any(
         (type(part) is nn.LayerNorm and tuple(part.normalized_shape) == (n_channels,))
         or (isinstance(part, nn.Linear) and part.out_features == n_channels)
@@ -265,9 +265,7 @@ def _has_channels_last_axis(module: nn.Module | None, n_channels: int) -> bool:
 
 
 def _map_patch_grids_to_exact_tiling(input_size: tuple[int, ...]) -> dict[Grid, bool]:
-    """Return the grids of square patches over an input, each with a flag: whether the patches tile the input
-    exactly.
-    """
+    """Return all grids of square patches over an input. The value of a grid says whether its patches tile the input exactly."""
     is_exact: dict[Grid, bool] = {}
     for patch in range(max(input_size), 0, -1):
         exact = all(pixels % patch == 0 for pixels in input_size)

@@ -22,7 +22,7 @@ CHANNELS_FIRST_MODULES = (
 def build_ambiguous_layout_error(
     text: str, fix: str = "pass layout=Layout('tokens', grid, prefix), or reshape="
 ) -> LayerError:
-    """Build the error for an output whose layout cannot be inferred from its shape."""
+    """Build the error for an output whose shape is not enough to infer its layout."""
     return LayerError(text, fix=fix, remedy=Remedy.SET_LAYOUT)
 
 
@@ -70,7 +70,7 @@ class Layout:
         return output.movedim(-1, 1)
 
     def order_tokens(self, output: Tensor) -> Tensor:
-        """Return tokens (N,T,K) with those of the grid in the order of its cells, where the last axis changes fastest.
+        """Return tokens (N,T,K) with the grid's tokens in the order of its cells. The last axis of the grid changes fastest.
 
         Args:
             output: The tokens of the layer.

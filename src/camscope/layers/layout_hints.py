@@ -28,8 +28,8 @@ class LayoutHints:
     text_lengths: set[int] = field(default_factory=set)  # numbers of text tokens of a language model
 
     def count_tokens_before_image(self, n_tokens: int, n_cells: int) -> int | None:
-        """Return how many tokens come before the image tokens, or None if the number is unknown. Raise LayerError if it
-        is ambiguous.
+        """Return how many tokens come before the image tokens. Return None if this is unknown. Raise LayerError if
+        several numbers are possible.
         """
         starts = list(self._iter_piece_starts(n_tokens, n_cells))
         if len(starts) > 1:
@@ -61,7 +61,7 @@ class ConcatRecorder(BaseFunctionMode):
         self._piece_lengths = piece_lengths
 
     def run_intercepted_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call a function and return its result. If it concatenates tokens, record the lengths of the pieces."""
+        """Call a function and return its result. If it concatenates tokens, record how long the parts are."""
         result = func(*args, **kwargs)
         if func in CONCAT_FUNCTIONS and isinstance(result, Tensor) and result.ndim == 3:
             axis = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))

@@ -61,13 +61,13 @@ _lock = threading.RLock()
 def get_cached_layout_result(
     model: nn.Module, location: OutputLocation, size: Sequence[int], layout: Layout
 ) -> LayoutProbeResult | None:
-    """Return the cached test result of a layer for a layout and an input size. Return None if no result is cached."""
+    """Return the cached test result for a layer, a layout and an input size. Return None if there is no such result."""
     with _lock:
         return _get_results_cached_for_layer(model, location).get((location, tuple(size), str(layout)))
 
 
 def has_cached_layout_result(model: nn.Module, location: OutputLocation, size: Sequence[int]) -> bool:
-    """Whether any layout of a layer has a cached test result for this input size."""
+    """Whether a test result for a layer and this input size is cached. Its layout does not matter."""
     with _lock:
         requested = location.output_index, tuple(size)
         return any(
@@ -79,13 +79,13 @@ def has_cached_layout_result(model: nn.Module, location: OutputLocation, size: S
 def cache_layout_result(
     model: nn.Module, location: OutputLocation, size: Sequence[int], layout: Layout, result: LayoutProbeResult
 ) -> None:
-    """Cache the layout test result of a layer until the model or the layer is deleted."""
+    """Cache the result of a layer's layout test. The cache lasts until the model or the layer is deleted."""
     with _lock:
         _get_results_cached_for_layer(model, location)[location, tuple(size), str(layout)] = result
 
 
 def _get_results_cached_for_layer(model: nn.Module, location: OutputLocation) -> dict[ResultKey, LayoutProbeResult]:
-    """Return the dict that caches the test results of a layer. Create it for a new layer."""
+    """Return the dict in which the test results of a layer are cached. For a new layer, create the dict."""
     by_layer: WeakIdKeyDictionary = _results_by_model.setdefault(unwrap(model), WeakIdKeyDictionary())
     results: dict[ResultKey, LayoutProbeResult] = by_layer.setdefault(find_layer(model, location.layer)[1], {})
     return results
@@ -93,9 +93,7 @@ def _get_results_cached_for_layer(model: nn.Module, location: OutputLocation) ->
 
 @contextmanager
 def forward_without_side_effects(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Inside the `with`, the model runs in eval mode without hooks and gradients, and leaves the random state
-    unchanged.
-    """
+    """Run the model in eval mode inside the `with`, without hooks and gradients. The random state does not change."""
     with (
         hooks_muted(model),
         all_rng_restored([device]),
@@ -118,7 +116,7 @@ def probe_layout(
     input_shares: Sequence[float] | None = None,
     misplaced_layers: Collection[str] = (),
 ) -> list[LayoutProbeResult]:
-    """Test by three forward passes with noise whether each of several layer outputs has the given layout.
+    """Test with noise whether several layer outputs have the given layout. This takes three forward passes in all.
 
     The passes have no side effects, and cached results are reused. `read_outputs(run, x)` extracts outputs that are not
     those of layers. `input_shares` is for a model that pads its input: the share of each axis that the input covers.
@@ -145,7 +143,7 @@ def probe_layout(
 
 
 def _lower_verdict_of_misplaced_layer(result: LayoutProbeResult) -> LayoutProbeResult:
-    """Lower the layout verdict of a layer with misplaced cells to UNDECIDED. CONTRADICTED stays, with this reason."""
+    """Lower the layout verdict of a layer with misplaced cells to UNDECIDED. If it is CONTRADICTED, only add the reason."""
     if result.verdict is LayoutVerdict.CONTRADICTED:
         cause = (
             "the model crops, pads or shifts its maps: apply that to the image first, and explain the rest of the model"
@@ -162,8 +160,8 @@ def probe_output_layouts(
     *,
     input_shares: Sequence[float] | None = None,
 ) -> list[LayoutProbeResult]:
-    """Test whether each tensor that `read_outputs` returns has the given layout. Return [] if the model fails on
-    noise.
+    """Test with noise whether the tensors that `read_outputs` returns have the given layout. Return [] if the model
+    fails on noise.
     """
     blocks = _count_blocks_per_axis(layout)
     labels = draw_noise_pattern(blocks, seed=0)
@@ -194,7 +192,7 @@ def probe_output_layouts(
 def _read_layer_outputs(
     model: nn.Module, locations: Sequence[OutputLocation], forward: ForwardFunction, x: Tensor
 ) -> list[Tensor | None]:
-    """Run one forward pass and return the output at each location, or None at locations that did not run."""
+    """Run one forward pass. Return the output at each location, or None where the layer did not run."""
     calls: list[list[Tensor]] = [[] for _ in locations]
 
     def store_output(number: int, module: nn.Module, args: object, output: object) -> None:
@@ -218,7 +216,7 @@ def _read_layer_outputs(
 
 
 def _count_blocks_per_axis(layout: Layout) -> tuple[int, ...]:
-    """Return how many blocks of cells the grid has along each axis. Noise replaces whole blocks."""
+    """Return into how many blocks the cells along each axis are divided. Noise replaces whole blocks."""
     grid = layout.grid
     if layout.kind == TOKENS and math.prod(grid) <= MAX_TOKENS_WITHOUT_BLOCKS:
         return tuple(grid)
@@ -231,7 +229,7 @@ def _count_blocks_per_axis(layout: Layout) -> tuple[int, ...]:
 def _iter_noise_variants(
     x: Tensor, run_of_pixel: Tensor, cells_of_pixels: Sequence[Tensor], grid: Sequence[int]
 ) -> Iterator[Tensor]:
-    """Yield three variants of x (N,C,*S). Each has noise in another third of the cells."""
+    """Yield three noisy copies of x (N,C,*S). In each copy, noise replaces a different third of the cells."""
     generator = torch.Generator(device="cpu").manual_seed(1)
     values = x.detach().float()
 
@@ -253,7 +251,7 @@ def _iter_noise_variants(
 
 
 def _flatten_positions(output: Tensor, layout: Layout) -> Tensor | None:
-    """Flatten an output to its positions (N,T,K). Return None if its shape does not have this layout."""
+    """Flatten the positions of an output to (N,T,K). Return None if the shape of the output does not have this layout."""
     grid = tuple(layout.grid)
     if layout.kind == TOKENS:
         fits = output.ndim == 3 and output.shape[1] >= layout.prefix + math.prod(grid)
@@ -280,7 +278,7 @@ def _judge_layout_of_outputs(
 
 
 def _compute_output_change_per_position(difference: Tensor, layout: Layout) -> Tensor:
-    """Return the distance (T,) between the outputs of two runs at each position, from their difference (N,T,K)."""
+    """Return how far the outputs of two runs are apart at each position (T,), from their difference (N,T,K)."""
     start = layout.prefix if layout.kind == TOKENS else 0
     common = difference[:, start : start + math.prod(layout.grid)].mean(1, keepdim=True)
     distance = (difference - common).norm(dim=-1)
@@ -289,7 +287,7 @@ def _compute_output_change_per_position(difference: Tensor, layout: Layout) -> T
 
 
 def build_contradicted_layout_error(name: str, layout: Layout, reason: str) -> LayerError:
-    """Build the error for a layer whose layout the noise test contradicts."""
+    """Build the error for a layer if the noise test contradicts its layout."""
     return LayerError(
         f"{name}: its output was read as {layout}, but {reason}, as forward passes with other contents of some cells show",
         fix="choose another layer, or pass layout= or reshape= if you know where the image is",

@@ -63,8 +63,8 @@ class LayoutProbeResult:
 def judge_layout(
     distances: Tensor, layout: Layout, labels: Tensor, blocks: Sequence[int], covered: Tensor | None = None
 ) -> LayoutProbeResult:
-    """Decide whether a layout is right, from the distances (3,T) between the outputs of three noise runs at each
-    position.
+    """Decide whether a layout is right. The model ran three times with noise, and `distances` (3,T) compares the
+    outputs at each position.
 
     `labels` (blocks,) is the number of the run with noise in each block. `distances[p]` compares the two runs other
     than p. `covered` marks the cells that the input covers.
@@ -121,7 +121,7 @@ class OrderTest(NamedTuple):
 def _test_cell_order(
     values: Tensor, labels: Tensor, blocks: Sequence[int], block_of_cell: Tensor, *, strict: bool
 ) -> OrderTest:
-    """Test whether the cells react in the assumed order, or rather in another one: mirrored, shifted, or by columns.
+    """Test whether the cells react in the assumed order. Other orders are mirrored, shifted, or by columns.
 
     With `strict`, orders in which only single rows or columns are misplaced are tested, too, as for sequences of
     tokens.
@@ -168,7 +168,7 @@ def _test_cell_order(
 
 
 def compute_expected_reaction(labels: Tensor, blocks: Sequence[int], neighbor_share: float) -> Tensor:
-    """Return how strongly each block should react to the noise of each run (3,*blocks).
+    """Return how strongly each block should react to the noise of each of the three runs, as (3,*blocks).
 
     `neighbor_share` is the share of the reaction that a block takes from its neighbor.
     """
@@ -192,7 +192,7 @@ class OrderMatch(NamedTuple):
 def iter_matches_in_other_orders(
     reaction: Tensor, field: Tensor, *, as_share_of_moved_cells: bool
 ) -> Iterator[OrderMatch]:
-    """Yield how well `reaction` (3,*blocks) matches `field` in each other order of the cells, with a description of the order.
+    """Try other orders of the cells. Yield for each how well `reaction` (3,*blocks) matches `field`, and the order's name.
 
     The match is the sum of products over all blocks. With `as_share_of_moved_cells`, the match of the cells that the
     other order moves is divided by the match of these cells in the same order.
@@ -201,7 +201,7 @@ def iter_matches_in_other_orders(
     axes = range(1, field.ndim)
 
     def build_order_match(order: str, match_change: Tensor, match_of_moved_cells: Tensor) -> OrderMatch:
-        """Build the match in an order from its change. If requested, divide the match by that of the moved cells."""
+        """Build the match in one order from its change. If requested, make it relative to the match of the moved cells."""
         if as_share_of_moved_cells:
             return OrderMatch(1 + match_change / match_of_moved_cells.clamp(min=1e-12), order)
         return OrderMatch(match_in_same_order + match_change, order)
@@ -231,7 +231,7 @@ def iter_matches_in_other_orders(
 
 @lru_cache(maxsize=64)
 def draw_noise_pattern(blocks: tuple[int, ...], seed: int) -> Tensor:
-    """Draw for each block (blocks,) the number of the run in which noise replaces it.
+    """Draw the number of a run for each block (blocks,). In this run, noise replaces the block.
 
     Of many random patterns, the one that is least similar to its own shifts and reorderings is returned.
     """
@@ -268,7 +268,7 @@ def _subtract_mean(values: Tensor) -> Tensor:
 
 
 def _is_reaction_local(values: Tensor) -> bool:
-    """Whether the cells react, on average, mainly to one of three noise runs, so that each depends on one part of the input.
+    """Whether an average cell reacts mainly to one of three noise runs. If so, a cell depends on one part of the input.
 
     `values` (3,cells) are the reactions to the runs.
     """
@@ -286,7 +286,7 @@ class Agreement(NamedTuple):
 
 
 def _score_agreement(values: Tensor, run_of_cell: Tensor, block_of_cell: Tensor) -> Agreement:
-    """Compute the mean reaction of the cells to the run that the layout expects, and its spread for random labels."""
+    """Compute how strongly the cells react to the run that the layout expects, and the spread of this value for random labels."""
     cells = values.shape[1]
     of_block = values.new_zeros(N_RUNS, int(block_of_cell.max()) + 1).index_add_(1, block_of_cell, values)
     spread = float(of_block.square().mean(0).sum().sqrt()) / cells
@@ -305,7 +305,7 @@ class LayoutScore(NamedTuple):
 def _score_other_layouts(
     reaction: Tensor, labels: Tensor, block_of_cell: Tensor, cells: Tensor, layout: Layout
 ) -> Iterator[LayoutScore]:
-    """Score other layouts: tokens that start at another position, or cells that are read by columns."""
+    """Score other layouts: tokens that start at another position, or cells in column order."""
     if layout.kind != TOKENS:
         return
     count, length, prefix = len(block_of_cell), reaction.shape[1], layout.prefix

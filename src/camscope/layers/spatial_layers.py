@@ -55,7 +55,7 @@ class SpatialLayer:
 
 
 def record_layout_hints(model: nn.Module, scope: ExitStack) -> LayoutHints:
-    """While the scope is open, record the grids of the model's convolutions and the concatenations of tokens.
+    """Until `scope` closes, record the grids of the model's convolutions and each concatenation of tokens.
 
     The returned hints are filled while the model runs. Concatenations are recorded if the model has an embedding, or
     parameters (1,T,K) such as class tokens.
@@ -87,8 +87,7 @@ def record_layout_hints(model: nn.Module, scope: ExitStack) -> LayoutHints:
 def infer_layer_layout(
     model: nn.Module, name: str, output: Tensor, x: Tensor, hints: LayoutHints, layout: str | Layout | None = None
 ) -> Layout:
-    """Infer the layout of a layer's output for an input x (N,C,*S). Raise LayerError if the output has no grid of the
-    image.
+    """Infer the layout of a layer's output for an input x (N,C,*S). Raise LayerError if the output is not a grid over the image.
 
     Models such as Hiera store tokens window by window until they merge them. Only then are the tokens in rows.
     """
@@ -118,9 +117,7 @@ def _infer_layout_from_shape(
     hints: LayoutHints,
     layout: str | Layout | None = None,
 ) -> Layout:
-    """Infer the layout of a layer's output from its shape. In a vision-language model, the input ids locate the image
-    tokens.
-    """
+    """Infer the layout of a layer's output from its shape. For a vision-language model, also use the input ids."""
     in_sequence = layout is None and len(shape) == 3 and is_vision_language_model(model)
     if in_sequence and holds_language_model_tokens(model, name, shape[1], hints.image_token_positions):
         return infer_image_token_layout(shape, input_shape, hints)
@@ -129,7 +126,7 @@ def _infer_layout_from_shape(
 
 
 def with_video_token_order(model: nn.Module, layout: Layout) -> Layout:
-    """Return the layout of tokens with the order in which a model stores those of a video.
+    """Return the layout with the order of video tokens in this model.
 
     TimeSformer stores them patch by patch, and other models frame by frame.
     """
@@ -147,9 +144,7 @@ def _explain_why_no_grid(
     input_shape: Sequence[int],
     hints: LayoutHints,
 ) -> str:
-    """Return why an output is not a grid: it holds attention weights, queries or text. Return "" if it may be a
-    grid.
-    """
+    """Return why an output is not a grid: it holds attention weights, queries or text. Return "" if there is no such reason."""
     shape = tuple(shape)
     has_shape_of_weights = {
         CHANNELS_FIRST: len(shape) == 4,
@@ -168,8 +163,8 @@ def _explain_why_no_grid(
 
 
 def find_layout_doubt_reason(model: nn.Module, layout: Layout, shape: Sequence[int], hints: LayoutHints) -> str:
-    """Return why the shape of an output makes its layout doubtful after an undecided noise test. Return "" if the shape
-    raises no doubt.
+    """Return why the shape of an output raises doubt about its layout if the noise test is undecided. Return "" if
+    there is no doubt.
     """
     counts = hints.sequence_lengths | set(map(math.prod, hints.grids))
     if layout.kind == CHANNELS_FIRST and len(shape) == 4 and shape[2] == shape[3] and shape[2] in counts:
@@ -180,7 +175,7 @@ def find_layout_doubt_reason(model: nn.Module, layout: Layout, shape: Sequence[i
 
 
 def _find_token_merge_factor(model: nn.Module) -> int:
-    """Return by which factor a model such as Hiera reduces its tokens by merging windows. Other models have the factor 1."""
+    """Return by which factor a model such as Hiera reduces its tokens when it merges windows. For other models return 1."""
     for module in unwrap(model).modules():
         schedule = getattr(module, "schedule" if type(module).__name__ == "Unroll" else "unroll_schedule", None)
         if isinstance(schedule, list | tuple):
@@ -191,8 +186,7 @@ def _find_token_merge_factor(model: nn.Module) -> int:
 def find_spatial_layers(
     model: nn.Module, forward: Callable[[], object], x: Tensor, other_inputs: Sequence[Tensor] = ()
 ) -> list[SpatialLayer]:
-    """Run `forward()`, a forward pass of x, and return all layers with more than one cell in the order in which they
-    finish.
+    """Call `forward()`, a forward pass of x. Return all layers with more than one cell, in the order in which they finish.
 
     `other_inputs` are tensors that the model takes in addition to x.
     """
@@ -228,7 +222,7 @@ def find_spatial_layers(
 
 
 def hook_layer_outputs(model: nn.Module, hooks: Hooks, on_output: Callable[[str, nn.Module, object], None]) -> None:
-    """Add hooks that call `on_output(name, module, output)` after each layer. Layers such as dropout are skipped."""
+    """Add hooks that call `on_output(name, module, output)` after each layer. Dropout and similar layers get no hook."""
     for name, module in unwrap(model).named_modules():
         if name and not isinstance(module, (*PASS_THROUGH_MODULES, torch.jit.ScriptModule)):
             hook = thread_local_hook(lambda module, args, output, name=name: on_output(name, module, output))
@@ -238,7 +232,7 @@ def hook_layer_outputs(model: nn.Module, hooks: Hooks, on_output: Callable[[str,
 def drop_layers_with_contradicted_layout(
     model: nn.Module, layers: Sequence[SpatialLayer], forward: Callable[[Tensor], object], x: Tensor
 ) -> list[SpatialLayer]:
-    """Return all layers except those whose layout a noise test contradicts for x (N,C,*S)."""
+    """Test the layouts of layers with noise for x (N,C,*S). Return the layers whose layout is not contradicted."""
     return [
         layer
         for layer in layers
@@ -253,7 +247,7 @@ def probe_layer_layout(
     forward: Callable[[Tensor], object],
     x: Tensor,
 ) -> LayoutProbeResult:
-    """Test the layout of a layer with noise. The same forward passes test all `other_layers` that have the same layout."""
+    """Test the layout of a layer with noise. Test all `other_layers` of the same layout in the same forward passes."""
     if layer.by_construction:
         return LayoutProbeResult(LayoutVerdict.BY_CONSTRUCTION)
     probed = {other.name: other for other in (layer, *other_layers) if other.layout == layer.layout}
