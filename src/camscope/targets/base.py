@@ -65,7 +65,7 @@ class Target(ABC):
 
     @property
     def dense(self) -> bool:
-        """Whether the output has scores at many positions, and the target selects some of them."""
+        """Whether the target selects some of many positions at which the output has scores."""
         return False
 
     @abstractmethod
@@ -74,25 +74,25 @@ class Target(ABC):
 
     @abstractmethod
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
-        """Return a text that describes the target of one sample. `class_name` converts a class index to a name."""
+        """Return a text that describes the target of one sample. `class_name` is a function from a class index to its name."""
 
     def prepare_for_model(self, model: nn.Module) -> "Target":
-        """Return the target with the information that it needs of the model. Called once per `Score`."""
+        """Return the target with the facts about the model that it needs. Each `Score` calls this method once."""
         return self
 
     def prepare_for_image(self, image_context: ImageContext) -> "Target":
-        """Return the target for one image, such as with coordinates converted from the image to the model's input."""
+        """Return the target for one image. For example, convert its coordinates from the image to the model's input."""
         return self
 
     def resolve_choices(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Target":
-        """Return the target with every open choice fixed, such as the class.
+        """Return the target with all open choices made, such as that of the class.
 
         `output` is that of the first forward pass, and `input_size` is the size *S of the model's input.
         """
         return self
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "Target":
-        """Return the target for a transformed input: flipped along the axes `flips`, then resized to `size`."""
+        """Return the target for a changed input, which is flipped along the axes `flips` and then resized to `size`."""
         if self.dense:
             raise TargetError(
                 f"{type(self).__name__} is a position in the image, so flips need its method flipped(flips, size): implement the "
@@ -102,7 +102,7 @@ class Target(ABC):
 
 
 def parse_finite_numbers(values: Any) -> list[float] | None:
-    """Return finite numbers as a list. Return None if `values` is not a sequence of finite numbers."""
+    """Convert a sequence of finite numbers to a list. Return None for any other value."""
     try:
         numbers = np.asarray([value.tolist() if hasattr(value, "tolist") else value for value in values])
     except (TypeError, ValueError):

@@ -84,17 +84,17 @@ class ClassTarget(Target):
 
     @abstractmethod
     def candidate_scores(self, output: Any) -> Tensor:
-        """Compute the scores (N,K) from which the class is chosen."""
+        """Compute the class scores (N,K). The class with the highest score is chosen."""
 
     def resolve_choices(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> Self:
-        """Return the target with the class of each sample (N,) fixed."""
+        """Return the target with a fixed class for each sample (N,)."""
         scores = self.candidate_scores(output).detach()
         best = scores.argmax(1).tolist()
         indices = [resolve_class_pair(self.label, top, scores.shape[1], class_names)[0] for top in best]
         return replace(self, resolved_classes=torch.tensor(indices, device=scores.device))
 
     def class_indices(self, scores: Tensor) -> Tensor:
-        """Return the class index (N,) of each sample. Before the class is fixed, choose it by `scores`."""
+        """Return the class index of each sample (N,). If the class is not fixed, choose it by `scores`."""
         if self.resolved_classes is not None:
             return self.resolved_classes
         if self.label is None:
@@ -103,7 +103,7 @@ class ClassTarget(Target):
         return torch.full((len(scores),), index, device=scores.device)
 
     def describe_class(self, sample: int, class_name: ClassNameLookup) -> str:
-        """Return the name of one sample's class."""
+        """Return the name of the class of one sample."""
         return str(self.label) if self.resolved_classes is None else class_name(int(self.resolved_classes[sample]))
 
 
@@ -134,7 +134,7 @@ class Classes(Target):
         object.__setattr__(self, "labels", self._require_distinct_classes(parsed))
 
     def __call__(self, output: Any) -> Tensor:
-        """Compute the mean score of the classes for each sample (N,)."""
+        """Compute the score (N,) of each sample: the mean over the classes."""
         scores = full_precision(class_scores(output, self.labels[0]))
         indices = self.class_indices or self._resolve_class_indices(scores.shape[1], None)
         return scores[:, list(indices)].mean(1)
@@ -156,7 +156,7 @@ class Classes(Target):
         return tuple(classes)
 
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
-        """Describe the classes, such as `tabby and tiger cat`."""
+        """Return a description of the classes, such as `tabby and tiger cat`."""
         names = map(str, self.labels) if self.class_indices is None else map(class_name, self.class_indices)
         return " and ".join(names)
 
@@ -197,12 +197,12 @@ class LogProbability(ClassTarget):
         return logits
 
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
-        """Describe the target, such as `log-probability of tabby`."""
+        """Return a description of the target, such as `log-probability of tabby`."""
         return f"log-probability of {self.describe_class(sample, class_name)}{' by itself' if self.multilabel else ''}"
 
 
 def parse_class_label(value: object, parameter: str, target_name: str) -> int | str:
-    """Return a class label as an int or str. Raise TargetError unless it is an index or a name."""
+    """Return a class label as an int or str. Raise TargetError if it is neither an index nor a name."""
     label = normalize_target(value)
     if not isinstance(label, int | str):
         raise TargetError(f"{parameter}={label!r} of a {target_name}: expected one class index or name")
@@ -210,7 +210,7 @@ def parse_class_label(value: object, parameter: str, target_name: str) -> int | 
 
 
 def tensor_to_list(target: Any) -> Any:
-    """Convert a tensor or array of class indices to a list, and a scalar to a number.
+    """Convert a tensor or array of class indices to a list. Convert a scalar to a number.
 
     Any other target is returned unchanged. Raises TargetError for an unusual tensor, such as a sparse one.
     """
@@ -223,7 +223,7 @@ def tensor_to_list(target: Any) -> Any:
 
 
 def normalize_target(target: object) -> int | str | Difference | list[int | str | Difference | None] | None:
-    """Convert a target of classes to class indices and names. Raise TargetError for other types, such as a bool or float."""
+    """Convert a target that names classes to class indices and names. Raise TargetError for other types, such as a float."""
     if hasattr(target, "tolist"):
         target = tensor_to_list(target)
     if isinstance(target, list | tuple):
@@ -250,7 +250,7 @@ def normalize_target(target: object) -> int | str | Difference | list[int | str 
 def resolve_class_pair(
     target: int | str | Difference | None, top_class: int, n_classes: int, class_names: Sequence[str] | None
 ) -> ClassPair:
-    """Convert a target to the index of its class, and of the class that it is compared with. For None use `top_class`."""
+    """Convert a target to two indices: its class, and the class it is compared with, or -1. For None use `top_class`."""
     if not isinstance(target, Difference):
         return ClassPair(top_class if target is None else resolve_class_index(target, n_classes, class_names), -1)
     first, second = (resolve_class_index(label, n_classes, class_names) for label in (target.a, target.b))
@@ -260,7 +260,7 @@ def resolve_class_pair(
 
 
 def resolve_class_index(label: int | str, n_classes: int, class_names: Sequence[str] | None) -> int:
-    """Convert a class index or name to an index. Raises TargetError if the class is unknown or ambiguous."""
+    """Convert a class index or name to an index. Raise TargetError if the class is unknown or ambiguous."""
     index = label if isinstance(label, int) else _find_class_by_name(label, n_classes, class_names)
     if 0 <= index < n_classes:
         return index

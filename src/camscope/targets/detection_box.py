@@ -106,11 +106,11 @@ class Box(Target):
 
     @property
     def corners(self) -> tuple[float, float, float, float]:
-        """The left, top, right and bottom edge, as (x0, y0, x1, y1)."""
+        """The edges of the box: left, top, right and bottom, as (x0, y0, x1, y1)."""
         return self.x0, self.y0, self.x1, self.y1
 
     def prepare_for_model(self, model: nn.Module) -> "Box":
-        """Return the box with the settings of the Hugging Face detectors in the model. If it has none, they stay unchanged.
+        """Return the box with the settings of the Hugging Face detectors in the model. Without a detector, return the box itself.
 
         A score of one sample or one part of an output has no model, and gets a prepared box.
         """
@@ -118,7 +118,7 @@ class Box(Target):
         return replace(self, heads=heads) if heads else self
 
     def prepare_for_image(self, image_context: ImageContext) -> "Box":
-        """Return the box, converted from pixels of the image to pixels of the model's input."""
+        """Return the box for one image: convert pixels of the image to pixels of the model's input."""
         ends = image_context.to_input([[self.y0, self.x0], [self.y1, self.x1]])
         (top, left), (bottom, right) = ends.min(0).tolist(), ends.max(0).tolist()
         height, width = image_context.input_size
@@ -128,7 +128,7 @@ class Box(Target):
         return replace(self, x0=left, y0=top, x1=right, y1=bottom, image_corners=image_corners)
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "Box":
-        """Return the box moved to the position of its content in the flipped and resized input."""
+        """Return the box at the place to which its content moves when the input is flipped and resized."""
         sides = []
         for axis, ends in enumerate(((self.y0, self.y1), (self.x0, self.x1))):
             before = (self.input_size or tuple(size))[axis]
@@ -138,7 +138,7 @@ class Box(Target):
         return replace(self, x0=left, y0=top, x1=right, y1=bottom, input_size=tuple(size))
 
     def resolve_choices(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Box":
-        """Return the box with its class fixed. Raise TargetError if no detection overlaps the box by half or more."""
+        """Return the box with a fixed class. Raise TargetError if no detection has an IoU of at least 0.5 with the box."""
         resolved = replace(self, input_size=tuple(input_size), activation=self._resolve_activation(output))
         detections = parse_detections(output, resolved.input_size, resolved.activation)
         # a list of detections holds only the classes that were detected, not their number
@@ -164,7 +164,7 @@ class Box(Target):
         return torch.stack([self._score_sample(detections) for detections in samples])
 
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
-        """Describe the box, such as `nodule in the box (10, 20, 50, 60) of the image`.
+        """Return a description of the box, such as `nodule in the box (10, 20, 50, 60) of the image`.
 
         The corners are in pixels of the original image. Where it is unknown, they are in pixels of the model's input.
         """
@@ -174,7 +174,7 @@ class Box(Target):
         return f"{label} in the box ({corners}) of the {frame}"
 
     def _resolve_activation(self, output: Any) -> Activation | None:
-        """Return the activation that turns the class logits into probabilities. Return None if it is unknown."""
+        """Return the activation that turns class logits into probabilities. Return None if the activation is unknown."""
         logits = get_output_tensor(output, "logits")
         return self.activation or (None if logits is None else infer_softmax_or_sigmoid(self.heads, logits.shape[-1]))
 
@@ -187,14 +187,14 @@ class Box(Target):
         return overlaps[best] * probabilities[best]
 
     def _select_class_probabilities(self, detections: Detections) -> Tensor:
-        """Return one probability (D,) per detection: the probability of the target's class, or the largest if no class is set."""
+        """Return one probability (D,) per detection: that of the target's class, or the largest if the target has no class."""
         probabilities = detections.probabilities
         if not isinstance(self.label, int):
             return probabilities.amax(1)
         return probabilities[:, self.label] if self.label < probabilities.shape[1] else probabilities.sum(1) * 0
 
     def _find_best_match(self, detections: Detections) -> BoxMatch:
-        """Find the detection that overlaps the box most."""
+        """Find the detection that has the largest overlap with the box."""
         if len(detections.boxes) == 0:
             return BoxMatch(0.0, -1, "it has no detection")
         probabilities = detections.probabilities.detach()
@@ -208,7 +208,7 @@ class Box(Target):
 
 
 def find_detection_heads(model: nn.Module) -> tuple[DetectionHead, ...]:
-    """Return the settings of each Hugging Face detector in a model, from the outermost module inward."""
+    """Return the settings of each Hugging Face detector in a model. The outermost module comes first."""
     heads = []
     for module in model.modules():
         config = getattr(module, "config", None)
@@ -220,7 +220,7 @@ def find_detection_heads(model: nn.Module) -> tuple[DetectionHead, ...]:
 
 
 def infer_softmax_or_sigmoid(heads: Sequence[DetectionHead], n_logits: int) -> Activation | None:
-    """Infer whether class logits need a softmax or a sigmoid. Return None if neither is certain.
+    """Infer whether class logits need a softmax or a sigmoid. Return None if this is uncertain.
 
     A softmax has one more logit than classes, for "no object".
     """
@@ -235,7 +235,7 @@ def infer_softmax_or_sigmoid(heads: Sequence[DetectionHead], n_logits: int) -> A
 def parse_detections(
     output: Any, input_size: tuple[int, ...] | None, activation: Activation | None = None
 ) -> list[Detections]:
-    """Convert the output of a detector to the detections of each sample. Boxes are in pixels of the model's input."""
+    """Convert the output of a detector to detections of each sample. The boxes are in pixels of the model's input."""
     predictions = output if isinstance(output, list | tuple) else []
     fields = {"boxes", "labels", "scores"}
     if predictions and all(isinstance(row, Mapping) and fields <= set(row) for row in predictions):
@@ -265,7 +265,7 @@ def parse_detections(
 
 
 def compute_iou(boxes: Tensor, corners: Sequence[float]) -> Tensor:
-    """Compute the intersection over union (D,) of one box with each of several boxes (D,4)."""
+    """Compute the intersection over union (D,) of one box with several boxes (D,4)."""
     box = boxes.new_tensor(list(corners))
     low, high = torch.maximum(boxes[:, :2], box[:2]), torch.minimum(boxes[:, 2:], box[2:])
     intersection = (high - low).clamp(min=0).prod(1)
@@ -274,7 +274,7 @@ def compute_iou(boxes: Tensor, corners: Sequence[float]) -> Tensor:
 
 
 def _parse_torchvision_detections(prediction: Mapping[str, Tensor]) -> Detections:
-    """Convert one sample of a torchvision detector, with one score per detection, to detections with probabilities (D,K)."""
+    """Convert the detections of a torchvision detector in one sample. One score each becomes probabilities (D,K)."""
     scores, labels = prediction["scores"], prediction["labels"].long()
     n_classes = int(labels.max()) + 1 if len(labels) else 1
     probabilities = scores.new_zeros(len(scores), n_classes)

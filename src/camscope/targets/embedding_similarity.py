@@ -56,7 +56,7 @@ class Similarity(Target):
             check_ordinary_tensor(tensor, "the reference", "reference", TargetError)
 
     def prepare_for_image(self, image_context: ImageContext) -> Target:
-        """Return the target with the embeddings of its reference images in place of the images."""
+        """Return the target with its reference images replaced by their embeddings."""
         size = getattr(self.reference, "shape", ())
         is_signal = len(size) == 2 and tuple(size[1:]) == image_context.input_size
         if _is_embedding(self.reference) and not is_signal:
@@ -76,7 +76,7 @@ class Similarity(Target):
     def resolve_choices(
         self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None
     ) -> "Similarity":
-        """Return the target with one reference (D,): the mean of all references."""
+        """Return the target with a single reference (D,): the mean of all references."""
         if not _is_embedding(self.reference):
             raise TargetError(
                 "Similarity to an image: only explain() can compute the embedding of the image",
@@ -86,7 +86,7 @@ class Similarity(Target):
         return replace(self, reference=mean.embedding, n_references=max(self.n_references, mean.n_references))
 
     def _average_references(self, embedding: Tensor) -> MeanReference:
-        """Return the mean of the reference embeddings, after a check that they fit the embedding (N,D) of the image."""
+        """Check that the reference embeddings fit the embedding (N,D) of the image. Return their mean."""
         reference = self.reference
         if reference.shape[-1] != embedding.shape[1] or reference.numel() == 0:
             size = plural(embedding.shape[1], "number")
@@ -109,7 +109,7 @@ class Similarity(Target):
         return (embedding @ reference) / torch.where(length > 0, length, 1)
 
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
-        """Describe the target, such as `similarity to a prototype of 3`."""
+        """Return a description of the target, such as `similarity to a prototype of 3`."""
         reference = "the reference" if self.n_references == 1 else f"a prototype of {self.n_references}"
         return f"{'similarity' if self.kind == 'cosine' else 'dot product'} to {reference}"
 
@@ -153,13 +153,13 @@ class TextSimilarity(Target):
         object.__setattr__(self, "similarities", tuple(Similarity(vector.detach().reshape(-1)) for vector in vectors))
 
     def prepare_for_image(self, image_context: ImageContext) -> "TextSimilarity":
-        """Return the target with the text encoder of the model. An encoder that the user passed is kept."""
+        """Return the target with a text encoder: the one that the user passed, or that of the model."""
         return self if self.encode is not None else replace(self, encode=image_context.embed_text)
 
     def resolve_choices(
         self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None
     ) -> "TextSimilarity":
-        """Return the target with the embeddings of its texts, checked against the model's output."""
+        """Return the target with the embeddings of its texts. Check that they fit the model's output."""
         if not self.similarities:
             raise TargetError(
                 f"TextSimilarity({self.prompt!r}): the model has no text encoder",
@@ -180,13 +180,13 @@ class TextSimilarity(Target):
         return first - contrast[0] if contrast else first
 
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
-        """Describe the target, such as `similarity to "a tabby" rather than "a dog"`."""
+        """Return a description of the target, such as `similarity to "a tabby" rather than "a dog"`."""
         other = "" if self.contrast_prompt is None else f' rather than "{self.contrast_prompt}"'
         return f'similarity to "{self.prompt}"{other}'
 
 
 def image_embedding(output: Any) -> Tensor:
-    """Find the image embeddings (N,D) in a model's output.
+    """Find the image embeddings (N,D) in the output of a model.
 
     Args:
         output: The output of the model: a tensor (N,D), or a structure with one, such as that of CLIP.

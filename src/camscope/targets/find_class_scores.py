@@ -19,7 +19,7 @@ ROUNDING_STEPS = 4  # multiples of the machine epsilon by which two orders of su
 
 
 def class_scores(output: object, label: object = None) -> Tensor:
-    """Return the class scores (N,K) in a model's output.
+    """Find the class scores (N,K) in the output of a model.
 
     Args:
         output: A tensor, an object with `.logits`, a mapping with "logits", or a structure with one (N,K) float tensor.
@@ -98,7 +98,7 @@ def _find_logits(output: object) -> Tensor:
 
 
 def check_no_detections(output: object) -> None:
-    """Raise TargetError for the output of a detector, since a class alone does not select a box."""
+    """Raise TargetError if the output is that of a detector. A class alone does not select one of its boxes."""
     rows = output if isinstance(output, list | tuple) else []
     boxes = get_output_tensor(output, "pred_boxes")
     has_rows_of_boxes = any(isinstance(row, Mapping) and "boxes" in row for row in rows)
@@ -111,13 +111,13 @@ def check_no_detections(output: object) -> None:
 
 
 def get_output_tensor(output: Any, name: str) -> Tensor | None:
-    """Return the tensor under a key or attribute of an output. Return None if the output has no such tensor."""
+    """Return the tensor under a key or attribute of an output. Return None if there is no tensor."""
     value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
     return value if isinstance(value, Tensor) else None
 
 
 def full_precision(values: Tensor) -> Tensor:
-    """Convert values to float32, but leave float64 unchanged.
+    """Convert values to float32. Leave float64 values unchanged.
 
     Args:
         values: A tensor of any floating type.
@@ -133,7 +133,7 @@ def full_precision(values: Tensor) -> Tensor:
 
 
 def require_scores_of_callable_target(scores: object, target: object) -> Tensor:
-    """Return the scores (N,) that a callable target returned. Raise TargetError unless they are one float per sample."""
+    """Return the result of a callable target, its scores (N,). Raise TargetError unless there is one float per sample."""
     name = getattr(target, "__name__", type(target).__name__)
     if isinstance(scores, Tensor) and (kind := describe_unusual_tensor(scores, "scores")) is not None:
         raise TargetError(
@@ -146,7 +146,7 @@ def require_scores_of_callable_target(scores: object, target: object) -> Tensor:
 
 
 def require_one_row_per_sample(scores: Tensor, n_samples: int) -> Tensor:
-    """Return scores (N,...) unchanged. Raise TargetError unless there is one row per sample."""
+    """Return scores (N,...) unchanged. Raise TargetError if their number of rows is not the number of samples."""
     if len(scores) != n_samples:
         raise TargetError(
             f"{plural(len(scores), 'score')} for a batch of {n_samples}: expected one row per sample. The model must not squeeze "
@@ -156,14 +156,14 @@ def require_one_row_per_sample(scores: Tensor, n_samples: int) -> Tensor:
 
 
 def are_probabilities(logits: Tensor) -> bool:
-    """Whether all class scores (N,K) are at least 0 and each row sums to 1."""
+    """Whether class scores (N,K) are probabilities: none is negative, and each row sums to 1."""
     if logits.shape[1] == 1 or not bool((logits >= 0).all()):
         return False
     return bool(((logits.double().sum(1) - 1).abs() < 1e-3).all())
 
 
 def select_rows(output: Any, row_indices: Tensor, n_rows: int) -> Any:
-    """Select rows of an output: in every tensor with `n_rows` rows, or in a list of `n_rows` items.
+    """Select rows of an output. Each tensor in it has `n_rows` rows, or the output is a list of `n_rows` items.
 
     All other parts of the output stay unchanged.
     """
@@ -184,7 +184,7 @@ class ScoreRange:
     _n_rows: Counter[str] = field(default_factory=Counter)
 
     def include_scores(self, kind: str, values: Tensor, sample_index: Tensor | None, n_samples: int) -> None:
-        """Add the scores (R,) of R variants. Row i belongs to sample `sample_index[i]`, or to sample i without an index."""
+        """Add R scores (R,) to the range of their samples. Row i belongs to sample `sample_index[i]`, by default to sample i."""
         low = high = values = values.detach()
         if sample_index is not None:
             empty = values.new_full((n_samples,), torch.inf)
@@ -197,7 +197,7 @@ class ScoreRange:
         self._n_rows[kind] += len(values)
 
     def is_constant(self, machine_epsilon: float) -> Tensor | None:
-        """Return which samples (N,) have the same score for all their changed inputs. Rounding errors are ignored.
+        """Return which samples (N,) keep the same score, within rounding, under all changes of the input.
 
         Return None if no input was changed.
         """

@@ -26,7 +26,7 @@ FLOAT_TYPE_NAMES = {torch.float64: "double", torch.float32: "float", torch.float
 def forward_errors_explained(
     model: nn.Module, x: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[None]:
-    """Convert errors of the model's forward inside the `with` to an error that names the cause.
+    """Convert errors that the model's forward raises inside the `with` to an error that names the cause.
 
     Known causes are mixed dtypes, and arguments or weights that are unusual tensors. Other errors stay unchanged.
     """
@@ -42,7 +42,7 @@ def forward_errors_explained(
 
 
 def _raise_if_dtypes_mixed(error: RuntimeError, model: nn.Module, x: Tensor) -> None:
-    """Raise an InputError that names the dtypes of input and parameters, if the error is about mixed dtypes."""
+    """If an error is about mixed dtypes, raise an InputError that names the dtypes of the input and the parameters."""
     dtypes = list(dict.fromkeys(value.dtype for value in model.parameters() if value.is_floating_point()))
     message, received = str(error).lower(), str(x.dtype).removeprefix("torch.")
     named = set(re.findall("bfloat16|double|float|half", message))
@@ -63,7 +63,7 @@ def _raise_if_dtypes_mixed(error: RuntimeError, model: nn.Module, x: Tensor) -> 
 def _raise_if_tensor_unusual(
     error: Exception, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
-    """Raise a CamscopeError if an argument or a weight is an unusual tensor, such as a sparse one."""
+    """Raise a CamscopeError if one of the arguments or weights is an unusual tensor, for example a sparse tensor."""
     reason = f"the forward of {type(model).__name__} raised {type(error).__name__}"
     for path, value in iter_argument_leaves(args, kwargs):
         if (kind := describe_unusual_tensor(value, "value")) is not None:

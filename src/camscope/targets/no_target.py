@@ -22,15 +22,15 @@ class NoTarget(Target):
 
     @property
     def dense(self) -> bool:
-        """Whether features of an encoder are explained rather than those of a head: always."""
+        """Whether the explained values are features of an encoder, not class scores, which is always the case here."""
         return True
 
     def __call__(self, output: Any) -> Tensor:
-        """Return the mix of the output of one sample, with the shape (1,)."""
+        """Return the weighted sum of the output of one sample, with the shape (1,)."""
         return self.mix_output(output, 1)
 
     def mix_output(self, output: Any, n_rows: int) -> Tensor:
-        """Mix all numbers of an output to one, with fixed weights. Return an equal share of it for each row (n_rows,)."""
+        """Combine all numbers of an output into one, with fixed weights. Divide it equally among the rows (n_rows,)."""
         total = torch.zeros((), dtype=torch.float32, device="cpu")
         for _, leaf in iter_leaves(output):
             if leaf.is_floating_point() and describe_unusual_tensor(leaf) is None and leaf.numel():
@@ -41,9 +41,9 @@ class NoTarget(Target):
         return (total / n_rows).expand(n_rows)
 
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
-        """Return the label of explanations without a target."""
+        """Return the label that explanations without a target have."""
         return NO_TARGET_LABEL
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "NoTarget":
-        """Return this object, because it has no position in the image."""
+        """Return this object unchanged, because it does not refer to a position in the image."""
         return self

@@ -45,19 +45,19 @@ class OutputPart(Target):
 
     @property
     def dense(self) -> bool:
-        """Whether the inner target selects some of many positions."""
+        """Whether the inner target selects some of many positions of the output."""
         return isinstance(self.target, Target) and self.target.dense
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "OutputPart":
-        """Return the target with its inner target flipped."""
+        """Return a target whose inner target is flipped."""
         return replace(self, part_score=self.part_score and self.part_score.flipped(flips, size))
 
     def prepare_for_model(self, model: nn.Module) -> "OutputPart":
-        """Return the target with its inner target prepared for the model."""
+        """Return a target whose inner target is prepared for the model."""
         return replace(self, target=self.target.prepare_for_model(model)) if isinstance(self.target, Target) else self
 
     def prepare_for_image(self, image_context: ImageContext) -> "OutputPart":
-        """Return the target with its inner target prepared for the image."""
+        """Return a target whose inner target is prepared for the image."""
         return (
             replace(self, target=self.target.prepare_for_image(image_context))
             if isinstance(self.target, Target)
@@ -67,7 +67,7 @@ class OutputPart(Target):
     def resolve_choices(
         self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None
     ) -> "OutputPart":
-        """Return the target with the choices of its inner target fixed, by the selected part of the output."""
+        """Return a target whose inner target has made all its choices, from the selected part of the output."""
         score = Score(nn.Identity(), self.target, class_names=class_names, input_size=input_size)
         score.read_score(part := self._select_part(output), _count_samples(part))
         return replace(self, part_score=score)
@@ -78,12 +78,12 @@ class OutputPart(Target):
         return (self.part_score or Score(nn.Identity(), self.target)).read_score(part, _count_samples(part))
 
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
-        """Describe the target, such as `tabby of the output 'aux'`."""
+        """Return a description of the target, such as `tabby of the output 'aux'`."""
         inner = self.target if self.part_score is None else self.part_score.describe(sample)
         return f"{inner} of the output {self.path!r}"
 
     def _select_part(self, output: Any) -> Any:
-        """Return the part of the output that `path` names."""
+        """Return the part of the output to which `path` leads."""
         part = output
         for key in [self.path] if isinstance(self.path, int) else self.path.split("."):
             part = self._get_item(part, key)

@@ -24,7 +24,7 @@ MASK_QUERY_FIELDS = (  # class logits and mask logits of Q queries, in Mask2Form
 
 
 def find_class_score_maps(output: Any, input_size: Sequence[int] = ()) -> Tensor:
-    """Find the scores (N,K,*s) of K classes at every position *s of an output.
+    """Find the scores (N,K,*s) of K classes in an output, at every position of the grid *s.
 
     Args:
         output: A tensor, or the output of a segmentation model. Of a model with mask queries (Mask2Former, MaskFormer, EoMT, DETR
@@ -60,7 +60,7 @@ def find_class_score_maps(output: Any, input_size: Sequence[int] = ()) -> Tensor
 
 
 def _has_proportions(grid: Sequence[int], input_size: Sequence[int]) -> bool:
-    """Whether a grid has the axes and, up to rounding, the proportions of the input."""
+    """Whether a grid has as many axes as the input, and the same proportions within rounding."""
     if len(grid) != len(input_size):
         return False
     scales = [cells / pixels for cells, pixels in zip(grid, input_size, strict=True)]
@@ -68,7 +68,7 @@ def _has_proportions(grid: Sequence[int], input_size: Sequence[int]) -> bool:
 
 
 def _combine_mask_queries(output: Any) -> Tensor | None:
-    """Return the class scores (N,K,*s) of an output with a class and a mask for each query. None for other outputs.
+    """Return the class scores (N,K,*s) of an output in which each query has a class and a mask. Return None for other outputs.
 
     The last class of a query means "no object", and is left out.
     """

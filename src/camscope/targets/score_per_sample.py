@@ -99,7 +99,7 @@ class Score:
         self.dtype = torch.float32  # of the model's score; read_score() converts it to at least float32
 
     def __call__(self, x: Tensor, sample_index: Tensor | None = None) -> Tensor:
-        """Run the model on x (N,C,*S) and read the score (N,) from its output.
+        """Run the model on x (N,C,*S), and read the score of each sample (N,) from the output.
 
         Pass `sample_index` (R,) if the R rows of x are variants of the samples of the first call. Row i then gets the target and
         the extra inputs of sample `sample_index[i]`.
@@ -108,11 +108,11 @@ class Score:
 
     @property
     def extra_tensors(self) -> list[Tensor]:
-        """The tensors that the model takes besides x."""
+        """The tensors that the model gets in addition to x."""
         return [leaf for _, leaf in iter_leaves([self._args, self._kwargs]) if isinstance(leaf, Tensor)]
 
     def forward(self, x: Tensor, sample_index: Tensor | None = None) -> Any:
-        """Run the model and return its output. Raises InputError if the model changed x in place."""
+        """Run the model and return its output. Raise InputError if the model changed x in place."""
         if self.one_sample_per_pass and len(x) > 1:
             self._input_size = tuple(x.shape[2:])
             return concatenate_structures([self._forward_row(x, row, sample_index) for row in range(len(x))])
@@ -135,7 +135,7 @@ class Score:
         return output
 
     def _copy_caller_tensor(self, value: Tensor) -> Tensor:
-        """Copy a tensor of the caller. Selected rows of such a tensor are a copy already, and are returned unchanged."""
+        """Copy a tensor of the caller, but return selected rows of such a tensor unchanged. They are a copy already."""
         is_own = all(value is not leaf for _, leaf in iter_leaves((self._args, self._kwargs)))
         return value if is_own else value.clone()
 
@@ -148,7 +148,7 @@ class Score:
         return single.forward(x[row : row + 1])
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "Score":
-        """Return the resolved score for an input that is flipped along the axes `flips` and then resized to `size`."""
+        """Return the score, with choices made, for an input that is flipped along the axes `flips` and resized to `size`."""
         if not isinstance(self.target, Target):
             return self
         flipped = copy.copy(self)
@@ -156,7 +156,7 @@ class Score:
         return flipped
 
     def compute_fixed_mix_of_class_scores(self, x: Tensor) -> Tensor:
-        """Compute a sum (N,) of all class scores with fixed weights, to choose a layer without choosing a class.
+        """Compute a sum (N,) of all class scores with fixed weights. It serves to choose a layer without choosing a class.
 
         For a callable target, compute its score.
         """
@@ -167,7 +167,7 @@ class Score:
 
     @contextmanager
     def score_range_tracked(self) -> Iterator[ScoreRange]:
-        """Track the smallest and largest score of each sample inside the `with`."""
+        """Record the smallest and largest score of each sample inside the `with`."""
         outer, self._score_range = self._score_range, ScoreRange()
         self._add_to_tracked_range("score", self.values, None)
         try:
@@ -181,7 +181,7 @@ class Score:
         return torch.finfo(self.dtype).eps
 
     def read_score(self, output: object, n_rows: int, sample_index: Tensor | None = None) -> Tensor:
-        """Read the score (N,) from a model output with `n_rows` rows. `sample_index` is the argument of `__call__`."""
+        """Read the score of each sample (N,) from a model output with `n_rows` rows. `sample_index` is as in `__call__`."""
         values = self._read_full_precision(output, n_rows, sample_index)
         self._add_to_tracked_range("score", values, sample_index)
         return values
@@ -195,11 +195,11 @@ class Score:
         return values
 
     def drop_target(self) -> None:
-        """Explain without a target, because the output has no class scores. Only for an optional target."""
+        """Explain without a target if the output has no class scores. The target must be optional."""
         self.target = NoTarget()
 
     def has_target(self, sample: int) -> bool:
-        """Return whether a sample has a target, which may be the class with the highest score."""
+        """Return whether there is a target for a sample. The class with the highest score counts as a target."""
         if isinstance(self.target, PerSampleTarget):
             return self.target.has_target(sample)
         return not isinstance(self.target, NoTarget)
@@ -209,7 +209,7 @@ class Score:
             self._score_range.include_scores(kind, values, sample_index, len(self.values))
 
     def probability(self, output: object, n_rows: int, sample_index: Tensor | None = None) -> Tensor:
-        """Compute the softmax probability (N,) of each sample's class.
+        """Compute the softmax probability (N,) of the class of each sample.
 
         For a difference, compute the probability of its first class against its second. For a callable target, or a model
         with one output, return the score itself.
@@ -223,7 +223,7 @@ class Score:
         return values
 
     def check_extra_inputs(self, x: Tensor) -> None:
-        """Raise InputError if the entries of an extra argument (N,) do not belong to the samples of x (N,C,*S).
+        """Raise InputError if an extra argument has N entries that do not belong to the N samples of x (N,C,*S).
 
         To test this, the model is run on the samples in reversed order, which must not change their scores.
         """
@@ -239,7 +239,7 @@ class Score:
             )
 
     def _select_extra_inputs(self, sample_index: Tensor, n_samples: int | None = None) -> tuple[Any, dict[str, Any]]:
-        """Return the extra positional and keyword arguments of the model for the samples `sample_index` (R,)."""
+        """Return the extra positional and keyword arguments of the model for R samples. `sample_index` (R,) selects them."""
         if n_samples is None:
             n_samples = 0 if self.values is None else len(self.values)
         return select_argument_rows(self._args, self._kwargs, sample_index, n_samples)
@@ -284,14 +284,14 @@ class Score:
         return torch.where(pairs[:, 1] >= 0, values - contrast_scores, values)
 
     def _get_first_label(self) -> int | str | None:
-        """Return the class of the target, or the first of several classes. Return None if the caller named no class."""
+        """Return the class that the caller named, or the first of several classes. Return None if no class was named."""
         target: Any = self.target[0] if isinstance(self.target, list) and self.target else self.target
         label = target.a if isinstance(target, Difference) else target
         return label if isinstance(label, int | str) else None
 
     @classmethod
     def concatenate(cls, scores: "Sequence[Score]") -> "Score":
-        """Join scores of one sample each to the score of a whole batch."""
+        """Join scores of single samples into the score of a batch."""
         first = copy.copy(scores[0])
         for name in TENSOR_ATTRIBUTES:
             parts = [getattr(score, name) for score in scores]
@@ -303,7 +303,7 @@ class Score:
     def _score_variants_by_callable(
         self, target: Callable[[Any], Tensor], output: object, sample_index: Tensor
     ) -> Tensor:
-        """Score R variants by a callable target, and return the scores (R,). Each call gets one row for each sample."""
+        """Compute the scores (R,) of R perturbed copies by a callable target. Each call of it gets one row per sample."""
         n_samples = len(sample_index) if self.values is None else len(self.values)
         rounds = list(_iter_one_variant_per_sample(sample_index, n_samples))
         round_scores: list[Tensor] = []
@@ -315,7 +315,7 @@ class Score:
         return torch.cat(round_scores)[torch.cat([rows for rows, _ in rounds]).argsort()]
 
     def to_cpu(self) -> "Score":
-        """Return a copy with all tensors on the CPU."""
+        """Return a copy of the score with all tensors on the CPU."""
         score = copy.copy(self)
         for name in TENSOR_ATTRIBUTES:
             value: Tensor | None = getattr(self, name)
@@ -323,7 +323,7 @@ class Score:
         return score
 
     def class_index(self, sample: int) -> int | None:
-        """Return the class index of one sample. Return None before the first call, or if the target is not a single class."""
+        """Return the class index of one sample. Return None before the first call, or if the target is not one class."""
         first, second = self._get_class_pair(sample)
         return first if second is None else None
 
@@ -339,14 +339,14 @@ class Score:
         return name if second is None else f"log-odds of {name} over {self.class_name(second)}"
 
     def _get_class_pair(self, sample: int) -> tuple[int | None, int | None]:
-        """Return the index of a sample's class, and the index of the class with which it is compared. Each index may be None."""
+        """Return two class indices for a sample: its class, and the class it is compared with. Either may be None."""
         if self.class_pairs is None:
             return None, None
         first, second = self.class_pairs[sample].tolist()
         return first, second if second >= 0 else None
 
     def probabilities(self) -> Tensor | None:
-        """Compute the softmax probabilities (N,K) of all classes. Return None without logits of several classes.
+        """Compute the softmax probabilities (N,K) of all classes. Return None if there are no logits of several classes.
 
         Rows that are probabilities already stay unchanged. A row that is neither logits nor probabilities becomes NaN.
         """
@@ -358,13 +358,13 @@ class Score:
         return torch.where(is_logits, rows.softmax(1), torch.where(sums_to_one, rows, torch.nan))
 
     def class_name(self, index: int) -> str:
-        """Return the name of a class. Return a text such as `class 3` if the names are unknown."""
+        """Return the name of a class. If the names are unknown, return a text such as `class 3`."""
         if self.class_names and (self.logits is None or len(self.class_names) == self.logits.shape[1]):
             return self.class_names[index]
         return f"class {index}"
 
     def _resolve_class_pairs(self, logits: Tensor) -> Tensor:
-        """Return a pair of class indices for each sample (N,2): the explained class, and the class with which it is compared.
+        """Return two class indices for each sample (N,2): the explained class, and the class it is compared with.
 
         The second index is -1 if there is no such class.
         """
@@ -383,14 +383,14 @@ class PerSampleTarget(Target):
         self.targets, self._scores = list(targets), list(scores)
 
     def prepare_for_model(self, model: nn.Module) -> "PerSampleTarget":
-        """Return the targets, each prepared for the model."""
+        """Return targets that are prepared for the model."""
         return PerSampleTarget(
             [item.prepare_for_model(model) if isinstance(item, Target) else item for item in self.targets]
         )
 
     @property
     def dense(self) -> bool:
-        """Whether any of the targets selects some of many positions."""
+        """Whether any of the targets selects some of many positions of the output."""
         return any(isinstance(target, Target) and target.dense for target in self.targets)
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "PerSampleTarget":
@@ -400,7 +400,7 @@ class PerSampleTarget(Target):
     def resolve_choices(
         self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None
     ) -> "PerSampleTarget":
-        """Return the targets, each with its choices fixed by the output of its sample."""
+        """Return targets with all choices made. The output of a sample decides for its target."""
         scores = [Score(nn.Identity(), item, class_names=class_names, input_size=input_size) for item in self.targets]
         resolved = PerSampleTarget(self.targets, scores)
         resolved(output)
@@ -417,7 +417,7 @@ class PerSampleTarget(Target):
         return self._scores[sample].describe(0)
 
     def has_target(self, sample: int) -> bool:
-        """Return whether a sample has a target. See `Score.has_target`."""
+        """Return whether there is a target for a sample. The class with the highest score counts as a target."""
         return not self._scores or self._scores[sample].has_target(0)
 
 
@@ -456,7 +456,7 @@ class AllClassScores(Score):
 
 
 def _has_class_scores(output: object, n_rows: int) -> bool:
-    """Return whether an output holds class scores (N,K) with one row per sample."""
+    """Return whether an output holds class scores (N,K), one row for each sample."""
     try:
         return len(class_scores(output)) == n_rows
     except TargetError:
@@ -464,7 +464,7 @@ def _has_class_scores(output: object, n_rows: int) -> bool:
 
 
 def _has_same_values(x: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have the same values, where NaN equals NaN."""
+    """Whether two tensors have the same values. NaN counts as equal to NaN."""
     with torch._C.DisableTorchFunction():
         return torch.equal(x, other) or bool(((x == other) | (x.isnan() & other.isnan())).all())
 
@@ -480,7 +480,7 @@ class VariantRound(NamedTuple):
 
 
 def _iter_one_variant_per_sample(sample_index: Tensor, n_samples: int) -> Iterator[VariantRound]:
-    """Yield rounds of variants: the first variant of each sample, then the second variant of each, and so on."""
+    """Yield rounds of perturbed copies: first the first copy of each sample, then the second copy of each, and so on."""
     order = sample_index.argsort(stable=True)
     counts = sample_index.bincount(minlength=n_samples)
     first_places = (counts.cumsum(0) - counts)[sample_index[order]]

@@ -66,7 +66,7 @@ class Region(ClassTarget):
             object.__setattr__(self, "point", tuple(point))
 
     def prepare_for_image(self, image_context: ImageContext) -> "Region":
-        """Return the target with its mask or point converted from the image to the model's input."""
+        """Return the target for one image. Its mask or point is converted from the image to the model's input."""
         if self.point is not None:
             _check_point_has_input_axes(self.point, image_context.input_size)
             point = image_context.to_input([self.point[::-1]])[0][::-1].tolist()
@@ -83,12 +83,12 @@ class Region(ClassTarget):
         return replace(self, mask=mask)
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "Region":
-        """Return the target with flipped cell weights. `candidate_scores` later resizes the weights to the output grid."""
+        """Return the target with flipped weights of the cells. `candidate_scores` later resizes them to the output grid."""
         weights = None if self.cell_weights is None else self.cell_weights.flip([axis + 1 for axis in flips])
         return replace(self, cell_weights=weights)
 
     def resolve_choices(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Region":
-        """Return the target with its class fixed, and with weights (N,*s) of the output cells."""
+        """Return the target with a fixed class, and with one weight per cell of the output (N,*s)."""
         maps = full_precision(find_class_score_maps(output, input_size)).detach()
         grid, input_size = tuple(maps.shape[2:]), tuple(input_size) or tuple(maps.shape[2:])
         if len(grid) != len(input_size):
@@ -109,7 +109,7 @@ class Region(ClassTarget):
         return replace(resolved, cell_weights=weights)
 
     def candidate_scores(self, output: Any) -> Tensor:
-        """Compute the mean scores (N,K) of all classes over the region."""
+        """Compute the score (N,K) of each class as the mean over the region."""
         if self.cell_weights is None:
             raise TargetError("a Region must be resolved in a first forward pass: use it through a method, or a Score")
         weights = self.cell_weights
@@ -125,7 +125,7 @@ class Region(ClassTarget):
         return scores.gather(1, self.class_indices(scores)[:, None])[:, 0]
 
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
-        """Describe the target, such as `tabby in a region`."""
+        """Return a description of the target, such as `tabby in a region`."""
         place = "where it is predicted" if self.mask is None else "in a region"
         if self.point is not None:
             point = ", ".join(f"{round(value, 1):zg}" for value in self.point)
@@ -133,7 +133,7 @@ class Region(ClassTarget):
         return f"{self.describe_class(sample, class_name)} {place}"
 
     def _compute_cell_weights(self, maps: Tensor, input_size: tuple[int, ...]) -> Tensor:
-        """Return the share (N,*s) of each cell of the output `maps` (N,K,*s) that lies in the region."""
+        """Return how much of each cell lies in the region, as (N,*s). The cells are those of the output `maps` (N,K,*s)."""
         grid = maps.shape[2:]
         if self.mask is None:
             point = tuple(self.point or ())
@@ -149,7 +149,7 @@ class Region(ClassTarget):
 
 
 def _to_boolean_mask(mask: ArrayLike | Tensor) -> NDArray[np.bool_]:
-    """Convert a mask to booleans. Raise TargetError unless it marks one region."""
+    """Convert a mask to booleans. Raise TargetError if the mask is invalid or marks several regions."""
     if isinstance(mask, Tensor):
         check_ordinary_tensor(mask, "the mask of a Region", "mask", TargetError)
     try:
@@ -186,7 +186,7 @@ def _check_point_inside_input(
 def _check_mask_has_input_size(
     mask: Tensor | NDArray[np.bool_], input_size: tuple[int, ...], image_size: tuple[int, ...] | None = None
 ) -> None:
-    """Raise TargetError unless the mask has the size of the model's input. `image_size` is for the message."""
+    """Raise TargetError if the mask does not have the size of the model's input. `image_size` appears in the message."""
     if tuple(mask.shape) != input_size:
         original = "" if image_size is None else f"the size of the image {image_size}, or "
         raise TargetError(
