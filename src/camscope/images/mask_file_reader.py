@@ -25,7 +25,7 @@ class SegmentationObjectError(ImageError):
 
 
 def read_label_image(source: str | Path | bytes, *, is_volume: bool = False) -> LabelImage:
-    """Read the labels (H,W) or (D,H,W) of a mask file. In a color image, each color is a label.
+    """Read the labels (H,W) or (D,H,W) of a mask file. In a color image, each color is one label.
 
     If `is_volume` is true, the pages of a TIFF are slices. Gray images of 16 bits and more are not scaled to 8 bits, since
     small labels would become 0. Raises ImageError for a file that cannot be read.
@@ -39,7 +39,7 @@ def read_label_image(source: str | Path | bytes, *, is_volume: bool = False) -> 
 
 
 def read_mask_scan(file: str | Path | bytes) -> Scan:
-    """Read a mask stored as a medical image. Raise SegmentationObjectError for a DICOM segmentation object."""
+    """Read a mask from a medical image file. Raise SegmentationObjectError for a DICOM segmentation object."""
     scan = read_scan(file)
     if scan.modality == SEGMENTATION:
         raise SegmentationObjectError(f"{scan.name}: {SEGMENTATION_OBJECT_PROBLEM}")
@@ -47,7 +47,7 @@ def read_mask_scan(file: str | Path | bytes) -> Scan:
 
 
 def _has_high_bit_depth(source: str | Path | bytes) -> bool:
-    """Return whether a file is a gray PNG or TIFF of more than 8 bits. Return False for an unreadable file."""
+    """Return whether a file is a gray PNG or TIFF with more than 8 bits. For an unreadable file, return False."""
     from PIL import Image
 
     try:

@@ -68,7 +68,7 @@ class CallablePreprocess:
         return hash(type(self.transform))
 
     def __call__(self, pixels: Pixels) -> tuple[Tensor, Placement | None]:
-        """Return the model's input (C,H,W) for an image (H,W,3) uint8, and its placement or None if that is unknown."""
+        """Return the model's input (C,H,W) for an image (H,W,3) uint8. Also return its placement, or None if unknown."""
         from PIL import Image
 
         result = self._call_transform(Image.fromarray(pixels))
@@ -79,7 +79,7 @@ class CallablePreprocess:
         return result, placement if is_confirmed else None
 
     def measure_placement(self, image_size: tuple[int, int]) -> Placement | None:
-        """Measure where the model's input lies on an image of `image_size` (height, width). Return None if unknown."""
+        """Measure which part of an image of `image_size` (height, width) the model's input shows. Return None if unknown."""
         if image_size not in self._placement_cache:
             measured = self._measure_uncached_placement(image_size)
             while len(self._placement_cache) >= MAX_CACHED_PLACEMENTS:
@@ -125,7 +125,7 @@ class CallablePreprocess:
             return placement if is_confirmed else None
 
     def _is_confirmed_on_image(self, placement: Placement, pixels: Pixels, model_input: Tensor) -> bool:
-        """Return whether squares added to the image appear in the model's input where the placement predicts."""
+        """Test the placement: add squares to the image. Return whether they appear in the model's input where predicted."""
         from PIL import Image
 
         squares = SquarePattern.fit_squares_to_placement(placement)
@@ -139,7 +139,7 @@ class CallablePreprocess:
         return after.shape == before.shape and squares.compute_agreement(before, after) >= MIN_AGREEMENT
 
     def _is_confirmed_on_central_square(self, placement: Placement, black_output: Floats, white_output: Floats) -> bool:
-        """Return whether the central square of a probe image appears in the model's input where the placement predicts."""
+        """Test the placement with a central square on a probe image. Return whether it appears where predicted."""
         contrast, size = white_output - black_output, np.array(placement.image_size)
         visible = (contrast**2).sum(0) > (contrast**2).sum(0).max() / 4
         distance_from_center = abs(placement.to_image(np.argwhere(visible) + 0.5) / size - 0.5).max(1)
@@ -159,7 +159,7 @@ class CallablePreprocess:
 
 
 def _generate_probe_images(image_size: tuple[int, int]) -> Iterator["Image"]:
-    """Yield the probe images: black, white, and each gray ramp with its negative.
+    """Yield the probe images: a black and a white image, then gray ramps, each followed by its negative.
 
     The first ramp is repeated at the end to detect randomness.
     """
@@ -184,7 +184,7 @@ def _draw_center_square(size: Sequence[int], background: str, foreground: str) -
 
 
 def _draw_ramp(size: tuple[int, int], direction: Floats) -> Pixels:
-    """Draw a dithered linear gray ramp (H,W) from 0 to 255 along a direction."""
+    """Draw a gray ramp (H,W) that rises linearly from 0 to 255 along a direction. Dithering hides its steps."""
     # In units of 1/256 level. Multiples of the plastic number's powers fill the unit square evenly.
     rows, columns = (np.arange(length) for length in size)
     down = np.rint((rows + 0.5) * (255 * 256 * direction[0] / size[0])).astype(np.uint16)
@@ -232,7 +232,7 @@ def _fit_placement(
 
 
 def _remove_small_tilt(matrix: Floats, input_size: tuple[int, ...]) -> Floats:
-    """Set small rotation and shear terms of an affine matrix to 0, without a shift of the input's center."""
+    """Set small rotation and shear terms of an affine matrix to 0. The center of the input does not move."""
     linear = matrix[:, :2]
     center = linear @ np.divide(input_size, 2) + matrix[:, 2]
     tilt = np.abs(linear) * input_size < 0.5 * np.abs(linear).max(axis=1, keepdims=True)
@@ -242,7 +242,7 @@ def _remove_small_tilt(matrix: Floats, input_size: tuple[int, ...]) -> Floats:
 
 @contextmanager
 def _undo_and_detect_random_draws() -> Iterator[Callable[[], bool]]:
-    """Restore the random states of Python, NumPy and torch when the `with` block ends.
+    """At the end of the `with` block, restore the random states of Python, NumPy and torch.
 
     The yielded function returns whether the block has drawn random numbers.
     """
@@ -268,7 +268,7 @@ def _convert_random_state_to_lists(numpy_state: dict[str, Any]) -> dict[str, Any
 # A preprocessing can crop to the tissue, to the brightest region or to a detected object, or mirror a breast. Whatever it
 # does to the image, it does to squares that are added to it too.
 def is_content_independent(transform: Any) -> bool:
-    """Return whether a transform consists only of torchvision transforms that ignore the image's content."""
+    """Return whether a transform consists only of torchvision transforms that do not depend on the image's content."""
     kind = type(transform)
     is_torchvision = kind.__module__.startswith("torchvision.transforms.")
     if not is_torchvision or kind.__name__ not in CONTENT_INDEPENDENT_TRANSFORMS:
@@ -286,7 +286,7 @@ class SquarePattern:
 
     @classmethod
     def fit_squares_to_placement(cls, placement: Placement) -> Self | None:
-        """Build a pattern of squares for a placement. Return None if only one square would fit."""
+        """Build a pattern of squares for a placement. Return None if there is room for only one square."""
         # side of the larger of image and input pixels, in input pixels
         pixel = np.maximum(1, 1 / np.linalg.norm(placement.matrix[:, :2], axis=0))
         n_fitting = np.divide(placement.input_size, MIN_SQUARE_PIXELS * pixel).astype(int)
@@ -298,7 +298,7 @@ class SquarePattern:
         return cls(placement, _choose_sign_pattern(*counts.tolist()), borders / sides)
 
     def add_squares_to_image(self, pixels: Pixels) -> Pixels:
-        """Add the brighter and darker squares to an image (H,W,3)."""
+        """Add the squares to an image (H,W,3). Some are brighter than the image, others darker."""
         import cv2
 
         cells = self._find_square_row_and_column_of_pixels(pixels.shape[:2])
@@ -306,7 +306,7 @@ class SquarePattern:
         return np.asarray(cv2.subtract(cv2.add(pixels, cv2.merge([up] * 3)), cv2.merge([down] * 3)), np.uint8)
 
     def compute_agreement(self, input_before: Floats, input_after: Floats) -> float:
-        """Return the share 0..1 of the change between two inputs (C,h,w) that matches the signs of the squares.
+        """Return which share 0..1 of the change between two inputs (C,h,w) agrees with the signs of the squares.
 
         A change of brightness or contrast of the whole image does not count.
         """
@@ -325,7 +325,7 @@ class SquarePattern:
         return float(np.dot(agreeing, weights) / np.dot(changed, weights)) if weights.any() else 0.0
 
     def _find_square_row_and_column_of_pixels(self, image_size: tuple[int, ...]) -> tuple[NDArray[np.int64], ...]:
-        """Find the square that contains each image pixel. Return its row and column as arrays that broadcast to (H,W)."""
+        """Find the square that contains each pixel of the image. Return rows and columns of squares, which broadcast to (H,W)."""
         start, *ends = self.placement.to_input([[0, 0], [1, 0], [0, 1]])
         rows, columns = np.arange(image_size[0])[:, None] + 0.5, np.arange(image_size[1]) + 0.5
         cells = []
@@ -338,7 +338,7 @@ class SquarePattern:
         return tuple(cells)
 
     def _select_pixels_inside_squares_and_signs(self) -> tuple[NDArray[np.bool_], Floats]:
-        """Select the input pixels that lie well inside a square. Return their mask (h,w) and their signs (M,)."""
+        """Select the M input pixels that lie well inside a square. Return their mask (h,w) and the signs (M,) of the squares."""
         cells, inside = [], []
         axes = zip(self.placement.input_size, self.signs.shape, self.border_fractions, strict=True)
         for length, count, border in axes:
@@ -353,7 +353,7 @@ class SquarePattern:
 
 @cache
 def _choose_sign_pattern(n_rows: int, n_columns: int) -> NDArray[np.int8]:
-    """Choose a table of equally many 1 and -1 that correlates least with its flipped, transposed and shifted copies."""
+    """Choose a table with as many 1 as -1. It is the one that is least similar to its flipped, transposed and shifted copies."""
     halves = np.resize(np.array([1, -1], np.int8), n_rows * n_columns)
     tables = [
         np.random.default_rng(seed).permutation(halves).reshape(n_rows, n_columns) for seed in range(N_PATTERN_SEEDS)

@@ -56,7 +56,7 @@ class Photo:
 
 
 def read_photo(source: object, *, max_pixels: int = MAX_PIXELS) -> Photo:
-    """Read an image into pixels (H,W,3) uint8 RGB.
+    """Read an image file as pixels (H,W,3) uint8 RGB.
 
     EXIF orientation is applied. Transparent pixels are drawn over white. 16-bit gray is scaled from 0..65535 to 0..255. The
     first frame of an animation or a stack is read.
@@ -117,7 +117,7 @@ class ReducedPhoto(NamedTuple):
 
 
 def read_reduced_photo(data: bytes, required_size: Callable[[Size], Size]) -> ReducedPhoto:
-    """Decode an image file at a reduced size, which is faster, if its format allows it.
+    """Decode an image file at a reduced size if its format allows this. It is faster than decoding the full size.
 
     `required_size` maps the full size to the smallest size that is needed. A JPEG of at least twice that size is decoded
     at a half, a quarter or an eighth. All other formats are decoded at full size.
@@ -134,7 +134,7 @@ def read_reduced_photo(data: bytes, required_size: Callable[[Size], Size]) -> Re
 
 
 def find_suffix_and_frame_warnings(data: bytes, name: str) -> tuple[str, ...]:
-    """Return warnings if an image file has the suffix of another format, or has frames that are not read."""
+    """Return warnings if the suffix of an image file does not match its format, or if some frames are not read."""
     from PIL import Image
 
     suffix = Path(name).suffix.lower()
@@ -145,7 +145,7 @@ def find_suffix_and_frame_warnings(data: bytes, name: str) -> tuple[str, ...]:
 
 
 def _find_warnings_of_open_image(image: "Image", file_suffix: str) -> tuple[str, ...]:
-    """Return warnings about an open image, as `find_suffix_and_frame_warnings` does for a file."""
+    """Return warnings if the suffix of an open image does not match its format, or if some frames are not read."""
     from PIL import Image
 
     format_name = "JPEG" if image.format == "MPO" else str(image.format)
@@ -160,7 +160,7 @@ def _find_warnings_of_open_image(image: "Image", file_suffix: str) -> tuple[str,
 
 
 def _has_expected_signature(data: bytes, suffix: str) -> bool:
-    """Return whether a .jpg or .png file begins with the signature of its format. An animated PNG gives False."""
+    """Return whether a .jpg or .png file begins with the signature of its format. For an animated PNG, return False."""
     if suffix in {".jpg", ".jpeg"}:
         return data.startswith(b"\xff\xd8\xff")
     return suffix == ".png" and data.startswith(b"\x89PNG\r\n\x1a\n") and b"acTL" not in data[: data.find(b"IDAT")]
@@ -179,7 +179,7 @@ def _open_image_bytes(data: bytes) -> "Iterator[Image]":
 
 @contextmanager
 def _convert_decoding_errors(name: str) -> Iterator[None]:
-    """Convert any error raised in the `with` block to an ImageError with the image's name."""
+    """Convert any error raised in the `with` block to an ImageError that names the image."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -221,7 +221,7 @@ def _decode_pixels(image: "Image", name: str, max_pixels: int) -> Pixels:
 
 
 def _decode_jpeg_strictly(image: "Image", name: str, max_pixels: int) -> Pixels | None:
-    """Decode an open JPEG file. Raise ImageError for damage that Pillow does not report.
+    """Decode an open JPEG file. Raise ImageError for any damage, including damage that Pillow does not report.
 
     Return None if Pillow must decode the image, since it has other colors or another format. The pixels equal those of
     Pillow, which uses the same library.
@@ -261,7 +261,7 @@ def _decode_jpeg_strictly(image: "Image", name: str, max_pixels: int) -> Pixels 
 
 
 def _convert_to_rgb_pixels(image: "Image") -> Pixels:
-    """Convert an image to pixels (H,W,3) in strips of a few rows, which saves memory."""
+    """Convert an image to pixels (H,W,3). Convert a few rows at a time to save memory."""
     rows = max(1, MAX_PIXELS_PER_STRIP // image.width)
     if image.height <= rows:
         return np.array(_compose_over_white(image))
@@ -273,7 +273,7 @@ def _convert_to_rgb_pixels(image: "Image") -> Pixels:
 
 
 def read_pixel_count(data: bytes) -> int:
-    """Return the number of pixels that a file's header declares, or 0 if the file is not an image."""
+    """Return the number of pixels that the header of a file declares. Return 0 if the file is not an image."""
     with suppress(Exception), _open_image_bytes(data) as image:
         return image.width * image.height
     return 0

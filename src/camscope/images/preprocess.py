@@ -103,7 +103,7 @@ class Preprocess:
             raise PreprocessError(f"fill={self.fill}; expected {plural(self.channels, 'number')} from 0 to 255")
 
     def __call__(self, pixels: Pixels) -> tuple[Tensor, Placement]:
-        """Convert an image (H,W,3) uint8 to the model's input (C,H,W). Return it with its placement on the image."""
+        """Convert an image (H,W,3) uint8 to the model's input (C,H,W). Also return which part of the image the input shows."""
         from PIL import Image
 
         height, width = pixels.shape[:2]
@@ -124,7 +124,7 @@ class Preprocess:
         return self._normalize(image), placement
 
     def compute_resized_size(self, image_size: tuple[int, ...]) -> tuple[int, int]:
-        """Return the size (H,W) of an image after the resize step and before the crop.
+        """Return the size (H,W) that an image has after the resize step and before the crop.
 
         Args:
             image_size: (H,W) of the image.
@@ -302,7 +302,7 @@ class Preprocess:
             return cls(**convert_huggingface_processor(processor))
 
     def _resize_by_channel(self, pixels: Pixels, size: tuple[int, int]) -> "Image":
-        """Resize an image one channel at a time, which needs less memory."""
+        """Resize the channels of an image separately. This needs less memory."""
         from PIL import Image
 
         resampling = Image.Resampling[self.interpolation.upper()]
@@ -316,7 +316,7 @@ class Preprocess:
         return Image.merge("RGB", [plane.resize(size[::-1], resampling) for plane in planes])
 
     def _compute_crop_start(self, surplus: int) -> int:
-        """Return the first pixel of a center crop. `surplus` is the length of the image minus the length of the crop.
+        """Return the index of the first pixel of a center crop. `surplus` is the length of the image minus that of the crop.
 
         Both numbers are negative if the crop is longer than the image.
         """
@@ -366,7 +366,7 @@ PRESETS: dict[str, dict[str, Any]] = {"imagenet": {"resize": 256, "crop": 224, *
 
 
 def as_preprocess(value: object) -> Callable[[Any], Any]:
-    """Convert a preprocessing of any supported kind to a callable from pixels to (tensor, placement).
+    """Convert a preprocessing of any supported kind to a function. The function returns (tensor, placement) for pixels.
 
     Args:
         value: A Preprocess, a ScanPreprocess (which takes scans), MONAI transforms (which take paths), the name of a

@@ -33,7 +33,7 @@ IGNORED_KEYS = {
 
 
 def convert_torchvision_transform(transform: Any) -> PreprocessFields:
-    """Convert torchvision's `weights.transforms()` to arguments of `Preprocess`."""
+    """Convert the result of torchvision's `weights.transforms()` to arguments of `Preprocess`."""
     kind = type(transform).__name__
     if kind not in {"ImageClassification", "SemanticSegmentation"} or not hasattr(transform, "resize_size"):
         raise PreprocessError(
@@ -112,7 +112,7 @@ def _convert_huggingface_resize_and_crop(config: Mapping[str, Any], family: str,
 def _convert_convnext_resize_and_crop(
     config: Mapping[str, Any], size: int | tuple[int, int], crop_pct: float | None
 ) -> PreprocessFields:
-    """Return the resize and crop of ConvNeXT. Sizes of 384 pixels or more stretch the image without a crop."""
+    """Return the resize and crop steps of ConvNeXT. At sizes of 384 pixels or more, the image is stretched and not cropped."""
     if not isinstance(size, int):
         raise _build_unsupported_error("size", config, 'ConvNeXT needs {"shortest_edge": ...}')
     if size >= 384:
@@ -131,7 +131,7 @@ def _convert_huggingface_normalization(config: Mapping[str, Any]) -> PreprocessF
 
 
 def _parse_size(config: Mapping[str, Any], key: str, is_shorter_side: bool) -> int | tuple[int, int]:
-    """Read a size from a configuration. Return an int for the shorter side, or (height, width)."""
+    """Read a size from a configuration. An int is the length of the shorter side. Otherwise the size is (height, width)."""
     size = _get_required_value(config, key, "image processor")
     if isinstance(size, int):
         return size if is_shorter_side else (size, size)
@@ -146,7 +146,7 @@ def _parse_size(config: Mapping[str, Any], key: str, is_shorter_side: bool) -> i
 
 
 def _find_crop_margin_rounding(processor: object, processor_name: str) -> str:
-    """Return how a processor rounds half of an odd crop margin: "zero" (towards 0, torchvision) or "down" (PIL)."""
+    """Return how a processor rounds half of an odd crop margin: "zero" is toward 0 (torchvision), "down" is that of PIL."""
     if isinstance(processor, Mapping):
         return "down" if processor_name.endswith("Pil") else "zero"
     backend = getattr(processor, "backend", "torchvision" if type(processor).__name__.endswith("Fast") else "pil")

@@ -42,7 +42,7 @@ class SelectedSource(NamedTuple):
 
 @contextmanager
 def selected_source(source: Source | list[Path], index: int | None, index_name: str) -> Iterator[SelectedSource]:
-    """Select a frame, volume or series of a source, by `file#3` or by an argument such as `frame=3`.
+    """Select a frame, volume or series of a source. The source may be `file#3`, or an argument such as `frame=3` selects it.
 
     Errors inside the `with` block show the pseudonym of the source, not its path.
     """
@@ -74,7 +74,7 @@ def open_source(source: Path | bytes, name: str, max_bytes: int = MAX_FILE_BYTES
 
 
 def list_source_paths(source: Path | bytes) -> tuple[Path, ...]:
-    """Return the path of a source as a tuple, or an empty tuple for bytes."""
+    """Return the path of a source as a tuple of one path. For bytes, return an empty tuple."""
     return () if isinstance(source, bytes) else (source,)
 
 
@@ -84,7 +84,7 @@ MAX_SKIPPED_BYTES = 2**33  # bytes before the requested volume
 
 @contextmanager
 def decompressed_stream(file: BinaryIO) -> Iterator[BinaryIO]:
-    """Open a stream of the file's content inside the `with` block. A gzip file is decompressed during reading."""
+    """Open the content of a file as a stream inside the `with` block. A gzip file is decompressed while it is read."""
     is_gzip = file.read(2) == GZIP_MAGIC
     file.seek(0)
     if not is_gzip:
@@ -95,7 +95,7 @@ def decompressed_stream(file: BinaryIO) -> Iterator[BinaryIO]:
 
 
 def skip_bytes(stream: BinaryIO, n_bytes: int, name: str) -> None:
-    """Skip `n_bytes` of a stream by reading them. Raise ImageError if the stream is shorter."""
+    """Read `n_bytes` of a stream and discard them. Raise ImageError if the stream ends before."""
     if n_bytes > MAX_SKIPPED_BYTES:
         raise ImageError(
             f"{name}: the header puts the voxels at byte {n_bytes}; the limit of that offset is {MAX_SKIPPED_BYTES}"
@@ -105,7 +105,7 @@ def skip_bytes(stream: BinaryIO, n_bytes: int, name: str) -> None:
 
 
 def discard_bytes(stream: BinaryIO, max_bytes: int) -> int:
-    """Read and discard at most `max_bytes`. Return the number of bytes read."""
+    """Read at most `max_bytes` and discard them. Return the number of bytes read."""
     remaining = max_bytes
     while remaining > 0 and (n_read := len(stream.read(min(remaining, 1 << 20)))):
         remaining -= n_read
@@ -113,7 +113,7 @@ def discard_bytes(stream: BinaryIO, max_bytes: int) -> int:
 
 
 def read_exactly(stream: BinaryIO, n_bytes: int, name: str) -> bytes:
-    """Read exactly `n_bytes`. Raise ImageError if the stream is shorter."""
+    """Read exactly `n_bytes`. Raise ImageError if the stream ends before."""
     pieces, remaining = [], n_bytes  # in pieces: a wrong header would allocate too much memory
     while remaining > 0 and (piece := stream.read(min(remaining, 1 << 24))):
         pieces.append(piece)
@@ -131,7 +131,7 @@ SCAN_SUFFIXES = (".dcm", ".dicom", ".nii", ".nii.gz", ".nrrd", ".mha", ".mhd")
 
 
 def list_image_paths(path_or_pattern: str, *, recursive: bool) -> Iterator[str]:
-    """Find the image files of a folder or a glob pattern. Yield their paths unsorted.
+    """Find the image files in a folder or of a glob pattern. Yield their paths in any order.
 
     The path of a single file is yielded even if there is no such file. If `recursive` is true, all subfolders are searched.
     Hidden files and files without an image suffix are skipped. The overlays of runs are skipped as well, as they would become
@@ -150,7 +150,7 @@ def list_image_paths(path_or_pattern: str, *, recursive: bool) -> Iterator[str]:
 
 
 def walk_folders(folder: str) -> Iterator[str]:
-    """Yield a folder and all its subfolders, each once. Hidden folders and folders of overlays are skipped.
+    """Yield a folder and all its subfolders without repetition. Skip hidden folders and folders of overlays.
 
     If a link leads to a folder that is found without the link, its path is without the link.
     """
@@ -177,7 +177,7 @@ def walk_folders(folder: str) -> Iterator[str]:
 
 
 def _get_folder_id(folder: str) -> tuple[int, int]:
-    """Return the device and inode numbers of a folder, which are the same for all links to it."""
+    """Return the device and inode numbers of a folder. All links to the folder have the same numbers."""
     status = os.stat(folder)  # noqa: PTH116 - as above
     return status.st_dev, status.st_ino
 
@@ -234,12 +234,12 @@ def _is_file_outside_overlays(path: str) -> bool:
 
 
 def _is_overlay_folder(folder: str) -> bool:
-    """Return whether a run stores overlays in a folder: `overlays/<number>` next to a run.json."""
+    """Return whether a folder holds the overlays of a run. Its path is `overlays/<number>`, next to a run.json."""
     above, name = os.path.split(folder)
     run, overlays = os.path.split(above)
     return name.isdecimal() and overlays == "overlays" and os.path.isfile(os.path.join(run, "run.json"))  # noqa: PTH113, PTH118 - as above
 
 
 def is_scan_name(name: str) -> bool:
-    """Return whether a file name has the suffix of a medical image format. An index such as in `scan.dcm#3` is ignored."""
+    """Return whether a file name has the suffix of a medical image format. In `scan.dcm#3`, the index 3 is ignored."""
     return re.sub(r"#\d+$", "", name).lower().endswith(SCAN_SUFFIXES)

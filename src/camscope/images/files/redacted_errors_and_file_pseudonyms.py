@@ -24,7 +24,7 @@ MAX_KEY_BYTES = 2**16
 
 
 def pseudonymize_source(source: Source | Sequence[Source]) -> str:
-    """Return a pseudonym for a source: `scan-` and 8 hex digits of a keyed hash (HMAC-SHA256).
+    """Return a pseudonym for a source: `scan-` and 8 hex digits, taken from a keyed hash (HMAC-SHA256).
 
     The absolute path or the bytes are hashed. Several sources give one pseudonym. Equal sources and keys give equal
     pseudonyms. Without the key and the files a pseudonym reveals nothing.
@@ -45,7 +45,7 @@ def _encode_path(path: str) -> bytes:
 
 
 def load_pseudonym_key() -> bytes:
-    """Return the key for pseudonyms: the environment variable CAMSCOPE_KEY or the file ~/.config/camscope/key.
+    """Return the key for pseudonyms. It is the environment variable CAMSCOPE_KEY or the file ~/.config/camscope/key.
 
     The file is created on first use. If the home folder is not writable, the key is random and lasts as long as the process.
     """
@@ -86,7 +86,7 @@ def _get_process_key() -> bytes:
 
 @contextmanager
 def redact_errors(name: str) -> Iterator[None]:
-    """Replace any error raised in the `with` block by an ImageError without the original text.
+    """Replace any error raised in the `with` block by an ImageError. The text of the original error is left out.
 
     The original text may quote a patient's name or a path. The new error states the pseudonym of the scan and the kind of
     failure. Inside the block, the output of libraries is suppressed.
@@ -109,7 +109,7 @@ def redact_errors(name: str) -> Iterator[None]:
 
 
 def format_error_without_causes(error: BaseException) -> str:
-    """Return the message of an error. Text of its causes is removed, as it may contain patient data."""
+    """Return the message of an error without the text of its causes, which may contain patient data."""
     text, cause = str(error), error.__cause__
     while cause is not None:
         if str(cause):
@@ -138,7 +138,7 @@ class _ThreadLocalPatterns(threading.local):
         self.patterns: tuple[str, ...] = ()
 
     def match(self, text: str) -> bool:
-        """Return whether the current thread ignores warnings with this text. `warnings` calls this method."""
+        """Return whether the current thread ignores warnings with this text. The module `warnings` calls this method."""
         return any(re.match(pattern, text) for pattern in self.patterns)
 
 
@@ -153,7 +153,7 @@ _loggers_to_restore: set[str] = set()
 
 @contextmanager
 def ignore_warnings(module_pattern: str | None = None, message_pattern: str | None = None) -> Iterator[None]:
-    """Hide warnings of the current thread inside the `with` block if their module or message matches a pattern.
+    """Hide warnings of the current thread inside the `with` block. A pattern must match their module or message.
 
     `warnings.catch_warnings` is not used: it forgets which warnings were already shown, and it affects other threads.
     The two filters here are installed once. They match nothing outside the `with` block.
@@ -172,7 +172,7 @@ def ignore_warnings(module_pattern: str | None = None, message_pattern: str | No
 
 @contextmanager
 def suppress_library_output() -> Iterator[None]:
-    """Suppress the warnings and log messages of image libraries inside the `with` block.
+    """Hide the warnings and log messages of image libraries inside the `with` block.
 
     Warnings are suppressed only in the current thread, log messages in all threads.
     """

@@ -28,7 +28,7 @@ class DamagedJPEGError(ValueError):
 
 
 def decode_jpeg(data: bytes, *, is_gray: bool = False, reduced_size: tuple[int, int] | None = None) -> Pixels:
-    """Decode JPEG data to pixels (H,W,3) in RGB or (H,W,1) in gray.
+    """Decode JPEG data to pixels: (H,W,3) for RGB, (H,W,1) for gray.
 
     If `reduced_size` (h,w) is passed, the image is decoded at a half, a quarter or an eighth, but not below that size.
 
@@ -42,7 +42,7 @@ def decode_jpeg(data: bytes, *, is_gray: bool = False, reduced_size: tuple[int, 
 
 
 def describe_jpeg_damage(data: bytes) -> str:
-    """Return what is damaged in JPEG data, or "" if no damage is found. The check takes about a third of the decoding time.
+    """Return a text about damage in JPEG data, or "" if no damage is found. This takes a third of the decoding time.
 
     Data that libjpeg-turbo cannot decode at all, such as 12-bit or lossless JPEG, gives "".
     """
@@ -56,7 +56,7 @@ def describe_jpeg_damage(data: bytes) -> str:
 
 
 def lacks_progressive_scan(data: bytes) -> bool:
-    """Return whether a progressive JPEG lacks a scan, so that some bits of its coefficients are missing."""
+    """Return whether a progressive JPEG is incomplete: a scan is missing, and with it some bits of the coefficients."""
     missing_bits: dict[int, list[int]] = {}  # of each coefficient, by component
     position = len(START_OF_IMAGE)
     while (match := MARKER_PATTERN.search(data, position)) is not None:
@@ -82,7 +82,7 @@ def lacks_progressive_scan(data: bytes) -> bool:
 
 
 def read_jpeg_height_and_width(data: bytes) -> tuple[int, int] | None:
-    """Return the size (H,W) that JPEG data declares, or None if this is not JPEG data."""
+    """Return the size (H,W) that the header of JPEG data declares. Return None for data of another format."""
     import simplejpeg
 
     try:

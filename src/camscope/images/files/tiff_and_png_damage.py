@@ -36,7 +36,7 @@ JPEG_START_MARKER, JPEG_END_MARKER = b"\xff\xd8", b"\xff\xd9"  # of a JPEG strea
 
 
 def check_pixel_data(image: "Image", name: str) -> None:
-    """Raise ImageError if an open PNG, or the current page of an open TIFF, has damaged pixel data."""
+    """Raise ImageError if the pixel data of an open PNG are damaged. For a TIFF, check only the current page."""
     if image.format == "TIFF":
         _check_tiff_strips(image, name)
     elif image.format == "PNG" and (file := getattr(image, "fp", None)) is not None:
@@ -64,7 +64,7 @@ _standard_error_lock = threading.Lock()
 
 
 def _capture_standard_error(action: Callable[[], object]) -> bytes:
-    """Call a function. Return what C libraries print on the standard error stream during the call.
+    """Call a function. Return what C libraries print to the standard error stream during the call.
 
     The stream belongs to the whole process. Text that has nothing to do with fax damage is printed again afterwards.
     """
@@ -129,7 +129,7 @@ def _check_tiff_strips(image: "Image", name: str) -> None:
 def _iter_tiff_strips_and_sizes(
     file: Any, tags: Any, image_size: tuple[int, int]
 ) -> Iterator[tuple[bytes, tuple[int, int] | None]]:
-    """Yield the data of each strip or tile with its size (H,W). Color channels after the first have the size None."""
+    """Yield each strip or tile with its size (H,W). If colors are stored separately, only the first color has sizes."""
     width, height = image_size
     strip, tile = (tags.get(ROWS_PER_STRIP_TAG) or height, width), (tags.get(TILE_LENGTH_TAG), tags.get(TILE_WIDTH_TAG))
     for (offsets, counts), (n_rows, n_columns) in zip(OFFSET_AND_COUNT_TAGS, (strip, tile), strict=True):
@@ -150,7 +150,7 @@ def _is_complete_strip(compression: int, data: bytes, jpeg_tables: bytes, size: 
 
 
 def _is_complete_jpeg(data: bytes, tables: bytes, size: tuple[int, int] | None) -> bool:
-    """Return whether a JPEG strip of a TIFF is complete and at least of the size (H,W)."""
+    """Return whether a JPEG strip of a TIFF is complete, and not smaller than the size (H,W)."""
     if tables.startswith(JPEG_START_MARKER):
         data = tables.removesuffix(JPEG_END_MARKER) + data.removeprefix(JPEG_START_MARKER)
     if (declared := read_jpeg_height_and_width(data)) is None:

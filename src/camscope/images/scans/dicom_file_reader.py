@@ -45,7 +45,7 @@ def require_pydicom() -> None:
 
 
 def has_dicom_signature(head: bytes) -> bool:
-    """Return whether the first 132 bytes of a file mark it as DICOM."""
+    """Return whether the first 132 bytes of a file show that it is a DICOM file."""
     return head[128:132] == b"DICM"
 
 
@@ -57,7 +57,7 @@ class LoadedDataset(NamedTuple):
 
 
 def load_dicom_dataset(source: Path | bytes, name: str, *, with_pixels: bool = True) -> LoadedDataset:
-    """Load a DICOM data set. Call it inside `redact_errors`.
+    """Load a DICOM data set. Callers must do this inside `redact_errors`, because errors may show patient data.
 
     If `with_pixels` is false, pixels and other long elements are not loaded.
     """
@@ -90,7 +90,7 @@ def _parse_dataset(file: BinaryIO, name: str, with_pixels: bool) -> "Dataset":
 
 
 def _read_deflated_dataset(file: BinaryIO, name: str) -> "Dataset | None":
-    """Read the data set of a deflated (compressed) file. Return None for a file that is not deflated.
+    """Read the data set of a deflated (compressed) file. Return None if the file is not deflated.
 
     pydicom itself would decompress the file without a limit.
     """
@@ -115,7 +115,7 @@ def _is_after_meta_group(tag: "BaseTag", vr: str | None, length: int) -> bool:
 
 
 def _set_missing_transfer_syntax(dataset: "Dataset") -> None:
-    """Set a missing transfer syntax of a data set to the encoding that pydicom detected."""
+    """If a data set lacks its transfer syntax, set it to the encoding that pydicom detected."""
     from pydicom.dataset import FileMetaDataset
     from pydicom.uid import ExplicitVRBigEndian, ExplicitVRLittleEndian, ImplicitVRLittleEndian
 
@@ -142,7 +142,7 @@ def read_dicom(source: str | Path | bytes, *, frame: int | None = None) -> Scan:
 def build_scan(
     dataset: "Dataset", frame: int | None, name: str, sources: tuple[Path, ...], flags: tuple[str, ...]
 ) -> Scan:
-    """Build a scan from a loaded DICOM data set. Call it inside `redact_errors`."""
+    """Build a scan from a loaded DICOM data set. Callers must do this inside `redact_errors`."""
     layout = read_pixel_layout(dataset, name, n_requested_frames=None if frame is None else 1)
     check_index_in_range(frame, layout.n_frames, "frame", name)
     frame_indices = list(range(layout.n_frames)) if frame is None else [frame]
@@ -187,7 +187,7 @@ class FramePositions(NamedTuple):
 
 
 def _locate_frames(dataset: "Dataset", layout: PixelLayout, frame_indices: list[int], name: str) -> FramePositions:
-    """Read the positions of the selected frames, and sort the frames by position."""
+    """Read the positions of the selected frames. Sort the frames by position."""
     groups = read_functional_groups(dataset, frame_indices)
     plane_results = [read_plane_and_flags(group) for group in groups]
     planes, flags = [plane for plane, _ in plane_results if plane], plane_results[0][1]

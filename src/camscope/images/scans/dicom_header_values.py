@@ -25,7 +25,7 @@ SECONDARY_CAPTURE_UID = "1.2.840.10008.5.1.4.1.1.7"
 
 
 def read_numbers(dataset: "Dataset", keyword: str, count: int | None = None) -> tuple[float, ...] | None:
-    """Read the numbers of an element. Return None unless it has `count` finite numbers (default: at least one)."""
+    """Read the numbers of an element. Return None unless there are `count` finite numbers. By default, one or more are enough."""
     try:
         value = dataset.get(keyword)
     except Exception:  # not numeric: the caller reports what it expected
@@ -43,7 +43,7 @@ def read_numbers(dataset: "Dataset", keyword: str, count: int | None = None) -> 
 
 
 def read_number(dataset: "Dataset", keyword: str) -> float | None:
-    """Read the first number of an element. Return None if it has no finite numbers."""
+    """Read the first number of an element. Return None if there is no finite number."""
     numbers = read_numbers(dataset, keyword)
     return numbers[0] if numbers else None
 
@@ -69,7 +69,7 @@ def read_sequence_items(dataset: "Dataset", keyword: str) -> "list[Dataset]":
 
 
 def read_functional_groups(dataset: "Dataset", frame_indices: Sequence[int]) -> "list[list[Dataset]]":
-    """Return for each frame the data sets that may hold its attributes, in the order of the search.
+    """For each frame, return the data sets that may hold its attributes. The first one with the attribute counts.
 
     They are the functional group of the frame, the shared functional group, and the header.
     """
@@ -79,7 +79,7 @@ def read_functional_groups(dataset: "Dataset", frame_indices: Sequence[int]) -> 
 
 
 def iter_macro_items(functional_groups: "list[Dataset]", sequence_keyword: str) -> "Iterator[Dataset]":
-    """Yield the data sets that may hold an attribute. For each group these are an item of a sequence, then the group."""
+    """Yield the data sets that may hold an attribute. For each group, yield an item of a sequence, then the group."""
     for group in functional_groups:
         yield from read_sequence_items(group, sequence_keyword)[:1]
         yield group
@@ -88,19 +88,19 @@ def iter_macro_items(functional_groups: "list[Dataset]", sequence_keyword: str) 
 def read_first_numbers(
     functional_groups: "list[Dataset]", sequence_keyword: str, keyword: str, count: int
 ) -> tuple[float, ...] | None:
-    """Read the numbers of an element from the first functional group that contains it."""
+    """Read the numbers of an element. Take them from the first functional group that contains the element."""
     places = iter_macro_items(functional_groups, sequence_keyword)
     return next((values for place in places if (values := read_numbers(place, keyword, count))), None)
 
 
 def decode_uint16_table(dataset: "Dataset", data: bytes) -> NDArray[np.uint16]:
-    """Decode the bytes of a lookup table as 16-bit numbers, in the byte order of the file."""
+    """Decode the bytes of a lookup table as 16-bit numbers. The byte order is that of the file."""
     little = dataset.original_encoding[1] is not False
     return np.frombuffer(data[: len(data) // 2 * 2], "<u2" if little else ">u2").astype(np.uint16)
 
 
 def has_burned_in_text(dataset: "Dataset") -> bool | None:
-    """Return whether the header declares text in the pixels.
+    """Return whether the header states that the pixels contain text.
 
     Without a declaration, return None if text is likely, else False.
     """

@@ -64,7 +64,7 @@ class ModalityLUT:
         return (values * self.slope + self.intercept).astype(np.float32)
 
     def describe_conversion_steps(self) -> tuple[str, ...]:
-        """Describe the steps of the conversion, in order, as text."""
+        """Describe the conversion steps as text, one after another."""
         unit = f" ({self.unit})" if self.unit else ""
         if self.table is not None:
             steps = [f"modality LUT: {plural(len(self.table), 'entry')} of {plural(self.table_bits, 'bit')}{unit}"]
@@ -78,7 +78,7 @@ class ModalityLUT:
 def read_modality_lut(
     dataset: "Dataset", functional_groups: "list[Dataset]", layout: PixelLayout, name: str
 ) -> ModalityLUT:
-    """Read the modality LUT or rescale of one frame."""
+    """Read the modality LUT of one frame, or its rescale slope and intercept."""
     inverted = layout.photometric_interpretation == "MONOCHROME1"
     if inverted and layout.is_floating:
         raise ImageError(
@@ -125,7 +125,7 @@ def _read_lut_table(dataset: "Dataset", lut_item: "Dataset", is_inverted: bool, 
 
 
 def _describe_real_world_maps(functional_groups: "list[Dataset]") -> tuple[str, ...]:
-    """Describe the real-world value maps of a file, which are not applied."""
+    """Describe the real-world value maps of a file. They are not applied to the pixels."""
     maps = next(filter(None, (read_sequence_items(group, REAL_WORLD_SEQUENCE) for group in functional_groups)), [])
     steps = []
     for item in maps[:3]:
@@ -136,7 +136,7 @@ def _describe_real_world_maps(functional_groups: "list[Dataset]") -> tuple[str, 
 
 
 def _read_padding_range(dataset: "Dataset", layout: PixelLayout) -> tuple[int, int] | None:
-    """Return the smallest and largest stored number of padding pixels. Return None if the file declares no padding."""
+    """Return the smallest and the largest stored number that marks padding. Return None if no padding is declared."""
     if layout.is_floating or (value := read_integer(dataset, "PixelPaddingValue")) is None:
         return None
     limit = read_integer(dataset, "PixelPaddingRangeLimit")
@@ -169,21 +169,21 @@ class DecodedFrames:
 
     @property
     def is_color(self) -> bool:
-        """Whether the frames are in color."""
+        """Whether the frames are color images."""
         return not self.modality_luts
 
     @property
     def unit_of_all_frames(self) -> str:
-        """The unit of all frames, or "" if their units differ or their values were inverted."""
+        """The unit that all frames share. It is "" if the units differ or values were inverted."""
         units = {"" if lut.is_inverted else lut.unit for lut in self.modality_luts}
         return units.pop() if len(units) == 1 else ""
 
     def describe_conversion_steps(self, item_name: str) -> tuple[str, ...]:
-        """Describe the steps of the conversion, in order, as text. `item_name` is "frame" or "slice"."""
+        """Describe the conversion steps as text, one after another. `item_name` is "frame" or "slice"."""
         return (*self.steps_before, *_describe_modality_luts(self.modality_luts, item_name), *self.steps_after)
 
     def list_value_flags(self) -> tuple[str, ...]:
-        """List warnings about the values, such as different units, padding and NaN."""
+        """List warnings about the values, for example about different units, padding and NaN."""
         units = {lut.unit for lut in self.modality_luts}
         inverted_units = [lut.unit for lut in self.modality_luts if lut.is_inverted and lut.unit]
         flags = [f"MONOCHROME1 in {unit}: inverted, and so no longer {unit}" for unit in inverted_units[:1]]
@@ -200,7 +200,7 @@ class DecodedFrames:
 def decode_dicom_pixels(
     dataset: "Dataset", layout: PixelLayout, frame_indices: Sequence[int], name: str
 ) -> DecodedFrames:
-    """Decode the selected frames of a DICOM file, and convert the stored numbers to values or colors."""
+    """Decode the selected frames of a DICOM file. Convert the stored numbers to values or colors."""
     shape = (len(frame_indices), layout.rows, layout.columns)
     decoded = decode_frames(dataset, layout, frame_indices, name)
     if layout.is_color:
@@ -226,7 +226,7 @@ def decode_dicom_pixels(
 
 
 def join_decoded_frames(parts: Sequence[DecodedFrames], values: Array) -> DecodedFrames:
-    """Join several parts to one result with the frames `values`. Their conversion steps and padding counts are merged."""
+    """Join several results into one with the frames `values`. Merge conversion steps, and add padding counts."""
     return DecodedFrames(
         values,
         _merge_conversion_steps([part.steps_before for part in parts]),
@@ -238,7 +238,7 @@ def join_decoded_frames(parts: Sequence[DecodedFrames], values: Array) -> Decode
 
 
 def _merge_conversion_steps(steps_by_frame: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """Merge the conversion steps of several frames. A note replaces steps that differ between frames."""
+    """Merge the conversion steps of several frames. If a step differs between frames, a note replaces it."""
     variants_by_kind: dict[str, set[str]] = {}
     for steps in steps_by_frame:
         for step in steps:
@@ -274,7 +274,7 @@ def _read_modality_luts(
 
 
 def _describe_modality_luts(modality_luts: Sequence[ModalityLUT], item_name: str) -> tuple[str, ...]:
-    """Describe the steps of several modality LUTs as text. If they differ, name the ranges of slopes and intercepts."""
+    """Describe the steps of several modality LUTs as text. If they differ, give the ranges of slope and intercept."""
     distinct_steps = {lut.describe_conversion_steps(): None for lut in modality_luts}
     if len(distinct_steps) < 2:
         return next(iter(distinct_steps), ())

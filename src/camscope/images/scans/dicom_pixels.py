@@ -45,12 +45,12 @@ class PixelLayout:
 
     @property
     def is_color(self) -> bool:
-        """Whether the image is in color."""
+        """Whether the image is a color image."""
         return not self.photometric_interpretation.startswith("MONOCHROME")
 
     @property
     def storable_range(self) -> tuple[int, int]:
-        """The smallest and largest number that a pixel can store."""
+        """The smallest and the largest number that one pixel can store."""
         half = 1 << (self.bits_stored - 1)
         return (-half, half - 1) if self.is_signed else (0, 2 * half - 1)
 
@@ -101,7 +101,7 @@ MAX_FRAMES_BY_INDEX = 256
 def decode_frames(
     dataset: "Dataset", layout: PixelLayout, frame_indices: Sequence[int], name: str
 ) -> "Iterator[tuple[NDArray[Any], str]]":
-    """Decode the selected frames. Yield each frame (H,W) or (H,W,3) with its photometric interpretation.
+    """Decode the selected frames. Yield the pixels (H,W) or (H,W,3) of each frame, and its photometric interpretation.
 
     The frames hold the stored numbers. YBR colors are already converted to RGB.
     """
@@ -162,7 +162,7 @@ JPEG_FRAME_MARKERS = {0xC0, 0xC1, 0xC2, 0xC3, 0xF7}  # frame header markers of J
 def check_compressed_frame_sizes_and_damage(
     dataset: "Dataset", layout: PixelLayout, frame_indices: Sequence[int], name: str
 ) -> None:
-    """Raise ImageError if a compressed frame declares another image size than the header, or is a damaged JPEG.
+    """Raise ImageError if a compressed frame is a damaged JPEG, or if its size differs from that in the header.
 
     A decoder allocates memory for the size that the frame declares, and fills the missing part of a JPEG with gray.
     """
@@ -185,7 +185,7 @@ def check_compressed_frame_sizes_and_damage(
 
 
 def _read_jpeg_2000_size(stream: bytes) -> tuple[int, int]:
-    """Read the image size (H,W) from a JPEG 2000 stream. Return (0,0) if the stream has no size."""
+    """Read the image size (H,W) from a JPEG 2000 stream. Return (0,0) if there is no size in it."""
     start = stream[:4096].find(b"\xff\x4f\xff\x51")
     if start < 0 or len(stream) < start + 24:
         return 0, 0
@@ -206,7 +206,7 @@ def _read_jpeg_size(stream: bytes) -> tuple[int, int] | None:
 
 
 def _build_missing_codec_error(syntax_uid: str, syntax_name: str, name: str) -> ImageError:
-    """Build the error for compressed pixels whose codec is not installed."""
+    """Build the error for compressed pixels that need a codec which is not installed."""
     if syntax_uid not in CODECS_BY_SYNTAX:
         return ImageError(f"{name}: its pixels are {syntax_name}, for which there is no codec; convert the file first")
     packages, extra = CODECS_BY_SYNTAX[syntax_uid]
@@ -229,7 +229,7 @@ class ColorConverter(NamedTuple):
 
 
 def get_color_converter(dataset: "Dataset", layout: PixelLayout, name: str) -> ColorConverter:
-    """Return the color conversion for the frames of a file: by its palette, or from its color space to RGB."""
+    """Return the function that converts the frames of a file to RGB, by the file's palette or from its color space."""
     icc = ("ICC profile: not applied",) if "ICCProfile" in dataset else ()
     if layout.photometric_interpretation == "PALETTE COLOR":
         table, first, bits = _read_color_palette(dataset, name)
@@ -253,7 +253,7 @@ def get_color_converter(dataset: "Dataset", layout: PixelLayout, name: str) -> C
 
 
 def _rescale_to_8_bits(values: Array, bits: int) -> Array:
-    """Rescale numbers of `bits` bits to the range 0..255, and round them."""
+    """Rescale numbers of `bits` bits to the range 0..255, and round to integers."""
     return np.clip(np.rint(values * (255 / ((1 << bits) - 1))), 0, 255).astype(np.uint8)
 
 
@@ -266,7 +266,7 @@ class ColorPalette(NamedTuple):
 
 
 def _read_color_palette(dataset: "Dataset", name: str) -> ColorPalette:
-    """Read the color palette of a file. Raise ImageError if it is missing or damaged."""
+    """Read the color palette of a file. Raise ImageError if there is no palette or if it is damaged."""
     if "RedPaletteColorLookupTableData" not in dataset:
         raise ImageError(f"{name}: the color palette is missing or segmented; segmented palettes are not supported")
     columns = []

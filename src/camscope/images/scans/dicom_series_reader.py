@@ -46,14 +46,14 @@ class SliceHeader:
 
     @property
     def group_key(self) -> tuple[Any, ...]:
-        """The shape, modality and series. All files of one volume have the same key."""
+        """The shape, modality and series. They are the same for all files of one volume."""
         layout = self.layout
         shape = layout.rows, layout.columns, layout.n_frames, layout.samples_per_pixel
         return *shape, self.modality, self.series_uid
 
     @property
     def sort_key(self) -> tuple[Any, ...]:
-        """A key by which slices are sorted. It does not depend on file names or instance numbers."""
+        """The key by which slices are sorted. File names and instance numbers have no influence on it."""
         place = () if self.plane is None else tuple(self.plane.position.tolist())
         return self.group_key, len(place), place, self.instance_uid
 
@@ -64,7 +64,7 @@ class SliceHeader:
 
 
 def _list_series_files(source: Path | list[Path], name: str) -> list[Path]:
-    """List the files of a folder but not of its subfolders. Return a list of files unchanged."""
+    """List the files of a folder, but not those of its subfolders. If the source is a list of files, return it unchanged."""
     if isinstance(source, list):
         return source
     if not source.is_dir():
@@ -79,7 +79,7 @@ def _list_series_files(source: Path | list[Path], name: str) -> list[Path]:
 
 
 def _read_slice_headers_and_warnings(files: Sequence[Path], name: str) -> tuple[list[SliceHeader], tuple[str, ...]]:
-    """Read the headers of all DICOM images among the files. Return them with warnings that count the other files."""
+    """Read the headers of all DICOM images among the files. Also return warnings that count the remaining files."""
     slices, n_not_dicom, n_damaged = [], 0, 0
     for path in files:
         try:
@@ -116,7 +116,7 @@ def _read_slice_header(path: Path, name: str) -> SliceHeader:
 
 
 def _group_slices(slices: Sequence[SliceHeader]) -> list[list[SliceHeader]]:
-    """Group slices by series, shape and orientation, with the largest group first."""
+    """Group slices by series, shape and orientation. The largest group is first."""
     groups_by_key: dict[tuple[Any, ...], list[list[SliceHeader]]] = {}
     for header in sorted(slices, key=lambda header: header.sort_key):
         groups = groups_by_key.setdefault(header.group_key, [])
@@ -133,7 +133,7 @@ def _is_parallel_with_equal_spacing(first: SlicePlane | None, second: SlicePlane
 
 
 def _select_series(groups: list[list[SliceHeader]], series: int | None, name: str) -> list[SliceHeader]:
-    """Return the series with the index `series`. Raise ImageError if none of several series is selected."""
+    """Return series number `series`. If there are several series and none is selected, raise ImageError."""
     series_list = "; ".join(
         f"{index}: {plural(len(group), 'slice')} {group[0]}" for index, group in enumerate(groups[:20])
     )
@@ -215,7 +215,7 @@ def _hash_file(path: Path) -> str:
 
 
 def _drop_duplicates_and_warn(group: list[SliceHeader]) -> tuple[list[SliceHeader], tuple[str, ...]]:
-    """Remove copies of files. Return the remaining headers and a warning with the number of copies."""
+    """Remove slices that are copies of others. Return the remaining headers, and a warning with the number of copies."""
     instances = Counter(header.instance_uid for header in group)
     unique: dict[str, SliceHeader] = {}
     for index, header in enumerate(group):

@@ -37,11 +37,11 @@ class SlicePlane:
 
     @property
     def nearest_view(self) -> str:
-        """The standard view nearest to the slice: sagittal, coronal or axial."""
+        """The standard view that is closest to the slice: sagittal, coronal or axial."""
         return ("sagittal", "coronal", "axial")[int(abs(self.normal).argmax())]
 
     def build_affine(self, slice_step: Floats | None = None) -> Floats:
-        """Return the affine matrix (4,4) from array indices (d,row,column) to RAS+ coordinates in mm.
+        """Return the affine matrix (4,4). It converts array indices (d,row,column) to RAS+ coordinates in mm.
 
         `slice_step` is the offset from one slice to the next in mm. By default it is the thickness along the normal, or
         1 mm.
@@ -53,14 +53,14 @@ class SlicePlane:
         return np.asarray(LPS_TO_RAS @ matrix)
 
     def is_parallel_with_equal_spacing(self, other: "SlicePlane") -> bool:
-        """Return whether both planes have the same directions and spacing of rows and columns."""
+        """Return whether two planes have rows and columns of the same direction and spacing."""
         cosines, other_cosines = (np.r_[plane.row_cosines, plane.column_cosines] for plane in (self, other))
         has_same_directions = np.allclose(cosines, other_cosines, atol=DIRECTION_TOLERANCE)
         return bool(has_same_directions and np.allclose(self.spacing, other.spacing, rtol=DIRECTION_TOLERANCE))
 
 
 def read_plane_and_flags(functional_groups: "list[Dataset]") -> tuple[SlicePlane | None, tuple[str, ...]]:
-    """Read the plane of one frame. Return it with warnings, or None with warnings if the file has no position."""
+    """Read the plane of one frame. Return the plane, or None if the file has no position, together with warnings."""
     position = read_first_numbers(functional_groups, "PlanePositionSequence", "ImagePositionPatient", 3)
     directions = read_first_numbers(functional_groups, "PlaneOrientationSequence", "ImageOrientationPatient", 6)
     spacing = read_first_numbers(functional_groups, PIXEL_MEASURES_SEQUENCE, "PixelSpacing", 2)
@@ -80,7 +80,7 @@ def read_plane_and_flags(functional_groups: "list[Dataset]") -> tuple[SlicePlane
 
 
 def read_pixel_spacing(functional_groups: "list[Dataset]") -> tuple[float, float] | None:
-    """Read the distances in mm between rows and between columns. Return None if the file has none."""
+    """Read the distance between rows and that between columns, in mm. Return None if the file has none."""
     for keyword in ("PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing"):
         spacing = read_first_numbers(functional_groups, PIXEL_MEASURES_SEQUENCE, keyword, 2)
         if spacing and _is_plausible((), spacing):
@@ -89,7 +89,7 @@ def read_pixel_spacing(functional_groups: "list[Dataset]") -> tuple[float, float
 
 
 def _is_plausible(position: Sequence[float], spacing: Sequence[float]) -> bool:
-    """Return whether position and spacing are plausible lengths in millimeters."""
+    """Return whether position and spacing are plausible as lengths in millimeters."""
     return all(abs(value) < 1e6 for value in position) and all(1e-6 < value < 1e4 for value in spacing)
 
 
@@ -107,7 +107,7 @@ class SliceStack:
 
 
 def sort_planes_and_check_distances(planes: Sequence[SlicePlane]) -> SliceStack:
-    """Sort parallel planes by position along their normal, and warn about irregular distances between them."""
+    """Sort parallel planes by their position along the normal. Warn if the distances between them are irregular."""
     first = planes[0]
     positions = np.array([plane.position for plane in planes])
     along = positions @ first.normal
@@ -169,7 +169,7 @@ def _describe_irregularities(
 
 
 def read_dose_grid_planes(dataset: "Dataset", n_frames: int, first_plane: SlicePlane) -> list[SlicePlane] | None:
-    """Return the planes of all frames of a radiotherapy dose grid. Return None if the file has no frame offsets."""
+    """Return the planes of all frames of a radiotherapy dose grid. Return None if the file does not list frame offsets."""
     offsets = read_numbers(dataset, "GridFrameOffsetVector", n_frames)
     if offsets is None or n_frames < 2:
         return None

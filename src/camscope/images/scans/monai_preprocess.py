@@ -42,7 +42,7 @@ class MonaiPreprocess:
     transform: Any
 
     def __call__(self, path: str | Path) -> MonaiInput:
-        """Load and transform the image at `path`."""
+        """Load the image at `path` and apply the transforms to it."""
         steps = list(_flatten_transforms(self.transform))
         key = next((step.keys[0] for step in steps if getattr(step, "keys", None)), None)
         name = pseudonymize_source(path)
@@ -67,7 +67,7 @@ class MonaiPreprocess:
 
 
 def read_placement_and_affine(tensor: Any) -> tuple[Placement | None, Affine | None]:
-    """Return the placement of a MONAI tensor (C,*S) on its original image, and the affine of that image.
+    """Return which part of its original image a MONAI tensor (C,*S) shows. Also return the affine of that image.
 
     Return (None, None) if MONAI did not record an affine before or after the transforms.
     """
@@ -89,13 +89,13 @@ def read_placement_and_affine(tensor: Any) -> tuple[Placement | None, Affine | N
 
 
 def strip_metadata(tensor: Tensor) -> Tensor:
-    """Convert a MONAI tensor to a plain float tensor without metadata."""
+    """Convert a MONAI tensor to an ordinary float tensor without metadata."""
     bare: Tensor = tensor.as_tensor() if hasattr(tensor, "as_tensor") else tensor
     return bare if bare.is_floating_point() else bare.to(torch.float32)
 
 
 def _flatten_transforms(transform: Any) -> Iterator[Any]:
-    """Yield the single transforms of a transform. Nested `Compose` containers are opened."""
+    """Yield the single transforms that a transform consists of. Nested `Compose` containers are unpacked."""
     inner = getattr(transform, "transforms", None)
     if inner is None:
         yield transform

@@ -39,7 +39,7 @@ RGB_DTYPE = np.dtype([("R", "u1"), ("G", "u1"), ("B", "u1")])
 
 
 def read_nifti(source: str | Path | bytes, *, volume: int | None = None) -> Scan:
-    """Read a NIfTI file as a scan (I,J,K) float32. The order of the axes stays that of the file.
+    """Read a NIfTI file as a scan (I,J,K) float32. The axes have the same order as in the file.
 
     Values are scaled by scl_slope and scl_inter. RGB24 is read as color. `file.nii.gz#2` or `volume=2` selects one volume of
     a 4-D file, counted from 0. A 4-D file without a selection is rejected. The `affine` is the sform. If its code is not
@@ -55,7 +55,7 @@ def read_nifti(source: str | Path | bytes, *, volume: int | None = None) -> Scan
 
 
 def is_nifti(head: bytes) -> bool:
-    """Return whether the first bytes of a file mark it as NIfTI, compressed or not."""
+    """Return whether the first bytes of a file show that it is NIfTI. The file may be compressed."""
     if head.startswith(GZIP_MAGIC):
         try:
             head = zlib.decompressobj(31).decompress(head, 540)
@@ -102,7 +102,7 @@ def _read_nifti_scan(stream: BinaryIO, volume_index: int | None, name: str, sour
 
 
 def _read_header_and_length(stream: BinaryIO, name: str) -> tuple[Any, int]:
-    """Read the header of a NIfTI stream. Return it as nibabel's header object, with its length in bytes."""
+    """Read the header of a NIfTI stream. Return nibabel's header object and the length of the header in bytes."""
     from nibabel.nifti1 import Nifti1Header
     from nibabel.nifti2 import Nifti2Header
 
@@ -119,7 +119,7 @@ def _read_header_and_length(stream: BinaryIO, name: str) -> tuple[Any, int]:
 
 
 def _parse_dtype_and_is_color(header: Any, name: str) -> tuple[np.dtype[Any], bool]:
-    """Return the data type of the voxels, and whether they are colors."""
+    """Return the data type of the voxels, and whether a voxel is a color."""
     datatype = int(header["datatype"])
     try:
         dtype = np.dtype(header.get_data_dtype())
@@ -155,7 +155,7 @@ def _parse_shape_and_volume_count(header: Any, volume_index: int | None, name: s
 
 
 def _apply_scaling_and_describe(header: Any, stored: Array) -> tuple[Array, tuple[str, ...]]:
-    """Scale the stored voxels by the header's slope and intercept. Return the values and a description of this step.
+    """Scale the stored voxels by the header's slope and intercept. Return the values and a text about this step.
 
     Colors are not scaled. As NIfTI defines, a slope of 0 or NaN means no scaling.
     """
@@ -203,7 +203,7 @@ def _parse_geometry(header: Any, n_axes: int) -> NiftiGeometry:
 
 
 def read_nifti_header(source: Path | bytes) -> Any:
-    """Read the header of a NIfTI file. Return it as nibabel's header object, unmodified."""
+    """Read the header of a NIfTI file. Return nibabel's header object without changes."""
     name = pseudonymize_source(source)
     with redact_errors(name), open_source(source, name) as file, decompressed_stream(file) as stream:
         return _read_header_and_length(stream, name)[0]

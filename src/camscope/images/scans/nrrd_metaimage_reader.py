@@ -34,7 +34,7 @@ def read_nrrd_or_metaimage(source: str | Path, *, volume: int | None = None) -> 
 
 
 def _check_voxels_are_in_allowed_file(path: Path, name: str) -> None:
-    """Raise ImageError if the voxels are in another file, or are compressed and damaged.
+    """Raise ImageError if the voxels are in another file. Also raise it if they are compressed and damaged.
 
     Only an .mhd file may have its voxels in another file, in the same folder.
     """
@@ -64,7 +64,7 @@ def _check_voxels_are_in_allowed_file(path: Path, name: str) -> None:
 
 
 def _check_compressed_voxels(path: Path, voxel_start: int, name: str) -> None:
-    """Raise ImageError if the compressed voxels from byte `voxel_start` are truncated, corrupt or too large.
+    """Raise ImageError if the compressed voxels are truncated, corrupt or too large. They start at byte `voxel_start`.
 
     ITK would fill the missing voxels with zeros.
     """
@@ -125,7 +125,7 @@ def _read_itk_scan(sitk: Any, path: Path, volume_index: int | None, name: str) -
 
 
 def _build_affine(image: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return the affine matrix (4,4) from NumPy indices (depth,row,column) to RAS+ coordinates in mm."""
+    """Return the affine matrix (4,4). It converts NumPy indices (depth,row,column) to RAS+ coordinates in mm."""
     axes = image.GetDimension()
     columns = np.array(image.GetDirection()).reshape(axes, axes) * image.GetSpacing()
     affine = np.eye(4)

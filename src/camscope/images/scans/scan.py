@@ -85,18 +85,18 @@ class Scan:
 
     @property
     def spacing(self) -> tuple[float, ...] | None:
-        """The voxel size in mm along each axis of (H,W) or (D,H,W), or None if unknown."""
+        """The voxel size in mm along each axis of (H,W) or (D,H,W). None if it is unknown."""
         if self.affine is None:
             return self.pixel_spacing
         return tuple(np.linalg.norm(self.affine[:3, :3], axis=0).tolist())[-len(self.shape) :]
 
     @property
     def is_safe_to_display(self) -> bool:
-        """Whether the image may be displayed: it has no burned-in text, which could contain patient data."""
+        """Whether the image may be displayed. It may not if it has burned-in text, which could contain patient data."""
         return self.has_burned_in_text is False
 
     def apply_window(self, window: Any) -> "Scan":
-        """Clip the values to a display window and map them to 0..1.
+        """Clip the values to a display window, and rescale them to 0..1.
 
         `window` is a `Window`, (center, width) or "40,400". None returns the scan unchanged.
         """
@@ -126,7 +126,7 @@ class Scan:
 
 
 def check_voxel_count(shape: tuple[int, ...], name: str, max_voxels: int = MAX_VOXELS) -> None:
-    """Raise ImageError if the shape that a file header declares is invalid or too large."""
+    """Raise ImageError if a file header declares an invalid or too large shape."""
     size = " x ".join(map(str, shape))
     if any(side < 1 for side in shape):
         raise ImageError(f"{name}: the header declares {size} voxels; expected at least 1 along each axis")
@@ -135,7 +135,7 @@ def check_voxel_count(shape: tuple[int, ...], name: str, max_voxels: int = MAX_V
 
 
 def check_volume_index(index: int | None, count: int, name: str) -> None:
-    """Raise ImageError if a volume index is out of range, or missing for a file of several volumes."""
+    """Raise ImageError if a volume index is out of range. It may be missing only if the file has a single volume."""
     if index is None and count > 1:
         fix = f"choose one: file#0 .. file#{count - 1}, or volume=0"
         raise ImageError(f"{name}: a 4-D file of {plural(count, 'volume')}; {fix}")
@@ -143,13 +143,13 @@ def check_volume_index(index: int | None, count: int, name: str) -> None:
 
 
 def check_index_in_range(index: int | None, count: int, index_name: str, name: str) -> None:
-    """Raise ImageError if an index of a frame, volume or series is out of range. None is accepted."""
+    """Raise ImageError if the index of a frame, volume or series is out of range. The index None is accepted."""
     if index is not None and not 0 <= index < count:
         raise ImageError(f"{name}: {index_name} {index} is out of range: the file has {count} (0..{count - 1})")
 
 
 def build_non_finite_flags(values: Array) -> tuple[str, ...]:
-    """Return a warning with the number of NaN and infinite values, if there are any."""
+    """Return a warning that counts NaN and infinite values. Return an empty result if all values are finite."""
     count = values.size - int(np.count_nonzero(np.isfinite(values)))
     return (f"not finite: {count} of {plural(values.size, 'value')}",) if count else ()
 
@@ -183,7 +183,7 @@ class Window:
             raise PreprocessError(f"{window}; the width must be {'at least 1' if min_width else 'above 0'}")
 
     def __call__(self, values: Values) -> Values:
-        """Map values of any shape to 0..1, in the precision of the values, at least float32.
+        """Rescale values of any shape to 0..1. The precision is that of the values, but at least float32.
 
         LINEAR is (v - (c - 1/2)) / (w - 1) + 1/2, clipped, and for w = 1 a step above c - 1/2. LINEAR_EXACT is
         (v - c) / w + 1/2, clipped. SIGMOID is 1 / (1 + exp(-4 (v - c) / w)).
@@ -203,7 +203,7 @@ class Window:
 
 
 def parse_window(value: Any) -> Window:
-    """Build a window from (center, width), (center, width, kind), text such as "40,400", or a `Window`."""
+    """Build a window from (center, width), (center, width, kind), a text such as "40,400", or a `Window`."""
     if isinstance(value, Window):
         return value
     parts = value.split(",") if isinstance(value, str) else value
@@ -221,7 +221,7 @@ Pixels = NDArray[np.uint8]
 
 
 def convert_to_rgb_and_scaled_scan(scan: Scan, window: Any = None) -> tuple[Pixels, Scan]:
-    """Convert a 2-D scan to RGB pixels (H,W,3) uint8. Return the pixels and the scan with values in 0..1.
+    """Convert a 2-D scan to RGB pixels (H,W,3) uint8. Return these pixels, and the scan rescaled to 0..1.
 
     Gray values are mapped by the window. If there is no window, their minimum and maximum become black and white. A color
     scan is returned unchanged.

@@ -74,7 +74,7 @@ class ScanPreprocess:
         _check_positive("spacing", self.spacing, float)
 
     def __call__(self, scan: Scan) -> tuple[Tensor, Placement]:
-        """Return the model's input (C,*S) and its placement on the scan."""
+        """Return the model's input (C,*S), and which part of the scan it shows."""
         if self.window is not None and scan.display_range is not None:
             raise PreprocessError(
                 f"{scan.name}: a window is already applied, and the preprocessing has a window too; remove one of the two"
@@ -104,7 +104,7 @@ class ScanPreprocess:
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """Descriptions of the preprocessing steps, in order."""
+        """Descriptions of the preprocessing steps, in the order in which they run."""
         mode_note = "" if self.interpolation == "linear" else f" ({self.interpolation})"
         descriptions = {
             "orientation": f"reoriented to {self.orientation}",
@@ -118,7 +118,7 @@ class ScanPreprocess:
         return tuple(description for name, description in descriptions.items() if getattr(self, name) is not None)
 
     def _convert_to_channels(self, scan: Scan) -> Any:
-        """Return the values of a scan with a channel axis (C,*S). Colors become 3 channels, or 1 channel of gray."""
+        """Return the values of a scan with a channel axis (C,*S). A color scan gets 3 channels, or 1 gray channel."""
         if scan.is_color:
             if self.window is not None:
                 raise ImageError(f"{scan.name}: a window needs gray values, but the scan is in color")
@@ -184,12 +184,12 @@ def _check_positive(name: str, value: Any, number_type: type) -> None:
 
 
 def _format_sizes(value: Any) -> str:
-    """Format one or several numbers as text such as `64` or `64 x 64 x 32`."""
+    """Format one number or several as text, such as `64` or `64 x 64 x 32`."""
     return " x ".join(f"{number:g}" for number in (value if isinstance(value, tuple | list) else (value or 0,)))
 
 
 def _expand_per_axis(value: Any, n_axes: int, name: str) -> Sequence[float]:
-    """Repeat a single number for each axis. Raise ImageError unless a tuple has one number per axis."""
+    """Return one number per axis. Repeat a single number. Raise ImageError for a tuple of another length."""
     numbers = tuple(value) if isinstance(value, tuple | list) else (value,) * n_axes
     if len(numbers) != n_axes:
         n_axes_text = plural(n_axes, "axis")
@@ -201,7 +201,7 @@ AXIS_SIDES = ("LR", "PA", "IS")  # low and high end of each RAS+ axis
 
 
 def get_axis_codes(affine: Affine) -> str:
-    """Return the axis codes of an affine matrix, such as "LPS": the direction of each array axis.
+    """Return the axis codes of an affine matrix, such as "LPS". They name the direction of each array axis.
 
     For an oblique volume, each axis gets the nearest direction.
     """
@@ -216,7 +216,7 @@ def get_axis_codes(affine: Affine) -> str:
 
 
 def reorient_scan(scan: Scan, axis_codes: str) -> tuple[Scan, Placement]:
-    """Reorder and flip the axes of a volume to axis codes such as "RAS". Return it with its placement on the scan."""
+    """Reorder and flip the axes of a volume to match axis codes such as "RAS". Also return its placement on the original scan."""
     if len(scan.shape) != 3 or scan.affine is None:
         received = " x ".join(map(str, scan.shape)) + (" without an affine" if scan.affine is None else "")
         raise ImageError(

@@ -24,7 +24,7 @@ HEAD_BYTES = 4096
 
 
 def is_scan(source: object) -> bool:
-    """Return whether a source is a medical image or a folder with DICOM files.
+    """Return whether a source is a medical image, or a folder that contains DICOM files.
 
     A file is recognized by its suffix or its first bytes. PNG and TIFF count as photos here, although `read_scan` can read
     them for a preprocessing of scans.
@@ -72,7 +72,7 @@ def read_scan(source: Any, *, frame: int | None = None, window: Any = None) -> S
 
 
 def _read_file_or_folder(source: Any, index: int | None) -> Scan:
-    """Read a source with the reader of its format. `index` selects a frame, volume, page or series."""
+    """Read a source with the reader for its format. `index` selects a frame, volume, page or series."""
     if isinstance(source, bytes):
         return _read_scan_bytes(source, index)
     if not isinstance(source, str | Path):
@@ -101,7 +101,7 @@ def _read_file_or_folder(source: Any, index: int | None) -> Scan:
 
 
 def is_safe_to_display(source: Path) -> bool:
-    """Return whether an image may be displayed: its DICOM header does not suggest burned-in text.
+    """Return whether an image may be displayed. Its DICOM header must not suggest burned-in text.
 
     Images of other formats are always safe.
     """
@@ -138,7 +138,7 @@ def _read_scan_bytes(data: bytes, frame: int | None) -> Scan:
 
 
 def _read_head(path: Path) -> bytes:
-    """Return the first bytes of a file, or no bytes if the file is not regular or not readable."""
+    """Return the first bytes of a file. Return no bytes if the file is not regular or not readable."""
     try:
         with open_regular_file(path) as file:
             return file.read(HEAD_BYTES)
