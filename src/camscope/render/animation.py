@@ -57,7 +57,7 @@ def animate_volume(
     caption: str = "",
     on_progress: ProgressCallback | None = None,
 ) -> bytes:
-    """Encode a looping animation of the slices of a volume (D,H,W) along an axis.
+    """Encode a looping animation that moves through the slices of a volume (D,H,W) along an axis.
 
     It shows every slice, or `max_frames` evenly spaced slices. The slice of the peak is included, and its number is
     highlighted. All frames have one color scale, and a side panel with the color bar, the peak and the legend.
@@ -169,7 +169,7 @@ def encode_animation(
 
 
 def _compute_frame_durations(n_frames: int, seconds: float) -> list[int]:
-    """Return the duration of each frame in milliseconds. Durations are multiples of 10 ms, and their sum is one loop."""
+    """Return the duration of each frame in milliseconds, as multiples of 10 ms. Together they last one loop."""
     if not 0 < seconds < np.inf:
         raise InputError(f"seconds={seconds}: expected a positive number of seconds")
     ends = np.rint(np.linspace(0, 100 * seconds, n_frames + 1)).astype(int).tolist()
@@ -177,7 +177,7 @@ def _compute_frame_durations(n_frames: int, seconds: float) -> list[int]:
 
 
 def _quantize_frames(frames: Sequence[RGBImage], palette_colors: RGBImage) -> "list[Image]":
-    """Quantize all frames to one palette of 256 colors: gray levels, `palette_colors`, and the main other colors."""
+    """Quantize all frames to one palette of 256 colors: gray levels, `palette_colors`, and the most important other colors."""
     from PIL import Image
 
     levels = np.rint(np.linspace(0, 255, N_GRAY_LEVELS)).astype(np.uint8)
@@ -195,7 +195,7 @@ def _quantize_frames(frames: Sequence[RGBImage], palette_colors: RGBImage) -> "l
 
 
 def _collect_chromatic_colors(frames: Sequence[RGBImage]) -> RGBImage:
-    """Return the distinct colors (M,3) in the frames, without grays. If all colors are gray, return black."""
+    """Return the distinct colors (M,3) in the frames, without grays. If only grays occur, return black."""
     present = np.zeros(1 << 24, np.bool_)
     for frame in frames:
         present[frame.astype(np.uint32) @ np.array([1 << 16, 1 << 8, 1], np.uint32)] = True
@@ -224,7 +224,7 @@ MAX_FRAMES = 12
 
 
 def choose_frames(values: NDArray[np.floating], max_frames: int = MAX_FRAMES) -> list[int]:
-    """Choose evenly spaced frames of a map (D,H,W), including the frame with the largest value. Return their indices.
+    """Choose evenly spaced frames of a map (D,H,W). One of them is the frame with the largest value. Return their indices.
 
     Args:
         values: (D,H,W) the map.
@@ -241,7 +241,7 @@ def choose_frames(values: NDArray[np.floating], max_frames: int = MAX_FRAMES) ->
 
 
 def choose_even_indices(length: int, max_count: int, peak_index: int) -> list[int]:
-    """Return at most `max_count` evenly spaced indices below `length`. `peak_index` replaces the nearest index."""
+    """Return at most `max_count` evenly spaced indices below `length`. The index nearest to `peak_index` is replaced by it."""
     frames = np.unique(np.linspace(0, length - 1, min(max_count, length)).round().astype(int))
     frames[np.abs(frames - peak_index).argmin()] = peak_index
     return [int(frame) for frame in frames]
@@ -256,7 +256,7 @@ def draw_frames(
     columns: int | None = None,
     height: int = 192,
 ) -> RGBImage:
-    """Draw a grid of frames (D,H,W,3) overlaid with a map (D,H,W) in 0..1. `choose_frames` selects the frames.
+    """Draw a grid of frames (D,H,W,3) with a map (D,H,W) in 0..1 over them. `choose_frames` selects the frames.
 
     Args:
         images: (D,H,W,3) uint8 frames.

@@ -28,7 +28,7 @@ def draw_channel_grid(
     scale: str = "each",
     colormap: str | None = None,
 ) -> RGBImage:
-    """Draw the channels (K,h,w) of a layer as a grid of maps. Each row is labeled with the number of its first channel.
+    """Draw the channels (K,h,w) of a layer as a grid of maps. A label at each row is the number of its first channel.
 
     The value 0 has the same color in all maps.
 
@@ -70,7 +70,7 @@ def draw_channel_grid(
 
 
 def _select_channels(features: NDArray[np.floating[Any]], max_channels: int, scale: str) -> NDArray[np.float64]:
-    """Check the features and return their first `max_channels` channels (K,h,w)."""
+    """Check the features. Return their first `max_channels` channels (K,h,w)."""
     array = np.asarray(features, dtype=np.float64)
     if array.ndim != 3 or array.size == 0:
         raise InputError(f"the features are {array.shape}; expected one sample's channels (K,h,w)")
@@ -86,7 +86,7 @@ def _select_channels(features: NDArray[np.floating[Any]], max_channels: int, sca
 
 
 def _resize_channel(image: RGBImage) -> RGBImage:
-    """Resize the image of a channel to a readable size. Its pixels become squares."""
+    """Resize the image of a channel to a readable size. Each pixel becomes a square."""
     longest = max(image.shape[:2])
     if longest > MAX_CHANNEL_PIXELS:
         return resize_to_fit(image, MAX_CHANNEL_PIXELS, MAX_CHANNEL_PIXELS)

@@ -75,7 +75,7 @@ def draw_color_bar(
 
 
 def _compute_scaled_value_of_bar_rows(n_rows: int, lo: float, hi: float, colormap: str) -> NDArray[np.float64]:
-    """Return the scaled map value (n_rows,) of each row of a color bar, from top to bottom.
+    """Return the scaled map value (n_rows,) that each row of a color bar shows, from top to bottom.
 
     For the diverging colormap, 0 stays 0, and the end with the larger magnitude is 1 or -1.
     """
@@ -86,13 +86,13 @@ def _compute_scaled_value_of_bar_rows(n_rows: int, lo: float, hi: float, colorma
 
 
 def format_range_number(number: float, lo: float, hi: float) -> str:
-    """Format a number with three significant digits. Use more digits if `lo` and `hi` would look equal."""
+    """Format a number with three significant digits. Use more digits if otherwise `lo` and `hi` would look equal."""
     digits = next((n for n in range(3, 17) if lo == hi or f"{lo:.{n}g}" != f"{hi:.{n}g}"), 17)
     return f"{number + 0.0:.{digits}g}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
 
 
 def draw_color_strip(low_label: str, high_label: str, colormap: str = "inferno", *, font_size: int = 16) -> RGBImage:
-    """Draw a horizontal color bar with a label at each end. `font_size` is in pixels."""
+    """Draw a horizontal color bar with a label at both ends. `font_size` is in pixels."""
     left, right = draw_text(low_label, font_size), draw_text(high_label, font_size)
     ramp = np.linspace(get_colormap_minimum(colormap), 1, 9 * font_size)
     colors = colorize(np.repeat(ramp[None], max(6, 3 * font_size // 4), axis=0), colormap)

@@ -29,7 +29,7 @@ LAB_BLUE, LAB_WHITE, LAB_RED = (38.0, 14.0, -52.0), (96.0, 0.0, 0.0), (38.0, 58.
 
 
 def colorize(values: Values, colormap: str = "inferno") -> RGBImage:
-    """Convert a map (H,W) in 0..1 to RGB colors (H,W,3). Values outside of 0..1 are clipped.
+    """Convert a map (H,W) in 0..1 to RGB colors (H,W,3). Values outside of this range are clipped.
 
     Args:
         values: The map. For "diverging" it is in -1..1, from blue over white at 0 to red.
@@ -53,13 +53,13 @@ def colorize(values: Values, colormap: str = "inferno") -> RGBImage:
 
 
 def get_colormap_minimum(colormap: str) -> float:
-    """Return the map value of a colormap's first color: -1 for the diverging colormap, 0 for all others."""
+    """Return the map value to which a colormap gives its first color: -1 for the diverging colormap, 0 for all others."""
     return -1.0 if colormap == DIVERGING else 0.0
 
 
 @lru_cache
 def _load_color_table(colormap: str) -> RGBImage:
-    """Return the colors (M,3) of a colormap, from the lowest to the highest value."""
+    """Return the colors (M,3) of a colormap, in the order from the lowest to the highest value."""
     import cv2
 
     if colormap == DIVERGING:  # linear in CIE Lab; the odd number makes zero the exact middle
@@ -96,7 +96,7 @@ class ScaledMap(NamedTuple):
 
 
 def to_display_range(values: Floats, scale: Scale | None, colormap: str) -> ScaledMap:
-    """Scale a map (H,W) to the range of a colormap.
+    """Scale a map (H,W) to the range of a colormap: -1..1 for the diverging colormap, 0..1 for all others.
 
     Args:
         values: (H,W), or any other shape.
@@ -120,14 +120,14 @@ def to_display_range(values: Floats, scale: Scale | None, colormap: str) -> Scal
 
 
 def compute_display_range(values: Floats, scale: Scale | None, colormap: str) -> tuple[float, float]:
-    """Return the lowest and highest raw value of the color bar. `scale` is as in `to_display_range`."""
+    """Return the raw values at the two ends of the color bar. `scale` is as in `to_display_range`."""
     scale, signed = scale or "max", colormap == DIVERGING
     low, high = compute_clipping_range(values, "symmetric" if signed and scale == "max" else scale)
     return (0.0, high) if not signed and scale in ("robust", "symmetric") else (low, high)
 
 
 def normalize_between(values: Floats, low: float, high: float, colormap: str) -> Floats:
-    """Scale raw values to the range of a colormap: `low` and `high` become the ends of the color bar."""
+    """Scale raw values to the range of a colormap. `low` and `high` get the colors at the ends of the color bar."""
     center, span = (0.0, max(-low, high)) if colormap == DIVERGING else (low, high - low)
     return (values.clip(low, high) - center) / span if span > 0 else np.zeros_like(values)
 
@@ -155,7 +155,7 @@ def apply_scale(values: Floats, scale: Scale) -> Floats:
 
 
 def compute_clipping_range(values: Floats, scale: Scale) -> tuple[float, float]:
-    """Return the lowest and highest raw value that a scale shows without clipping."""
+    """Return the lowest and the highest raw value that a scale shows without clipping."""
     if scale == "max":
         return 0.0, float(values.max(initial=0.0))
     if scale in ("robust", "symmetric"):
@@ -187,7 +187,7 @@ def overlay(
     alpha_by_value: bool = True,
     covered: NDArray[np.bool_] | None = None,
 ) -> RGBImage:
-    """Draw the colors of a map over an image.
+    """Draw a map in colors over an image.
 
     Args:
         image: (H,W,3) uint8 RGB.
@@ -226,7 +226,7 @@ def overlay(
 
 
 def fade_to_gray(image: RGBImage) -> RGBImage:
-    """Convert an image (H,W,3) to light gray with low contrast, so that a red and blue map stands out on it.
+    """Convert an image (H,W,3) to light gray with low contrast. A red and blue map is then easy to see on it.
 
     Args:
         image: (H,W,3) uint8 RGB.
@@ -246,7 +246,7 @@ def fade_to_gray(image: RGBImage) -> RGBImage:
 
 
 def hatch_uncovered(image: RGBImage, covered: NDArray[np.bool_]) -> RGBImage:
-    """Draw the pixels where `covered` (H,W) is False gray, dim and hatched. The other pixels of the image stay unchanged.
+    """Draw the pixels where `covered` (H,W) is False in dim gray with hatching. Leave all other pixels unchanged.
 
     A thin line separates both parts. It hides no covered pixel.
 
@@ -293,7 +293,7 @@ def hatch_uncovered(image: RGBImage, covered: NDArray[np.bool_]) -> RGBImage:
 
 
 def _compute_opacity(values: NDArray[np.float64], colormap: str) -> NDArray[np.float64]:
-    """Return the opacity of map values in 0..1.
+    """Return how opaque each map value in 0..1 is drawn.
 
     It is linear for the diverging colormap, whose weak values are white. Otherwise it rises early, to be visible on a
     bright photo.

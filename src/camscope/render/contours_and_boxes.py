@@ -56,7 +56,7 @@ class Box:
 
 
 def find_contours(values: Values, level: float) -> list[NDArray[np.float64]]:
-    """Return the contours of all regions with values >= `level`, as closed polygons (M,2) along pixel edges.
+    """Return the contours of all regions with values >= `level`. They are closed polygons (M,2) along pixel edges.
 
     Holes of a region have polygons too. The first point of a polygon is not repeated at its end. Pixels that touch at a
     corner share a polygon.
@@ -82,7 +82,7 @@ def find_contours(values: Values, level: float) -> list[NDArray[np.float64]]:
 
 
 def find_boxes(values: Values, threshold: float) -> list[Box]:
-    """Return one bounding box per connected region of values >= `threshold`, sorted by the largest value.
+    """Return one bounding box for each connected region of values >= `threshold`. The box with the largest value is first.
 
     Args:
         values: (H,W) the map.
@@ -110,7 +110,7 @@ def find_boxes(values: Values, threshold: float) -> list[Box]:
 def draw_contours(
     image: RGBImage, values: Values, levels: float | Sequence[float], *, colormap: str = "inferno"
 ) -> RGBImage:
-    """Draw contours of a map (H,W) on an image (H,W,3). Each level is drawn in its color of the colormap.
+    """Draw contours of a map (H,W) on an image (H,W,3). The color of a contour is that of its level in the colormap.
 
     Args:
         image: (H,W,3) uint8 RGB.
@@ -137,7 +137,7 @@ def draw_contours(
 def draw_boxes(
     image: RGBImage, boxes: Sequence[Box], labels: Sequence[str] | None = None, *, color: Color = CYAN
 ) -> RGBImage:
-    """Draw boxes on an image (H,W,3), with labels above the boxes. A label that would leave the image is drawn inside its box.
+    """Draw boxes on an image (H,W,3), with labels above them. If there is no room above a box, its label is inside.
 
     Args:
         image: (H,W,3) uint8 RGB.
@@ -171,7 +171,7 @@ def draw_boxes(
 
 
 def draw_polygon(out: RGBImage, polygon: NDArray[np.float64], color: Color, *, thin: bool = False) -> None:
-    """Draw a polygon on an image in place. A light or dark rim makes it visible on any photo."""
+    """Draw a polygon on an image in place. Its light or dark rim makes it visible on any photo."""
     import cv2
 
     points = np.rint((polygon[:, ::-1] - 0.5) * 2**SUBPIXEL_BITS).astype(np.int32)
@@ -183,7 +183,7 @@ def draw_polygon(out: RGBImage, polygon: NDArray[np.float64], color: Color, *, t
 
 
 def _paste_label(out: RGBImage, tile: RGBImage, box: Box) -> None:
-    """Paste the image of a label above a box, in place. Paste a label that would leave the image inside the box."""
+    """Paste the image of a label above a box, in place. If it would leave the image there, paste it inside the box."""
     rows, columns = min(tile.shape[0], out.shape[0]), min(tile.shape[1], out.shape[1])
     top = box.top - rows if box.top >= rows else box.top
     top, left = min(top, out.shape[0] - rows), min(box.left, out.shape[1] - columns)
@@ -199,7 +199,7 @@ def draw_signal_trace(
     width: int = 960,
     lane_height: int = 160,
 ) -> RGBImage:
-    """Draw each of C signals as a line. The background behind the lines shows the map (L,) as colors.
+    """Draw each of C signals as a line. The colors of the background show the map (L,).
 
     Args:
         signals: (C,L) uint8, one row per signal.

@@ -63,7 +63,7 @@ class LegendEntry:
 
 
 def choose_region_colors(count: int) -> tuple[Color, ...]:
-    """Return distinguishable colors, the first of REGION_COLORS.
+    """Return the first colors of REGION_COLORS, which are easy to distinguish.
 
     Args:
         count: Number of colors, 1 to 12.
@@ -142,7 +142,7 @@ def draw_regions(
 
 
 def draw_region_legend(entries: Sequence[LegendEntry], font_size: int = 16, *, heading: str = "") -> RGBImage:
-    """Draw a legend with one colored swatch per entry. `font_size` is in pixels. Long lines are truncated.
+    """Draw a legend with one colored swatch for each entry. `font_size` is in pixels. Long lines are truncated.
 
     Args:
         entries: The entries, from top to bottom.
@@ -175,7 +175,7 @@ def draw_region_legend(entries: Sequence[LegendEntry], font_size: int = 16, *, h
 
 
 def truncate_legend_line(text: str) -> str:
-    """Truncate a text to the length of a legend line."""
+    """Truncate a text to the maximum length of a legend line."""
     return text if len(text) <= MAX_LINE_LETTERS else text[: MAX_LINE_LETTERS - 1].rstrip() + ELLIPSIS
 
 
@@ -205,7 +205,7 @@ OUTLINE_COLORS: tuple[Color, ...] = ((102, 255, 255), (204, 153, 255), (153, 204
 
 
 def prepare_outlines(masks: Masks | None, shape: Sequence[int]) -> list[MaskOutline]:
-    """Check that masks have the given shape, and choose a color for each.
+    """Check that masks have the given shape. Choose a color for each mask.
 
     Args:
         masks: One mask, which gets the name "", or a mapping of named masks. 0 is outside. None gives no outlines.
@@ -262,7 +262,7 @@ def draw_outlines(image: RGBImage, outlines: Sequence[MaskOutline]) -> RGBImage:
 def draw_outline_legend_items(
     outlines: Sequence[MaskOutline], font_size: int, *, width: int | None = None
 ) -> list[RGBImage]:
-    """Draw a legend item for each named mask: a line in the mask's color and the name of the mask."""
+    """Draw one legend item for each named mask: a line in the color of the mask, and the name."""
     keys = []
     for name, color, _ in outlines:
         if name:

@@ -13,7 +13,7 @@ from camscope.render.volume_data import AnatomicalView, Volume
 
 
 def draw_slice(volume: Volume, view: AnatomicalView, slice_index: int, pixels_per_mm: float) -> RGBImage:
-    """Draw one slice of a volume with its map as an image (h,w,3)."""
+    """Draw one slice of a volume as an image (h,w,3), with its map."""
     covered = None if volume.covered is None else view.extract_slices(volume.covered)[slice_index]
     outlines = [outline._replace(mask=view.extract_slices(outline.mask)[slice_index]) for outline in volume.outlines]
     image, values = (view.extract_slices(array)[slice_index] for array in (volume.image_as_uint8, volume.values))
@@ -29,7 +29,7 @@ def draw_slice_overlay(
     outlines: Sequence[MaskOutline],
     pixels_per_mm: float,
 ) -> RGBImage:
-    """Draw a map (h,w) and outlines over an image (h,w). All of them have the orientation of `view`.
+    """Draw a map (h,w) and outlines over an image (h,w). All three have the orientation of `view`.
 
     The map is interpolated before it is colored.
     """
@@ -47,7 +47,7 @@ def draw_slice_overlay(
 
 
 def resize_slice(pixels: NDArray[Any], size: tuple[int, ...], *, nearest: bool = False) -> NDArray[Any]:
-    """Resize a slice (h,w) or (h,w,3): by area means to shrink it, linearly to enlarge it.
+    """Resize a slice (h,w) or (h,w,3). To shrink it, average over areas. To enlarge it, interpolate linearly.
 
     With `nearest`, copy the nearest pixel in both cases.
     """

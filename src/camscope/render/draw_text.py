@@ -64,7 +64,7 @@ def draw_text(
 
 
 def _wrap_text(text: str, max_lines: int, fits: Callable[[str], bool]) -> list[str]:
-    """Wrap a text to at most `max_lines` lines. A longer text ends in an ellipsis. `fits` checks the width of a line."""
+    """Wrap a text to at most `max_lines` lines. If it is longer, end it with an ellipsis. `fits` tests the width of a line."""
     lines: list[str] = []
     for paragraph in text.splitlines():
         remaining = paragraph.strip()
@@ -81,7 +81,7 @@ def _wrap_text(text: str, max_lines: int, fits: Callable[[str], bool]) -> list[s
 
 
 def _cut_first_line(text: str, fits: Callable[[str], bool]) -> str:
-    """Return the longest beginning of a text that fits into one line, at least one character. Cut between words if possible."""
+    """Return the longest beginning of a text that fits into one line, at least one character. Prefer an end between words."""
     shortest, longest = 1, len(text)
     while shortest < longest:
         middle = (shortest + longest + 1) // 2
@@ -92,7 +92,7 @@ def _cut_first_line(text: str, fits: Callable[[str], bool]) -> str:
 
 
 def _choose_text_and_font(text: str, font_size: int) -> tuple[str, "FreeTypeFont"]:
-    """Choose a font that can draw the text. Return the text and the font.
+    """Choose a font that can draw the text. Return the font, and the text with undrawable letters replaced.
 
     Characters that no font can draw lose their accents or are drawn as boxes.
     """
@@ -108,7 +108,7 @@ def _choose_text_and_font(text: str, font_size: int) -> tuple[str, "FreeTypeFont
 
 
 def _replace_undrawable_letter(letter: str) -> str:
-    """Replace a letter that no font can draw, such as a control character in a file name, by a space, `?` or nothing."""
+    """Replace a letter that no font can draw, such as a control character, by a space, `?` or nothing."""
     if letter == "\n":
         return letter
     category = unicodedata.category(letter)

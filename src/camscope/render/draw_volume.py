@@ -52,7 +52,7 @@ def draw_planes(
     caption: str = "",
     bar: bool = True,
 ) -> RGBImage:
-    """Draw three orthogonal slices of a volume (D,H,W) through one voxel.
+    """Draw three orthogonal slices of a volume (D,H,W). They meet in one voxel.
 
     If the volume has `axis_letters` or an `affine`, the slices are axial, coronal and sagittal as in radiology: the
     patient's right is at the left, and the front at the top or left. Otherwise the slices are along axis 0, 1 and 2. Slices
@@ -100,7 +100,7 @@ def draw_planes(
 
 
 def _draw_bare_planes(volume: Volume, voxel: VoxelIndex, height: int) -> RGBImage:
-    """Draw three slices side by side (height,w,3) without text, for drawings that are too small for text."""
+    """Draw three slices (height,w,3) without text. This is for drawings that are too small for text."""
     pixels_per_mm = (height - EDGE_PIXELS) / sum(
         volume.get_slice_height_and_width_mm(view)[0] for view in volume.views[:2]
     )
@@ -109,7 +109,7 @@ def _draw_bare_planes(volume: Volume, voxel: VoxelIndex, height: int) -> RGBImag
 
 
 def _compute_pixels_per_mm(volume: Volume, height: int, font_size: int) -> float:
-    """Return the pixels per millimeter at which two annotated slices, one above the other, fill `height` rows."""
+    """Return the scale in pixels per millimeter at which two annotated slices, stacked vertically, fill `height` rows."""
     has_letters = volume.axis_end_letters is not None
     annotation_rows = 2 * compute_slice_row_and_column_in_frame(font_size, has_letters=has_letters)[0] + font_size
     annotation_rows += 2 * (compute_letter_margin(font_size) if has_letters else 4)
@@ -139,7 +139,7 @@ def draw_slices(
     size: int | None = None,
     caption: str = "",
 ) -> RGBImage:
-    """Draw evenly spaced slices of a volume (D,H,W) along an axis. The slice with the strongest map value is framed.
+    """Draw evenly spaced slices of a volume (D,H,W) along an axis. A frame marks the slice with the strongest map value.
 
     Slices are numbered from 0.
 
@@ -197,7 +197,7 @@ def _draw_slice_cell(
 
 
 def _choose_n_slice_columns(n_slices: int, height_to_width: float) -> int:
-    """Return the number of columns of a grid of slices. The grid is about 1.5 times as wide as high."""
+    """Return the number of columns for a grid of slices. The grid is about 1.5 times as wide as it is high."""
     best = max(1, min(n_slices, round((n_slices * 1.5 * height_to_width) ** 0.5)))
     candidates = range(max(1, best - 1), min(n_slices, best + 1) + 1)
     return min(candidates, key=lambda columns: (-n_slices % columns, abs(columns - best), -columns))
@@ -211,7 +211,7 @@ def draw_projection(
     size: int | None = None,
     caption: str = "",
 ) -> RGBImage:
-    """Project a volume (D,H,W) along an axis: draw the map's maximum onto the projected image.
+    """Project a volume (D,H,W) along an axis. Draw the maximum of the map on the projected image.
 
     In a signed map, the value of the largest magnitude is drawn with its sign. A pixel is covered if any voxel on its line
     of sight is covered.
@@ -248,7 +248,7 @@ def draw_projection(
 
 
 def project_strongest(values: Values, axis: int, colormap: str) -> Values:
-    """Return the maximum of a map (D,H,W) along an axis.
+    """Return the maxima of a map (D,H,W) along an axis.
 
     For the diverging colormap, return the value of the largest magnitude with its sign.
     """
@@ -273,6 +273,6 @@ def _draw_projected_view(
 
 
 def _stretch_contrast(image: Values) -> RGBImage:
-    """Stretch the contrast of an image, so that it spans black to white."""
+    """Stretch the contrast of an image to the full range from black to white."""
     low, high = float(image.min()), float(image.max())
     return np.asarray(np.rint((image - low) * (255 / (high - low) if high > low else 0)), np.uint8)

@@ -32,7 +32,7 @@ IMAGE_FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def require_rgb_image(image: RGBImage) -> RGBImage:
-    """Return the image unchanged. Raises InputError if it is not a uint8 array (H,W,3)."""
+    """Return the image unchanged. Raise InputError if it is not a uint8 array (H,W,3)."""
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
         raise InputError(f"the image is {_describe_array(image)}; expected a uint8 array (H,W,3), RGB")
     if image.size == 0:
@@ -41,12 +41,12 @@ def require_rgb_image(image: RGBImage) -> RGBImage:
 
 
 def to_finite_float64(values: Values, *, image: RGBImage | None = None) -> NDArray[np.float64]:
-    """Convert a map (H,W) to float64. Raise an error if a value is not finite, or if `image` has another size."""
+    """Convert a map (H,W) to float64. Raise an error if a value is not finite, or if map and `image` differ in size."""
     return np.asarray(require_finite_map(np.asarray(values, dtype=np.float64), image=image), dtype=np.float64)
 
 
 def require_finite_map(values: Values, *, image: RGBImage | None = None) -> Values:
-    """Return a map (H,W) unchanged. Raise an error if a value is not finite, or if `image` has another size."""
+    """Return a map (H,W) unchanged. Raise an error if a value is not finite, or if map and `image` differ in size."""
     if values.ndim != 2 or values.size == 0:
         raise InputError(f"the values are {_describe_array(values)}; expected one map (H,W)")
     bad = ~np.isfinite(values)
@@ -61,14 +61,14 @@ def require_finite_map(values: Values, *, image: RGBImage | None = None) -> Valu
 
 
 def require_fraction(name: str, value: float) -> float:
-    """Return the value unchanged. Raise InputError, which names the argument `name`, if the value is not in 0..1."""
+    """Return the value unchanged. If it is not in 0..1, raise an InputError about the argument `name`."""
     if not 0 <= value <= 1:
         raise InputError(f"{name}={value}; expected a number in 0..1")
     return value
 
 
 def check_image_height(name: str, height: float) -> None:
-    """Check that an image height is a number from 1 to MAX_IMAGE_ROWS.
+    """Raise an error if an image height is not a number from 1 to MAX_IMAGE_ROWS.
 
     Args:
         name: Name of the argument, for the message.
@@ -85,13 +85,13 @@ def check_image_height(name: str, height: float) -> None:
 
 
 def choose_line_width(image: RGBImage) -> int:
-    """Return a line width in pixels that is proportional to the size of the image."""
+    """Return a line width in pixels, in proportion to the size of the image."""
     shortest = int(min(image.shape[:2]))
     return max(1, round(shortest / 250))
 
 
 def resize_to_fit(image: RGBImage, height: int, width: int | None = None) -> RGBImage:
-    """Resize an image (H,W,3) to fit into `height` rows and `width` columns. The aspect ratio is kept.
+    """Resize an image (H,W,3) to fit into `height` rows and `width` columns. Keep its aspect ratio.
 
     If the image is enlarged three times or more, its pixels stay squares, because interpolation would suggest more detail.
 
@@ -126,7 +126,7 @@ def resize_to_fit(image: RGBImage, height: int, width: int | None = None) -> RGB
 
 
 def encode_image(image: RGBImage, suffix: str) -> bytes:
-    """Encode an image (H,W,3) as lossless `.png` or `.webp`, or as `.jpg` of quality 95 without chroma subsampling.
+    """Encode an image (H,W,3). `.png` and `.webp` are lossless, and `.jpg` has quality 95 without chroma subsampling.
 
     Args:
         image: (H,W,3) uint8 RGB.
@@ -157,7 +157,7 @@ def encode_image(image: RGBImage, suffix: str) -> bytes:
 
 
 def build_data_uri(data: bytes, image_format: str) -> str:
-    """Return an encoded image as a `data:` URI for HTML.
+    """Return an encoded image as a `data:` URI, which HTML can contain.
 
     Args:
         data: The bytes of the image file.
@@ -185,7 +185,7 @@ REDUCED_SIZES = (1.0, 0.75, 0.5, 0.25)  # of both sides
 def encode_data_uri(
     image: NDArray[np.uint8], max_bytes: int = 40_000, encodings: Sequence[Encoding] = WEBP_ENCODINGS
 ) -> str:
-    """Encode an image (H,W,3) or (H,W,4) as a data URI of limited size.
+    """Encode an image (H,W,3) or (H,W,4) as a data URI. The image is reduced until the URI is small enough.
 
     The image is reduced until one of the encodings needs at most `max_bytes` bytes, but not below a smallest size.
 
@@ -216,7 +216,7 @@ def encode_data_uri(
 
 
 def build_figure_html(image: RGBImage, alt: str, caption: str) -> str:
-    """Return the HTML of a figure with a caption. It has about 300 kB at most.
+    """Return the HTML of a figure with a caption. It takes at most about 300 kB.
 
     The image is scaled down, and encoded as JPEG if a PNG is too large. `Explanation.save` writes the full size.
 

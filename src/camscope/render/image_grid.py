@@ -25,7 +25,7 @@ WARNING_COLOR: Color = (255, 191, 0)
 def add_caption(
     image: RGBImage, caption: str, *, flag: str | None = None, font_size: int | None = None, width: int | None = None
 ) -> RGBImage:
-    """Add a caption below an image (H,W,3). A caption of more than three lines ends in an ellipsis.
+    """Add a caption below an image (H,W,3). If it needs more than three lines, it ends with an ellipsis.
 
     Args:
         image: (H,W,3) uint8 RGB.
@@ -60,7 +60,7 @@ def draw_image_grid(
     flags: Sequence[str | None] | None = None,
     bar_widths: Sequence[int] | None = None,
 ) -> RGBImage:
-    """Draw images (H,W,3) of any size in a grid with captions.
+    """Draw images (H,W,3) of any sizes in a grid, with captions.
 
     Args:
         images: The images.
@@ -141,7 +141,7 @@ def draw_contact_sheet(
     columns: int | None = None,
     height: int = 256,
 ) -> RGBImage:
-    """Draw rows of captioned images as one sheet (h,w,3). A long row continues on the next line.
+    """Draw rows of captioned images on one sheet (h,w,3). A long row continues on the next line.
 
     Args:
         rows: Images row by row. A cell None stays empty.
@@ -180,7 +180,7 @@ def draw_contact_sheet(
 def _draw_sheet_header(
     title: str, legend: tuple[str, str] | None, colormap: str, width: int, height: int
 ) -> list[RGBImage]:
-    """Draw the title and legend of a contact sheet, in one line if both fit, otherwise in two."""
+    """Draw the title and the legend of a contact sheet. They share a line if both fit, otherwise the legend is below."""
     font_size, gap = min(36, max(11, height // 14)), max(4, height // 20)
     available_width = width - 2 * gap
     right = [] if legend is None else [draw_color_strip(*legend, colormap, font_size=min(32, max(11, height // 16)))]
@@ -202,7 +202,7 @@ def _draw_header_line(left: Sequence[RGBImage], right: Sequence[RGBImage], width
 
 
 def _choose_n_sheet_columns(n_images: int, width: int, height: int) -> int:
-    """Choose a number of columns at which a contact sheet fits the page and leaves few cells empty."""
+    """Choose the number of columns of a contact sheet. The sheet must fit the page and have few empty cells."""
     max_columns = min(MAX_SHEET_COLUMNS, max(3, MAX_SHEET_WIDTH // (width + max(4, height // 20))))
     if n_images <= max_columns:
         return n_images

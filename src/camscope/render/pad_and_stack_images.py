@@ -15,7 +15,7 @@ from camscope.render.image_encoding import (
 
 
 def join_horizontally(*images: RGBImage) -> RGBImage:
-    """Join images of equal height side by side, with a thin gap between them.
+    """Join images of equal height side by side, with thin gaps between them.
 
     Args:
         *images: (H,W,3) uint8 RGB, of equal height.
@@ -38,7 +38,7 @@ def join_horizontally(*images: RGBImage) -> RGBImage:
 
 
 def pad_to_height(*images: RGBImage) -> list[RGBImage]:
-    """Pad images (H,W,3) at the bottom to the height of the tallest image.
+    """Pad images (H,W,3) at the bottom, until all are as high as the tallest.
 
     Args:
         *images: (H,W,3) uint8 RGB.
@@ -57,7 +57,7 @@ def pad_to_height(*images: RGBImage) -> list[RGBImage]:
 def arrange_tiles(
     rows: Sequence[Sequence[RGBImage]], gap: int = 0, *, background: Color = BACKGROUND_COLOR
 ) -> RGBImage:
-    """Arrange images in a grid, each at the top left of its cell. Rows may have different numbers of images."""
+    """Arrange images in a grid, aligned at the top left of their cells. Rows may have different numbers of images."""
     columns = zip_longest(*rows)
     widths = [max(tile.shape[1] for tile in column if tile is not None) + gap for column in columns]
     bands = []
@@ -75,7 +75,7 @@ def stack_vertically(tiles: Sequence[RGBImage], *, background: Color = BACKGROUN
 
 
 def paste_tile(out: RGBImage, tile: RGBImage, row: int, column: int) -> None:
-    """Paste a small image into `out` in place. Parts beyond the borders are cropped."""
+    """Paste a small image into `out` in place. Crop the parts that lie beyond the borders."""
     row, column = max(0, row), max(0, column)
     target = out[row : row + tile.shape[0], column : column + tile.shape[1]]
     target[:] = tile[: target.shape[0], : target.shape[1]]

@@ -33,7 +33,7 @@ class SimilarityCurve(NamedTuple):
 def draw_randomization_figure(
     title: str, layer_names: Sequence[str], maps: FloatArray, curves: Sequence[SimilarityCurve]
 ) -> RGBImage:
-    """Draw the maps (1 + steps,*S) of an image, and the similarity curves below. The first map is from the trained model."""
+    """Draw the maps (1 + steps,*S) of an image, with similarity curves below them. The first map is that of the trained model."""
     matplotlib, figures, agg = (
         require(f"matplotlib{module}", extra="metrics") for module in ("", ".figure", ".backends.backend_agg")
     )
@@ -72,7 +72,7 @@ def draw_randomization_figure(
 
 
 def _draw_curve(axes: Any, curve: SimilarityCurve) -> None:
-    """Draw one similarity curve with its null interval. The outcome of the test is at the right."""
+    """Draw one similarity curve and its null interval. At the right, state the outcome of the test."""
     steps = np.arange(len(curve.mean_values))
     axes.set_ylabel(curve.name)
     axes.axhspan(curve.null_interval[0], curve.null_interval[2], color=NULL_COLOR, linewidth=0)
@@ -86,13 +86,13 @@ def _draw_curve(axes: Any, curve: SimilarityCurve) -> None:
 
 
 def _shorten_layer_name(layer_name: str) -> str:
-    """Shorten a layer name such as `layer4.1.conv2` to its last part. If that is a number, keep the part before it too."""
+    """Shorten a layer name such as `layer4.1.conv2` to its last part. If this is a number, keep the part before as well."""
     parts = layer_name.split(".")
     return ".".join(parts[-2:] if parts[-1].isdigit() else parts[-1:])
 
 
 def _colorize_map(attribution: FloatArray) -> RGBImage:
-    """Convert a map (*S) to colors (h,w,3), scaled by its maximum. A volume is averaged along its depth."""
+    """Convert a map (*S) to colors (h,w,3), scaled by its maximum. Average a volume along its depth first."""
     flat = np.nan_to_num(attribution, nan=0.0, posinf=0.0, neginf=0.0)
     while flat.ndim > 2:
         flat = flat.mean(0)

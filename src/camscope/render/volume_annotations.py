@@ -38,7 +38,7 @@ def choose_font_size(width: int) -> int:
 
 
 def compute_letter_margin(font_size: int) -> int:
-    """Return the margin in pixels around a slice that leaves room for its direction letters."""
+    """Return how wide the margin around a slice must be for its direction letters, in pixels."""
     return round(1.5 * font_size)
 
 
@@ -50,7 +50,7 @@ def add_title_and_edge_letters(
     *,
     text_color: Color = LIGHT_TEXT_COLOR,
 ) -> RGBImage:
-    """Add a title above a slice (h,w,3), and the letter of the patient direction at each edge."""
+    """Add a title above a slice (h,w,3). At each edge, add the letter of the patient direction."""
     margin, title_tile = compute_letter_margin(font_size), draw_text_on_dark(title, font_size, text_color=text_color)
     above, below = (margin, margin) if any(edge_letters) else (2, 4)
     out = pad_on_dark(plane, above, below, margin, margin)
@@ -74,13 +74,13 @@ def add_title_and_edge_letters(
 
 
 def compute_slice_row_and_column_in_frame(font_size: int, has_letters: bool) -> tuple[int, int]:
-    """Return the row and column of the slice's top left pixel in the image that `add_title_and_edge_letters` returns."""
+    """Return the position of the slice's top left pixel, as (row, column), after a title and letters were added."""
     margin = compute_letter_margin(font_size)
     return draw_text_on_dark("", font_size).shape[0] + (margin if has_letters else 2), margin
 
 
 def draw_crosshair(plane: RGBImage, row: float, column: float, color: Color) -> RGBImage:
-    """Draw a thin, half-transparent crosshair around a point. The point itself stays free."""
+    """Draw a thin, half-transparent crosshair around a point. It leaves the point itself visible."""
     out = plane.copy()
     i, j = min(int(row), plane.shape[0] - 1), min(int(column), plane.shape[1] - 1)
     for arm in (
@@ -94,7 +94,7 @@ def draw_crosshair(plane: RGBImage, row: float, column: float, color: Color) -> 
 
 
 def format_slice_title(volume: Volume, view: AnatomicalView, voxel: VoxelIndex) -> str:
-    """Format the title of a slice: view, index and position, such as `axial 17 · S 12.0 mm` or `axis 0: 17`."""
+    """Format the title of a slice, with view, index and position, such as `axial 17 · S 12.0 mm` or `axis 0: 17`."""
     separator = " " if view.name.isalpha() else ": "
     return f"{view.name}{separator}{voxel[view.normal_axis]}{format_slice_position(volume, voxel, view.normal_axis)}"
 
@@ -120,7 +120,7 @@ def format_slice_position(volume: Volume, voxel: VoxelIndex, normal_axis: int) -
 def draw_side_panel(
     volume: Volume, font_size: int, pixels_per_mm: float, height: int, text_lines: Sequence[str], *, bar: bool = True
 ) -> RGBImage:
-    """Draw a side panel of about `height` rows: a color bar, text lines, a legend of masks, and a warning if there is one."""
+    """Draw a side panel of about `height` rows. It has a color bar, text lines, a legend of masks, and any warning."""
     edge, gap = max(2, font_size // 4), font_size // 2
     panel_width = 12 * font_size
     pieces = []
@@ -150,7 +150,7 @@ def draw_side_panel(
 
 
 def draw_scale_bar(pixels_per_mm: float, width: int, font_size: int) -> RGBImage:
-    """Draw a scale bar (h,w,3): a line labeled with its length in millimeters."""
+    """Draw a scale bar (h,w,3): a line with its length in millimeters as a label."""
     length = max((mm for mm in RULER_LENGTHS_MM if mm * pixels_per_mm <= width), default=RULER_LENGTHS_MM[0])
     pixels = max(2, round(length * pixels_per_mm))
     text = draw_text_on_dark(f"{length} mm", font_size)
@@ -161,7 +161,7 @@ def draw_scale_bar(pixels_per_mm: float, width: int, font_size: int) -> RGBImage
 
 
 def describe_orientation(view: AnatomicalView, volume: Volume) -> str:
-    """Describe the orientation of a view, such as `top A, left R`. The text is empty if the directions are unknown."""
+    """Describe the orientation of a view, such as `top A, left R`. Return "" if the directions are unknown."""
     edges = view.get_edge_letters(volume.axis_end_letters)
     return f"top {edges.top}, left {edges.left}" if edges.top and edges.left else ""
 

@@ -62,18 +62,18 @@ class AnatomicalView:
     name: str = ""
 
     def extract_slices(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return the slices (n,h,w,…) of an array (D,H,W,…) in the orientation of this view, without a copy."""
+        """Return the slices (n,h,w,…) of an array (D,H,W,…) in the orientation of this view. They are not copied."""
         transposed = array.transpose(self.normal_axis, self.row_axis, self.column_axis, *range(3, array.ndim))
         return transposed[:, :: -1 if self.is_row_flipped else 1, :: -1 if self.is_column_flipped else 1]
 
     def get_row_and_column_of_voxel(self, voxel: tuple[int, int, int], shape: tuple[int, ...]) -> tuple[float, float]:
-        """Return the row and column of a voxel's center in its slice. Pixel i covers [i, i+1]."""
+        """Return where the center of a voxel is in its slice, as row and column. Pixel i covers [i, i+1]."""
         row, column = voxel[self.row_axis] + 0.5, voxel[self.column_axis] + 0.5
         row = shape[self.row_axis] - row if self.is_row_flipped else row
         return row, shape[self.column_axis] - column if self.is_column_flipped else column
 
     def get_edge_letters(self, axis_letters: tuple[AxisLetters, ...] | None) -> EdgeLetters:
-        """Return the patient direction at each edge of a slice, such as "A" at the top. Unknown directions are empty."""
+        """Return the patient direction at each edge of a slice, such as "A" at the top. For an unknown direction it is ""."""
         if axis_letters is None:
             return EdgeLetters("", "", "", "")
         top, bottom = axis_letters[self.row_axis][:: -1 if self.is_row_flipped else 1]
@@ -148,12 +148,12 @@ class Volume:
 
     @cached_property
     def affine_matrix(self) -> NDArray[np.float64] | None:
-        """The affine as a checked float64 array. Without an affine, the value None."""
+        """The affine as a float64 array, after a check. None if there is no affine."""
         return None if self.affine is None else require_valid_affine(self.affine)
 
     @cached_property
     def voxel_size(self) -> tuple[float, float, float]:
-        """Millimeters per voxel along each axis, or 1 if they are unknown."""
+        """The millimeters per voxel along each axis. If they are unknown, 1."""
         if self.spacing is not None:
             return self.spacing
         return (1.0, 1.0, 1.0) if self.affine_matrix is None else compute_spacing(self.affine_matrix)
@@ -165,18 +165,18 @@ class Volume:
 
     @cached_property
     def axis_end_letters(self) -> tuple[AxisLetters, ...] | None:
-        """The patient directions at the low and high end of each axis, such as ("L", "R"), or None if unknown."""
+        """The patient directions at the low and high end of each axis, such as ("L", "R"). None if they are unknown."""
         if self.axis_letters is not None:
             return self.axis_letters
         return None if self.affine_matrix is None else get_axis_letters(self.affine_matrix)
 
     @cached_property
     def views(self) -> tuple[AnatomicalView, AnatomicalView, AnatomicalView]:
-        """The axial, coronal and sagittal view, or the views along axis 0, 1 and 2 if the directions are unknown."""
+        """The axial, coronal and sagittal view. If the directions are unknown, the views along axis 0, 1 and 2."""
         return choose_views(self.axis_end_letters)
 
     def get_view(self, axis: int | str | None) -> AnatomicalView:
-        """Return a view by array axis or by name: "axial", "coronal" or "sagittal". None returns the first view."""
+        """Return a view by array axis or by name: "axial", "coronal" or "sagittal". For None, return the first view."""
         for view in self.views:
             if axis is None or axis in (view.name, view.normal_axis):
                 return view
@@ -189,7 +189,7 @@ class Volume:
 
     @cached_property
     def peak(self) -> VoxelIndex:
-        """The voxel with the strongest map value. For an empty or flat map, it is the middle voxel of the volume."""
+        """The voxel with the strongest map value. If the map is empty or flat, the middle voxel of the volume."""
         strengths = np.abs(self.values) if self.colormap == DIVERGING else self.values
         if self.covered is not None:
             strengths = np.where(self.covered, strengths, -np.inf)
@@ -200,7 +200,7 @@ class Volume:
 
     @cached_property
     def map_warning(self) -> str | None:
-        """The warning to display: `flag`, or that the map is empty or flat. None without a warning."""
+        """The warning to display: `flag`, or a text that the map is empty or flat. None if there is nothing to warn of."""
         if self.flag is not None:
             return self.flag or None
         covered_values = self.values if self.covered is None else self.values[self.covered]
@@ -214,7 +214,7 @@ class Volume:
 
     @cached_property
     def outlines(self) -> list[MaskOutline]:
-        """The name, color and boolean mask of each mask."""
+        """The outline of each mask: its name, color and boolean mask."""
         return prepare_outlines(self.masks, self.shape)
 
     @cached_property
@@ -232,7 +232,7 @@ class Volume:
         return np.asarray(np.rint(numbers.clip(0, 255)), np.uint8)
 
     def resolve_voxel(self, voxel_index: tuple[int, ...] | None) -> VoxelIndex:
-        """Return the voxel index, or the peak for None. Raise InputError if the index lies outside of the volume."""
+        """Return the index of a voxel. For None, return the peak. Raise InputError if the index is outside of the volume."""
         if voxel_index is None:
             return self.peak
         in_range = (0 <= index < length for index, length in zip(voxel_index, self.shape, strict=False))
@@ -252,7 +252,7 @@ class Volume:
         return depth, height, width
 
     def choose_pixels_per_mm(self, size: int | None) -> float:
-        """Return the pixels per millimeter of drawings whose longest side has `size` pixels. None chooses a size."""
+        """Return the scale of drawings in pixels per millimeter. Their longest side gets `size` pixels, or a default for None."""
         if size is not None:
             check_image_height("size", size)
         longest = max(self.extent_mm)
@@ -262,7 +262,7 @@ class Volume:
 
 
 def choose_views(axis_letters: tuple[AxisLetters, ...] | None) -> tuple[AnatomicalView, AnatomicalView, AnatomicalView]:
-    """Return the axial, coronal and sagittal view, oriented as in radiology.
+    """Return the axial, coronal and sagittal view, with the orientation that is usual in radiology.
 
     If a direction is unknown, return the views along axis 0, 1 and 2.
     """
@@ -284,7 +284,7 @@ def choose_views(axis_letters: tuple[AxisLetters, ...] | None) -> tuple[Anatomic
 
 
 def require_valid_affine(affine: ArrayLike) -> NDArray[np.float64]:
-    """Return an affine (4,4) as float64. Raise InputError unless it is finite and invertible."""
+    """Return an affine (4,4) as float64. Raise InputError if it is not finite or not invertible."""
     matrix = np.asarray(affine, np.float64)
     if matrix.shape != (4, 4) or not np.isfinite(matrix).all() or np.linalg.matrix_rank(matrix[:3, :3]) < 3:
         raise InputError(
@@ -300,7 +300,7 @@ def compute_spacing(affine: NDArray[np.float64]) -> tuple[float, float, float]:
 
 
 def compute_cell_affine(affine: ArrayLike | None, cells_to_voxels: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """Compute the affine (4,4) of a map's cells from the affine of the voxels. Index i is the center of cell or voxel i.
+    """Compute the affine (4,4) of the cells of a map from the affine of the voxels. In both, index i is a center.
 
     Args:
         affine: (4,4) of the voxels, from index to millimeters, or None if it is unknown.
@@ -339,13 +339,13 @@ def get_axis_letters(affine: NDArray[np.float64]) -> tuple[AxisLetters, AxisLett
 
 
 def find_xyz_of_array_axes(affine: NDArray[np.float64]) -> tuple[int, ...]:
-    """Return for each array axis the nearest of x, y and z, as 0, 1 and 2. Each of them is used once."""
+    """Return which of x, y and z is nearest to each array axis, as 0, 1 and 2. Use each of x, y and z once."""
     cosines = np.abs(affine[:3, :3] / compute_spacing(affine))
     return max(permutations(range(3)), key=lambda axes: sum(cosines[axis, k] for k, axis in enumerate(axes)))
 
 
 def format_xyz_location(affine: NDArray[np.float64], voxel: ArrayLike) -> tuple[str, str, str]:
-    """Format a voxel's x, y and z in millimeters as medical viewers do, such as `R 12.0`, `P 3.5` and `S 40.0`."""
+    """Format the x, y and z of a voxel in millimeters, as medical viewers do: `R 12.0`, `P 3.5` and `S 40.0`."""
     point = affine[:3, :3] @ np.asarray(voxel, np.float64) + affine[:3, 3]
     x, y, z = (
         f"{pair[int(value > 0)]} {abs(round(value, 1)):.1f}"
