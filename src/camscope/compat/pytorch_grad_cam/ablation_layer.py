@@ -25,7 +25,7 @@ class AblationLayer(nn.Module):
     """Ablation of a layer whose output is a tensor (N,K,h,w)."""
 
     def objectiveness_mask_from_svd(self, activations: Array, threshold: float = 0.01) -> Array:
-        """Return a mask (h,w) of the cells whose projection on the first component of activations (K,h,w) is large.
+        """Project the cells of activations (K,h,w) on the first component. Return a mask (h,w) of large projections.
 
         The projections are scaled to 0..1 and compared with `threshold`.
         """
@@ -35,7 +35,7 @@ class AblationLayer(nn.Module):
         return mask
 
     def activations_to_be_ablated(self, activations: Array, ratio_channels_to_ablate: float = 1.0) -> Array:
-        """Return the channels to remove: all, or those with the largest and smallest share of their values in the mask.
+        """Return the channels to remove: all, or those whose values lie mostly inside or mostly outside the mask.
 
         A channel's values are absolute, minus their minimum.
         """
@@ -52,7 +52,7 @@ class AblationLayer(nn.Module):
         return np.append(order[:count], order[::-1][:count])
 
     def score_without_channels(self, features: LayerFeatures, sample: int, channels: Tensor, batch_size: int) -> Tensor:
-        """Return the scores (M,) of a sample after the removal of each of M channels alone.
+        """Return the scores (M,) of a sample. For each score, one of M channels is removed.
 
         In a batch, each removed channel gets a lower value than the one before, so the scores depend on `batch_size`.
         """
@@ -70,7 +70,7 @@ class AblationLayer(nn.Module):
 
 
 def _remove_channels(channels: Tensor, batch_size: int, maps: Tensor) -> Tensor:
-    """Remove one channel from each row of maps (R,K,*s), in place."""
+    """Remove one channel from each row of maps (R,K,*s), in place. `channels` (R,) are the numbers of the channels."""
     lowest, rows = maps.min(), torch.arange(len(channels), device=maps.device)
     steps = (STEP_BELOW_MINIMUM * (rows % batch_size + 1)).to(maps)
     values = torch.where(lowest != 0, lowest - steps, 0).view(-1, *[1] * (maps.ndim - 2))
@@ -82,7 +82,7 @@ class AblationLayerVit(AblationLayer):
     """Ablation of a layer whose output is tokens (N,tokens,K). A channel is removed from all tokens."""
 
     def channels_first(self, output: Tensor) -> Tensor:
-        """Return tokens (N,...,K) as (N,K,...)."""
+        """Move the channels of tokens (N,...,K) to the second axis, (N,K,...)."""
         return output.movedim(-1, 1)
 
 
@@ -90,7 +90,7 @@ class AblationLayerFasterRCNN(AblationLayer):
     """Ablation of a layer whose output is a feature pyramid, a dict of levels (N,K,h,w)."""
 
     def score_without_channels(self, features: LayerFeatures, sample: int, channels: Tensor, batch_size: int) -> Tensor:
-        """Return the scores (M,) of a sample, each after one channel of one level is set to `VALUE_IN_PYRAMID`."""
+        """Return the scores (M,) of a sample. For each score, one channel of one pyramid level is set to `VALUE_IN_PYRAMID`."""
         model, layer = features.score.model, find_layer(features.score.model, features.layer)[1]
         x, scores = features.x[sample : sample + 1], []
         for part in channels.split(batch_size):
@@ -106,7 +106,7 @@ class AblationLayerFasterRCNN(AblationLayer):
 
 
 def _edit_pyramid(channels: Sequence[int], module: nn.Module, args: object, output: Mapping[str, Tensor]) -> Any:
-    """Return a feature pyramid in which each row has another channel set to `VALUE_IN_PYRAMID`."""
+    """Return a feature pyramid. In each of its rows, a different channel is set to `VALUE_IN_PYRAMID`."""
     edited = {name: level.clone() for name, level in output.items()}
     n_channels = next(iter(edited.values())).shape[1]
     for row, channel in enumerate(channels):

@@ -27,12 +27,12 @@ class ActivationsAndGradients:
         self.handles = [layer.register_forward_hook(self.save_activation) for layer in target_layers]
 
     def __call__(self, x: Any) -> Any:
-        """Delete earlier activations and gradients, run the model on x, and return its output."""
+        """Delete the stored activations and gradients. Run the model on x and return its output."""
         self.clear()
         return self.model(x)
 
     def save_activation(self, module: nn.Module, input: object, output: Any) -> None:
-        """Store the output of a layer. Its gradient is stored when a backward pass reaches it."""
+        """Store the output of a layer. Also store its gradient when a backward pass reaches the layer."""
         self.activations.append(self._reshape_and_move_to_cpu(output))
         if isinstance(output, Tensor) and output.requires_grad:
             register: Callable[[Callable[[Tensor], None]], object] = output.register_hook
@@ -66,7 +66,7 @@ class OverwrittenOutputs:
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Record the first call of each layer inside the `with`. Raise StructuredOutputError if an output is no tensor."""
+        """Record the first call of each layer inside the `with`. Raise StructuredOutputError if an output is not a tensor."""
         handles: list[Any] = []
 
         def record(name: str, module: nn.Module, args: object, output: Any) -> None:

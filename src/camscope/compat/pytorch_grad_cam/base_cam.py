@@ -33,7 +33,7 @@ _warned: set[str] = set()
 
 
 def warn_once(key: str, message: str) -> None:
-    """Issue a CamscopeWarning, but only the first time that this process passes `key`."""
+    """Issue a CamscopeWarning. In one process, issue only the first warning of each `key`."""
     if key not in _warned:
         _warned.add(key)
         warn_caller(message)
@@ -45,7 +45,7 @@ class ActivationChannelSum(LayerExplainer):
     name, title, paper = "activation", "Activation", "arXiv:1610.02391"
 
     def compute_layer_map(self, features: LayerFeatures) -> Tensor:
-        """Return the sum of the activation's channels."""
+        """Return the sum of the channels of the activation."""
         return features.activation.flatten(2).sum(1)
 
 
@@ -94,7 +94,7 @@ class BaseCAM:
         activations: Any,
         grads: Any,
     ) -> Any:
-        """Return the weights of the channels, as an array or tensor like the activations.
+        """Return the weights of the channels. They are an array or a tensor, whichever the activations are.
 
         The shape is (N,K), or (N,K,*s) if the method weights each cell.
         """
@@ -116,7 +116,7 @@ class BaseCAM:
         grads: Any,
         eigen_smooth: bool = False,
     ) -> Any:
-        """Return the maps (N,*s) of one layer: the sum of its weighted channels, or their first principal component."""
+        """Return the maps (N,*s) of one layer. A map is the sum of the weighted channels, or their first principal component."""
         weights = self.get_cam_weights(input_tensor, target_layer, targets, activations, grads)
         if weights.ndim < activations.ndim:
             weights = weights.reshape(*weights.shape, *[1] * (activations.ndim - weights.ndim))
@@ -151,12 +151,12 @@ class BaseCAM:
         return created
 
     def _explainer_settings(self) -> dict[str, Any]:
-        """Return the keyword arguments of the explainer's constructor."""
+        """Return the keyword arguments for the constructor of the explainer."""
         return {}
 
     @property
     def _has_formula_on_arrays(self) -> bool:
-        """Whether a subclass of the user implements `get_cam_weights` or `get_cam_image` on arrays."""
+        """Whether the user's subclass implements `get_cam_weights` or `get_cam_image`. Both get arrays."""
         methods = (getattr(type(self), name).__module__ for name in ("get_cam_weights", "get_cam_image"))
         instance = {"get_cam_weights", "get_cam_image"} & vars(self).keys()
         return bool(instance) or not all(name.startswith(__package__ or "") for name in methods)
@@ -193,7 +193,7 @@ class BaseCAM:
         return maps
 
     def _iter_features_and_modules(self, x: Tensor) -> Iterator[tuple[LayerFeatures, nn.Module]]:
-        """Yield the features and the module of each layer, from one forward and one backward pass.
+        """Run one forward and one backward pass. Yield the features and the module of each layer.
 
         The features have the values that in-place operations of the model left in the layer's output.
         """
@@ -240,21 +240,21 @@ class BaseCAM:
         return Score(self.model, compute_scores)
 
     def choose_targets(self, output: Any) -> list[OutputTarget]:
-        """Return a target for each sample: its class with the highest score."""
+        """Return a target for each sample: the class with the highest score."""
         return [ClassifierOutputTarget(category) for category in output.detach().argmax(-1).tolist()]
 
     def aggregate_multi_layers(self, cam_per_target_layer: Any) -> Array:
-        """Return the mean (N,H,W) of the maps (N,1,H,W) of the layers, scaled to 0..1."""
+        """Average the maps (N,1,H,W) of the layers, and return the mean (N,H,W) scaled to 0..1."""
         return scale_cam_image(np.maximum(np.concatenate(cam_per_target_layer, axis=1), 0).mean(axis=1))
 
     def get_target_width_height(self, input_tensor: Tensor) -> tuple[int, ...]:
-        """Return the size of the maps: (W,H), or (W,H,D) for a volume."""
+        """Return the size of the maps: (W,H) for an image, (W,H,D) for a volume."""
         return tuple(reversed(input_tensor.shape[2:]))
 
     def forward_augmentation_smoothing(
         self, input_tensor: Tensor, targets: Sequence[OutputTarget] | None, eigen_smooth: bool = False
     ) -> Array:
-        """Return the mean map over six versions of the input: the input and its mirror image, each at three brightnesses."""
+        """Return the mean map over six versions of the input. These are the input and its mirror image at three brightnesses."""
         maps = []
         for augment, restore in self._iter_augmentations():
             cams = torch.from_numpy(self.forward(augment(input_tensor), targets, eigen_smooth))
@@ -298,14 +298,14 @@ class BaseCAM:
         return self
 
     def __exit__(self, *details: object) -> bool:
-        """Return True for an IndexError, which suppresses it, as in pytorch-grad-cam."""
+        """Return True for an IndexError, so that Python suppresses it. pytorch-grad-cam does the same."""
         self.activations_and_grads.release()
         return isinstance(details[1], IndexError)
 
     def _iter_structured_features_and_modules(
         self, x: Tensor, names: Sequence[str], layer_explainers: Sequence[LayerExplainer]
     ) -> Iterator[tuple[LayerFeatures, nn.Module]]:
-        """Yield the features and the module of layers whose output is no tensor, for methods without gradients."""
+        """Yield the features and the module of layers whose output is not a tensor. For methods without gradients."""
         if any(explainer.needs_gradient for explainer in layer_explainers):
             raise LayerError("a layer returns no tensor, and the method needs a gradient there: choose another layer")
         score = self._create_score(x)
@@ -344,7 +344,7 @@ def _to_tensor(values: Any, like: Tensor) -> Tensor:
 
 
 def _sum_target_result(value: Any, device: torch.device) -> Tensor:
-    """Return the sum of a target's result, which is a tensor or a number."""
+    """Return the sum of the result of a target. The result is a tensor or a number."""
     return value.sum() if isinstance(value, Tensor) else torch.tensor(float(value), device=device)
 
 

@@ -62,7 +62,7 @@ class _ProjectionCAM(_LayerCAM):
         grads: Any,
         eigen_smooth: bool = False,
     ) -> Any:
-        """Return the maps (N,*s) of one layer."""
+        """Return the maps (N,*s) of one layer, computed by projection."""
         features = self._build_features_from_arrays(activations, grads)
         if self._current_explainer is None:
             raise RuntimeError("get_cam_image runs inside of a call of the object")
@@ -143,7 +143,7 @@ class RandomCAM(_LayerCAM):
     def get_cam_weights(
         self, input_tensor: Tensor, target_layers: Any, targets: Any, activations: Any, grads: Any
     ) -> Any:
-        """Return the weights (N,K)."""
+        """Return random weights (N,K) of the channels."""
         weights = np.random.uniform(-1, 1, size=tuple(grads.shape[:2]))
         return torch.from_numpy(weights).to(activations) if isinstance(activations, Tensor) else weights
 
@@ -154,7 +154,7 @@ class _EigenCAMExplainer(LayerExplainer):
     name, title, paper = "eigencam", "Eigen-CAM", "arXiv:2008.00299"
 
     def compute_layer_map(self, features: LayerFeatures) -> Tensor:
-        """Project the cells on their first principal component."""
+        """Project the cells of the activation on their first principal component."""
         return torch.from_numpy(get_2d_projection(self.multiply(features).cpu().numpy()))
 
     def multiply(self, features: LayerFeatures) -> Tensor:
@@ -187,7 +187,7 @@ class _SegEigenCAMExplainer(_EigenGradCAMExplainer):
     """Eigen-CAM of |g| A, with the sign for which its largest absolute value is positive."""
 
     def compute_layer_map(self, features: LayerFeatures) -> Tensor:
-        """Project |g| A on its first principal component, and correct the sign."""
+        """Project |g| A, with gradient g and activation A, on its first principal component. Correct the sign."""
         products = (features.gradient.abs() * features.activation).cpu().numpy()
         return torch.from_numpy(get_2d_projection_with_sign_correction(products))
 
@@ -202,7 +202,7 @@ class _KPCACAMExplainer(explainers.KPCACAM):
     """KPCA-CAM, with the sign for which its largest absolute value is positive."""
 
     def compute_layer_map(self, features: LayerFeatures) -> Tensor:
-        """Project the activation on its first kernel principal component, and correct the sign."""
+        """Project the activation on its first kernel principal component. Correct the sign."""
         if find_spec("sklearn") is not None:  # the same rounding
             projection = get_2d_projection_kernel(features.activation.cpu().numpy(), self.kernel, self.gamma)
             return torch.from_numpy(projection)
@@ -235,7 +235,7 @@ class _FEMExplainer(explainers.FEM):
     """The sum of the channels, each weighted by the share of its cells beyond μ + k σ."""
 
     def compute_layer_map(self, features: LayerFeatures) -> Tensor:
-        """Return the sum of the channels, each weighted by its share of cells beyond μ + k σ."""
+        """Return a weighted sum of the channels. The weight of a channel is its share of cells beyond μ + k σ."""
         activation = features.activation.flatten(2).double()
         spread, center = torch.std_mean(activation, SPATIAL_AXIS, correction=0, keepdim=True)
         share = (activation > center + self.k_sigma * spread).double().mean(SPATIAL_AXIS, keepdim=True)
@@ -311,7 +311,7 @@ class AblationCAM(BaseCAM):
     def get_cam_weights(
         self, input_tensor: Tensor, target_layers: Any, targets: Any, activations: Any, grads: Any
     ) -> Any:
-        """Return the weights (N,K)."""
+        """Return the weights (N,K): the relative drop of the score when a channel is removed."""
         features = self._build_features_from_arrays(activations, grads)
         weights = features.activation.new_zeros(features.activation.shape[:2])
         for sample, activation in enumerate(features.activation):
@@ -344,9 +344,9 @@ class FullGrad(_LayerCAM):
         return compute_bias(layer)
 
     def compute_cam_per_layer(self, input_tensor: Tensor, targets: Any, eigen_smooth: bool) -> Any:
-        """Return the sum (N,1,H,W) of all scaled channels, or their first principal component."""
+        """Return the sum (N,1,H,W) of all scaled channels. With `eigen_smooth`, return their first principal component."""
         return compute_fullgrad_of_scaled_channels(self, input_tensor, eigen_smooth)
 
     def aggregate_multi_layers(self, cam_per_target_layer: Any) -> Array:
-        """Return the sum (N,H,W) of the maps, scaled to 0..1."""
+        """Sum the maps of the layers, and return the sum (N,H,W) scaled to 0..1."""
         return scale_cam_image(np.sum(cam_per_target_layer, axis=1))

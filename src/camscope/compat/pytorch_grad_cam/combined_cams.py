@@ -62,7 +62,7 @@ class FinerCAM:
         comparison_categories: Sequence[int] | None = None,
         target_idx: int | None = None,
     ) -> Array:
-        """Return the maps (N,H,W).
+        """Return the maps (N,H,W) of an input.
 
         Args:
             input_tensor: The model's input.
@@ -90,7 +90,7 @@ class FinerCAM:
         return self
 
     def __exit__(self, *details: object) -> bool:
-        """Return True for an IndexError, which suppresses it, as in pytorch-grad-cam."""
+        """Return True for an IndexError, so that Python suppresses it. pytorch-grad-cam does the same."""
         return self.base_cam.__exit__(*details)
 
 
@@ -114,7 +114,7 @@ class RefineCAM:
     def forward(
         self, input_tensor: Tensor, targets: Sequence[OutputTarget] | None = None, eigen_smooth: bool = False
     ) -> Array:
-        """Return the maps (N,H,W). As in pytorch-grad-cam, `eigen_smooth` averages over augmented inputs."""
+        """Return the maps (N,H,W). With `eigen_smooth`, average over augmented inputs, as pytorch-grad-cam does."""
         product = np.prod([cam(input_tensor, targets, eigen_smooth) for cam in self.base_cam_per_layer], axis=0)
         return scale_cam_image(product)
 
@@ -155,7 +155,7 @@ class SESS:
     def forward(
         self, input_tensor: Tensor, targets: Sequence[OutputTarget] | None = None, eigen_smooth: bool = False
     ) -> Array:
-        """Return the maps (N,H,W)."""
+        """Return the maps (N,H,W) of an input."""
         x = to_device(input_tensor, self.device)
         chosen = targets if targets is not None else [None] * len(x)
         maps = [self.forward_single_image(x[i : i + 1], chosen[i], eigen_smooth) for i in range(len(x))]
@@ -164,7 +164,7 @@ class SESS:
     def forward_single_image(
         self, input_tensor: Tensor, target: OutputTarget | None, eigen_smooth: bool = False
     ) -> Array:
-        """Return the map (H,W) of an input (1,C,H,W), not yet scaled to 0..1."""
+        """Return the map (H,W) of an input (1,C,H,W). The map is not scaled to 0..1 yet."""
         import cv2
 
         target = self.get_target(input_tensor) if target is None else target
@@ -185,7 +185,7 @@ class SESS:
         return cv2.GaussianBlur(joined, BLUR_SIZE, BLUR_SIGMA) if self.smooth else joined
 
     def get_scales(self, window_size: int) -> list[int]:
-        """Return the lengths in pixels to which the shorter side of the image is resized."""
+        """Return the sizes to which the image is resized: each is the length of its shorter side in pixels."""
         if self.scales is not None:
             return list(self.scales)
         return [window_size + i * round(window_size * self.scale_step_ratio) for i in range(self.num_scales)]
@@ -193,7 +193,7 @@ class SESS:
     def collect_patches(
         self, input_tensor: Tensor, window_size: int, step_size: int
     ) -> tuple[list[Tensor], list[WindowPlace]]:
-        """Return the windows (1,C,window,window) of the image at all scales, and the place of each."""
+        """Return windows (1,C,window,window) of the image at all scales, and the place of each window."""
         height, width = input_tensor.shape[2:]
         patches, places = [], []
         for scale in self.get_scales(window_size):
@@ -213,7 +213,7 @@ class SESS:
             return ClassifierOutputTarget(int(self.base_cam.model(input_tensor)[0].argmax(-1)))
 
     def get_scores(self, patches: Sequence[Tensor], target: OutputTarget) -> Array:
-        """Return the target's score of each window, where negative scores become 0."""
+        """Return the score of each window for the target. Negative scores become 0."""
         scores: list[float] = []
         for start in range(0, len(patches), self.batch_size):
             with torch.no_grad():
@@ -223,7 +223,7 @@ class SESS:
         return np.maximum(np.asarray(scores, np.float32), 0)
 
     def paste_cam(self, cam: Array, coordinates: WindowPlace, target_size: tuple[int, int]) -> Array:
-        """Paste the map of a window into an empty map of the whole image, and resize that map to (H,W)."""
+        """Paste the map of a window into an empty map of the whole image. Then resize the map to (H,W)."""
         import cv2
 
         left, top, width, height = coordinates
@@ -232,7 +232,7 @@ class SESS:
         return cv2.resize(canvas, target_size[::-1])
 
     def _join_window_maps(self, maps: Array) -> Array:
-        """Join the maps of all windows: by their maximum, or by the mean of the values above `theta`."""
+        """Join the maps of all windows. Take their maximum, or the mean of the values above `theta`."""
         if self.pool == "max":
             highest: Array = maps.max(axis=0)
             return highest
@@ -244,11 +244,11 @@ class SESS:
         return self
 
     def __exit__(self, *details: object) -> bool:
-        """Return True for an IndexError, which suppresses it, as in pytorch-grad-cam."""
+        """Return True for an IndexError, so that Python suppresses it. pytorch-grad-cam does the same."""
         return self.base_cam.__exit__(*details)
 
 
 def sliding_window(height: int, width: int, step_size: int, window_size: int) -> list[WindowCorner]:
-    """Return the upper left corner of each window, row by row."""
+    """Return the upper left corner of each window. The order is row by row."""
     corners = list_window_corners((height, width), (step_size,) * 2, (window_size,) * 2)
     return [WindowCorner(left, top) for top, left in corners]

@@ -19,13 +19,13 @@ CHANNELS_PER_STEP = 256
 
 
 def find_bias_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the convolutions and batch norms with a bias."""
+    """Return the convolutions and batch norms that have a bias."""
     kinds = (nn.Conv2d, nn.BatchNorm2d)
     return [module for module in model.modules() if isinstance(module, kinds) and module.bias is not None]
 
 
 def compute_bias(layer: nn.Module) -> Tensor:
-    """Return the bias (K,) that a layer adds to each channel. The bias of a batch norm includes its running statistics."""
+    """Return the bias (K,) that a layer adds to each channel. For a batch norm, it includes the running statistics."""
     bias: Any = layer.bias
     if isinstance(layer, nn.BatchNorm2d) and layer.running_mean is not None and layer.running_var is not None:
         bias = bias - layer.running_mean * layer.weight / (layer.running_var + layer.eps).sqrt()
@@ -34,7 +34,7 @@ def compute_bias(layer: nn.Module) -> Tensor:
 
 
 def compute_fullgrad_of_scaled_channels(cam: "BaseCAM", x: Tensor, eigen_smooth: bool) -> Array:
-    """Return the FullGrad map (N,1,H,W): the sum of |x ∘ g_x|, and of |b ∘ g| for each layer with a bias b."""
+    """Return the FullGrad map (N,1,H,W): |x ∘ g_x| of the input x, plus |b ∘ g| of each layer with a bias b."""
     parts: list[Tensor] = []
 
     def watch(bias: Tensor, module: nn.Module, args: object, output: Tensor) -> None:
@@ -62,13 +62,13 @@ def compute_fullgrad_of_scaled_channels(cam: "BaseCAM", x: Tensor, eigen_smooth:
 
 
 def _sum_scaled_channels(part: Tensor, size: tuple[int, ...]) -> Tensor:
-    """Return the sum (N,H,W) of channels (N,K,h,w), each scaled to 0..1 and resized."""
+    """Scale each channel of (N,K,h,w) to 0..1 and resize it. Return the sum (N,H,W) of the channels."""
     sums = [_scale_channels(some, size).sum(1) for some in part.split(CHANNELS_PER_STEP, 1)]
     return torch.stack(sums).sum(0)
 
 
 def _scale_channels(channels: Tensor, size: tuple[int, ...]) -> Tensor:
-    """Scale each channel of (N,K,h,w) to 0..1, by its minimum and maximum. Return the channels resized to (N,K,H,W)."""
+    """Scale each channel of (N,K,h,w) to 0..1 by its minimum and maximum. Return the channels at size (N,K,H,W)."""
     shifted = channels - channels.amin((2, 3), keepdim=True)
     scaled = shifted / (EPSILON + shifted.amax((2, 3), keepdim=True))
     return scaled if scaled.shape[2:] == size else F.interpolate(scaled, size, mode="bilinear", align_corners=False)

@@ -21,11 +21,11 @@ class GuidedBackpropReLUModel:
         self.device = model_device if device is None else torch.device(device)
 
     def forward(self, input_img: Tensor) -> Any:
-        """Return the model's output."""
+        """Return the output of the model."""
         return self.model(input_img)
 
     def __call__(self, input_img: Tensor, target_category: int | None = None) -> npt.NDArray[Any]:
-        """Return the guided gradient (H,W,C) of a category. The default is the class with the highest score."""
+        """Return the guided gradient (H,W,C) of a class. By default, it is the class with the highest score."""
         x = input_img[:1].detach().to(self.device)
         try:
             signal = _Signal(self.model).compute_maps(x, [Score(self.model, target_category)])[0].attribution

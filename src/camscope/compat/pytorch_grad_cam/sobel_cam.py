@@ -6,7 +6,7 @@ import numpy.typing as npt
 
 
 def sobel_cam(img: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the mean of the absolute horizontal and vertical differences of an image (H,W,3), as uint8."""
+    """Return the edges of an image (H,W,3) as uint8: the mean of the absolute horizontal and vertical Sobel filters."""
     import cv2
 
     gray = cv2.cvtColor(img, cv2.COLOR_RGB2GRAY)

@@ -29,7 +29,7 @@ class ConceptsAndMaps(NamedTuple):
 
 
 def dff(activations: Array, n_components: int = 5) -> ConceptsAndMaps:
-    """Factorize activations (N,K,h,w): the product of concepts and maps approximates the activations."""
+    """Factorize activations (N,K,h,w) into concepts and maps. The product of both approximates the activations."""
     n_samples, n_channels, *grid = activations.shape
     values = np.where(np.isnan(activations), 0, activations).transpose(1, 0, 2, 3).reshape(n_channels, -1)
     offset = values.min(axis=-1, keepdims=True)
@@ -53,7 +53,7 @@ class DeepFeatureFactorization:
         self.computation_on_concepts = computation_on_concepts
 
     def __call__(self, input_tensor: Tensor, n_components: int = 16) -> tuple[Any, ...]:
-        """Return the concepts (K,C), and a list of the maps (C,H,W) of each input.
+        """Return the concepts (K,C), and for each input its maps (C,H,W).
 
         With `computation_on_concepts`, return its result (C,...) as a third value.
         """
@@ -78,7 +78,7 @@ class DeepFeatureFactorization:
         return self
 
     def __exit__(self, *details: object) -> bool:
-        """Return True for an IndexError, which suppresses it, as in pytorch-grad-cam."""
+        """Return True for an IndexError, so that Python suppresses it. pytorch-grad-cam does the same."""
         return isinstance(details[1], IndexError)
 
 
@@ -92,7 +92,7 @@ def run_dff_on_image(
     n_components: int = 5,
     top_k: int = 2,
 ) -> Array:
-    """Draw an image next to its concepts. Each concept has the labels that the classifier predicts for it.
+    """Draw an image next to its concepts. The labels of a concept are those that the classifier predicts for it.
 
     The label names are `model.config.id2label`, as in models of Hugging Face.
     """

@@ -17,7 +17,7 @@ SMALLEST = 1e-8
 
 
 def batch_pearson_coherency(A: Array, B: Array) -> Array:  # noqa: N803 - the names in pytorch-grad-cam
-    """Return the Pearson correlations (N,) of the maps A and B, both (N,H,W)."""
+    """Return the Pearson correlations (N,) between the maps A (N,H,W) and the maps B (N,H,W)."""
     first, second = (maps.reshape(len(maps), -1) - maps.mean((1, 2))[:, None] for maps in (A, B))
     sizes = np.sqrt((first**2).sum(1) * (second**2).sum(1))
     correlations: Array = (first * second).sum(1) / np.maximum(sizes, SMALLEST)
@@ -28,7 +28,7 @@ class Complexity:
     """Complexity: the mean absolute value of each map."""
 
     def __call__(self, grayscale_cams: Array) -> Array:
-        """Return the complexities (N,)."""
+        """Return the complexity of each map (N,)."""
         means: Array = np.abs(grayscale_cams).mean((1, 2))
         return means
 
@@ -44,7 +44,7 @@ class Coherency:
         model: nn.Module,
         base_method: BaseCAM,
     ) -> Array:
-        """Return the coherencies (N,)."""
+        """Return the coherency of each map (N,)."""
         masked = input_tensor * torch.from_numpy(grayscale_cams)[:, None].to(input_tensor.device)
         return (1 + batch_pearson_coherency(grayscale_cams, base_method(masked, targets))) / 2
 
@@ -58,7 +58,7 @@ class ARCC:
     def __call__(
         self, input_tensor: Tensor, grayscale_cams: Array, targets: Sequence[OutputTarget], model: nn.Module
     ) -> Array:
-        """Return the scores (N,)."""
+        """Return the ARCC score of each map (N,)."""
         parts = [
             Coherency()(input_tensor, grayscale_cams, targets, model, self.base_method),
             1 - Complexity()(grayscale_cams),

@@ -24,7 +24,7 @@ class DropInConfidence(CamMultImageConfidenceChange):
     """The drop of the score, or 0 if it rises."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the drops (N,)."""
+        """Return how much the confidence drops for each sample (N,)."""
         return np.maximum(-super().__call__(*args, **kwargs), 0)
 
 
@@ -32,5 +32,5 @@ class IncreaseInConfidence(CamMultImageConfidenceChange):
     """Whether the score rises: 1 or 0."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return 1 or 0 for each sample (N,)."""
+        """Return for each sample (N,) whether the confidence increases, as 1 or 0."""
         return np.float32(super().__call__(*args, **kwargs) > 0)

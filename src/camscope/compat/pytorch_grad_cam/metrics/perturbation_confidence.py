@@ -28,7 +28,7 @@ class PerturbationConfidenceMetric:
         return_visualization: bool = False,
         return_diff: bool = True,
     ) -> Any:
-        """Return the changes (N,) of the scores.
+        """Return how much each score (N,) changes when the input is perturbed.
 
         With `return_diff=False`, return the scores (N,) of the perturbed inputs instead. With `return_visualization`, return
         the perturbed inputs too.
@@ -55,7 +55,7 @@ class RemoveMostRelevantFirst:
         self.percentile, self.imputer = percentile, imputer
 
     def __call__(self, input_tensor: Tensor, mask: Tensor) -> Tensor:
-        """Return the changed image (C,H,W), for a map (H,W)."""
+        """Return the perturbed image (C,H,W). The map (H,W) decides which pixels are removed."""
         mask = mask.cpu()
         remaining = mask < np.percentile(mask.numpy(), self.percentile)
         return self.imputer(input_tensor, remaining.float())
@@ -65,7 +65,7 @@ class RemoveLeastRelevantFirst(RemoveMostRelevantFirst):
     """A perturbation: impute the pixels whose value of 1 - map is at or above a percentile."""
 
     def __call__(self, input_tensor: Tensor, mask: Tensor) -> Tensor:
-        """Return the changed image (C,H,W), for a map (H,W)."""
+        """Return the perturbed image (C,H,W). The map (H,W) decides which pixels are removed."""
         return super().__call__(input_tensor, 1 - mask)
 
 
@@ -80,7 +80,7 @@ class AveragerAcrossThresholds:
         self.imputer, self.percentiles = imputer, percentiles
 
     def __call__(self, input_tensor: Tensor, cams: Array, targets: Sequence[OutputTarget], model: nn.Module) -> Array:
-        """Return the means (N,)."""
+        """Return the mean over the thresholds for each sample (N,)."""
         scores = [self.imputer(percentile)(input_tensor, cams, targets, model) for percentile in self.percentiles]
         means: Array = np.mean(np.asarray(scores, np.float32), axis=0)
         return means

@@ -42,7 +42,7 @@ class NoisyLinearImputer:
         self.noise, self.weighting = noise, weighting
 
     def __call__(self, img: Tensor, mask: Tensor) -> Tensor:
-        """Return the changed image (C,H,W), for a mask (H,W) that is 0 where pixels are replaced."""
+        """Return the imputed image (C,H,W). The mask (H,W) is 0 where pixels are replaced."""
         removed = mask.to(img.device) == 0
         result = impute_linearly(img.detach()[None].double(), removed[None], TOLERANCE)[0].to(img)
         noise = torch.randn(result[:, removed].shape, dtype=torch.float32, device="cpu")
@@ -87,7 +87,7 @@ class ROADCombined:
         self.lerf_averager = ROADLeastRelevantFirstAverage(percentiles)
 
     def __call__(self, input_tensor: Tensor, cams: Array, targets: Sequence[OutputTarget], model: nn.Module) -> Array:
-        """Return the scores (N,)."""
+        """Return the ROAD score of each sample (N,)."""
         averagers = (self.lerf_averager, self.morf_averager)  # in this order: each draws noise
         lerf, morf = (averager(input_tensor, cams, targets, model) for averager in averagers)
         return (lerf - morf) / 2

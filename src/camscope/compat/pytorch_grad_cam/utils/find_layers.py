@@ -6,7 +6,7 @@ from torch import nn
 
 
 def replace_layer_recursive(model: nn.Module, old_layer: nn.Module, new_layer: nn.Module) -> bool:
-    """Replace the first occurrence of a layer in a model. Return whether the layer was found."""
+    """Replace the first occurrence of a layer in a model. Return whether there was one."""
     for parent in model.modules():
         for name, child in parent._modules.items():
             if child is old_layer:
@@ -16,7 +16,7 @@ def replace_layer_recursive(model: nn.Module, old_layer: nn.Module, new_layer: n
 
 
 def replace_all_layer_type_recursive(model: nn.Module, old_layer_type: type[nn.Module], new_layer: nn.Module) -> None:
-    """Replace all layers of a type by `new_layer`."""
+    """Replace all layers of a type by the module `new_layer`."""
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
             if isinstance(child, old_layer_type):

@@ -18,7 +18,7 @@ EPSILON = 1e-7
 def preprocess_image(
     img: Array, mean: Sequence[float] = [0.5, 0.5, 0.5], std: Sequence[float] = [0.5, 0.5, 0.5]
 ) -> Tensor:
-    """Convert an image (H,W,3) to a model input (1,3,H,W). Each channel is normalized by its mean and deviation."""
+    """Convert an image (H,W,3) to a model input (1,3,H,W). Each channel is normalized with its mean and standard deviation."""
     x = torch.from_numpy(np.ascontiguousarray(img.transpose(2, 0, 1)))
     x = x.float() / 255 if x.dtype == torch.uint8 else x
     center, spread = (x.new_tensor(values).view(-1, 1, 1) for values in (mean, std))
@@ -26,7 +26,7 @@ def preprocess_image(
 
 
 def deprocess_image(img: Array) -> Array:
-    """Convert an array to an image for display: its mean becomes 0.5, and its standard deviation 0.1."""
+    """Convert an array to an image for display. The mean becomes 0.5, and the standard deviation becomes 0.1."""
     scaled = (img - img.mean()) / (img.std() + 1e-5) * 0.1 + 0.5
     return _to_bytes(scaled.clip(0, 1))
 
@@ -34,7 +34,7 @@ def deprocess_image(img: Array) -> Array:
 def show_cam_on_image(
     img: Array, mask: Array, use_rgb: bool = False, colormap: int = 2, image_weight: float = 0.5
 ) -> Array:
-    """Overlay a map (H,W) on an image (H,W,3), both in 0..1. Return uint8 in which the brightest value is 255."""
+    """Overlay a map (H,W) on an image (H,W,3). Both are in 0..1. The result is uint8, and its brightest value is 255."""
     import cv2
 
     colored = cv2.applyColorMap(_to_bytes(mask), colormap)
@@ -49,7 +49,7 @@ def show_cam_on_image(
 
 
 def create_labels_legend(concept_scores: Array, labels: Mapping[int, str], top_k: int = 2) -> list[str]:
-    """Return one text for each concept: its `top_k` labels with their scores, one on each line."""
+    """Return one text for each concept. Its lines are the `top_k` labels of the concept with their scores."""
     best = np.argsort(concept_scores, axis=1)[:, ::-1][:, :top_k]
     return [
         "\n".join(f"{','.join(labels[k].split(',')[:3])}:{scores[k]:.2f}" for k in row)
@@ -64,7 +64,7 @@ def show_factorization_on_image(
     image_weight: float = 0.5,
     concept_labels: Sequence[str] | None = None,
 ) -> Array:
-    """Overlay the maps of concepts (C,H,W) on an image (H,W,3) in 0..1. Each pixel has the color of its strongest concept."""
+    """Overlay the maps of concepts (C,H,W) on an image (H,W,3) in 0..1. The color of a pixel is that of its strongest concept."""
     import cv2
 
     if colors is None:
@@ -81,7 +81,7 @@ def show_factorization_on_image(
 
 
 def _draw_legend(image: Array, colors: Sequence[Any], labels: Sequence[str]) -> Array:
-    """Draw a legend as large as the image: each label in its color."""
+    """Draw a legend of the same size as the image. The text of a label has the color of the label."""
     from PIL import Image, ImageDraw, ImageFont
 
     height, width = image.shape[:2]
@@ -96,7 +96,7 @@ def _draw_legend(image: Array, colors: Sequence[Any], labels: Sequence[str]) -> 
 
 
 def scale_cam_image(cam: Any, target_size: Sequence[int] | None = None) -> Array:
-    """Scale each map of (N,*s) to 0..1 by its minimum and maximum. Resize it to (W,H) or (W,H,D), as float32."""
+    """Scale each map of (N,*s) to 0..1 by its minimum and maximum. Resize the maps to (W,H) or (W,H,D), as float32."""
     import cv2
 
     scaled = []
@@ -113,7 +113,7 @@ def scale_cam_image(cam: Any, target_size: Sequence[int] | None = None) -> Array
 
 
 def scale_accross_batch_and_channels(tensor: Array, target_size: Sequence[int]) -> Array:
-    """Scale each channel of (N,K,h,w) by its own minimum and maximum to 0..1, and resize it."""
+    """Scale each channel of (N,K,h,w) to 0..1 by its minimum and maximum, and resize it."""
     n_samples, n_channels = tensor.shape[:2]
     scaled = scale_cam_image(tensor.reshape(-1, *tensor.shape[2:]), target_size)
     return scaled.reshape(n_samples, n_channels, *scaled.shape[1:])

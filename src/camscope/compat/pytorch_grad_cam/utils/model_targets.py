@@ -15,7 +15,7 @@ class ClassifierOutputTarget:
         self.category = category
 
     def __call__(self, model_output: Tensor) -> Tensor:
-        """Return the score of the class, for one sample (K,) or for each row of (N,K)."""
+        """Return the score of the class. The output is that of one sample (K,) or of several samples (N,K)."""
         return model_output[..., self.category]
 
 
@@ -23,7 +23,7 @@ class ClassifierOutputSoftmaxTarget(ClassifierOutputTarget):
     """The probability of a class."""
 
     def __call__(self, model_output: Tensor) -> Tensor:
-        """Return the probability."""
+        """Return the softmax probability of the class."""
         return model_output.softmax(-1)[..., self.category]
 
 
@@ -31,7 +31,7 @@ class ClassifierOutputReST(ClassifierOutputTarget):
     """The score of a class plus the logarithm of its probability."""
 
     def __call__(self, model_output: Tensor) -> Tensor:
-        """Return the sum."""
+        """Return the sum of the logit and the log-probability of the class."""
         return model_output[..., self.category] + model_output.log_softmax(-1)[..., self.category]
 
 
@@ -42,7 +42,7 @@ class BinaryClassifierOutputTarget:
         self.category = category
 
     def __call__(self, model_output: Tensor) -> Tensor:
-        """Return the score."""
+        """Return the output for category 1, and the negative output for category 0."""
         return model_output if self.category == 1 else -model_output
 
 
@@ -50,7 +50,7 @@ class SoftmaxOutputTarget:
     """The probabilities of all classes."""
 
     def __call__(self, model_output: Tensor) -> Tensor:
-        """Return the probabilities."""
+        """Return the softmax probabilities of all classes."""
         return model_output.softmax(-1)
 
 
@@ -58,7 +58,7 @@ class RawScoresOutputTarget:
     """The model's output, unchanged."""
 
     def __call__(self, model_output: Tensor) -> Tensor:
-        """Return the output."""
+        """Return the output unchanged."""
         return model_output
 
 
@@ -69,7 +69,7 @@ class SemanticSegmentationTarget:
         self.category, self.mask = category, mask if isinstance(mask, Tensor) else torch.from_numpy(np.asarray(mask))
 
     def __call__(self, model_output: Tensor) -> Tensor:
-        """Return the sum for one sample (K,H,W)."""
+        """Return the sum of the class scores inside the mask. The output is that of one sample (K,H,W)."""
         self.mask = self.mask.to(model_output.device)
         return (model_output[self.category] * self.mask).sum()
 
@@ -84,7 +84,7 @@ class FasterRCNNBoxScoreTarget:
         self.labels, self.bounding_boxes, self.iou_threshold = labels, bounding_boxes, iou_threshold
 
     def __call__(self, model_outputs: Mapping[str, Tensor]) -> Tensor:
-        """Return the sum (1,) for one image, whose output is a dict of boxes, labels and scores."""
+        """Return the score (1,) of one image. The output is a dict of boxes, labels and scores."""
         from torchvision.ops import box_iou
 
         boxes = model_outputs["boxes"]
@@ -106,7 +106,7 @@ class FinerWeightedTarget:
         self.main_category, self.comparison_categories, self.alpha = main_category, comparison_categories, alpha
 
     def __call__(self, model_output: Tensor) -> Tensor:
-        """Return the weighted mean of main - alpha · comparison."""
+        """Return the weighted mean of the differences: main class minus alpha times a comparison class."""
         comparisons = list(self.comparison_categories)
         weights = model_output.softmax(-1)[..., comparisons]
         differences = model_output[..., self.main_category, None] - self.alpha * model_output[..., comparisons]

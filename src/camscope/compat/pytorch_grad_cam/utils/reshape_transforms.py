@@ -8,9 +8,7 @@ from torch import Tensor
 
 
 def fasterrcnn_reshape_transform(x: Mapping[str, Tensor]) -> Tensor:
-    """Resize the levels of a feature pyramid to the size of the level "pool". Return their absolute values, joined along
-    the channels.
-    """
+    """Resize all levels of a feature pyramid to the size of the level "pool". Join their absolute values along the channels."""
     size = x["pool"].shape[-2:]
     return torch.cat([F.interpolate(level.abs(), size, mode="bilinear") for level in x.values()], dim=1)
 
@@ -21,5 +19,5 @@ def swinT_reshape_transform(tensor: Tensor, height: int = 7, width: int = 7) -> 
 
 
 def vit_reshape_transform(tensor: Tensor, height: int = 14, width: int = 14) -> Tensor:
-    """Remove the class token from tokens (N,1 + height x width,K), and reshape the others to (N,K,height,width)."""
+    """Remove the class token from tokens (N,1 + height x width,K). Reshape the remaining tokens to (N,K,height,width)."""
     return swinT_reshape_transform(tensor[:, 1:], height, width)

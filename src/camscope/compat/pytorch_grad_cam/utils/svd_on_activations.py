@@ -12,14 +12,14 @@ FloatArray = npt.NDArray[Any]
 
 
 def get_2d_projection(activation_batch: FloatArray) -> FloatArray:
-    """Return the projections (N,*s) of the cells on their first principal component. The sign is that of the solver."""
+    """Project the cells on their first principal component. Return (N,*s). The sign is whatever the solver returns."""
     return _project_samples(activation_batch, _project_on_first_component)
 
 
 def get_2d_projection_kernel(
     activation_batch: FloatArray, kernel: str = "sigmoid", gamma: float | None = None
 ) -> FloatArray:
-    """Return the projections (N,*s) of the cells on their first kernel principal component."""
+    """Project the cells on their first kernel principal component. Return (N,*s)."""
     decomposition = require("sklearn.decomposition", extra="audit")
 
     def project(cells: FloatArray) -> FloatArray:
@@ -30,7 +30,7 @@ def get_2d_projection_kernel(
 
 
 def get_2d_projection_with_sign_correction(activation_batch: FloatArray) -> FloatArray:
-    """Return the projections (N,*s), with the sign for which the largest absolute value is positive."""
+    """Project the cells on their first principal component. Return (N,*s), where the largest absolute value is positive."""
     maps = get_2d_projection(activation_batch)
     axes = tuple(range(1, maps.ndim))
     low, high = maps.min(axes, keepdims=True), maps.max(axes, keepdims=True)
@@ -38,7 +38,7 @@ def get_2d_projection_with_sign_correction(activation_batch: FloatArray) -> Floa
 
 
 def _project_samples(activation_batch: FloatArray, project: Callable[[FloatArray], FloatArray]) -> FloatArray:
-    """Apply a projection to the centered cells (cells,K) of each sample. NaN counts as 0."""
+    """Center the cells (cells,K) of each sample, and apply a projection to them. NaN counts as 0."""
     maps = []
     for channels in np.where(np.isnan(activation_batch), 0, activation_batch):
         cells = channels.reshape(len(channels), -1).T
