@@ -39,7 +39,7 @@ LOADER_BY_LIBRARY = {
 
 
 def load_model(spec: str, *, weights: WeightsSource = None) -> nn.Module:
-    """Load a model in eval mode, with its preprocessing, class names and target layer in a `ModelCard`.
+    """Load a model in eval mode. Store its preprocessing, class names and target layer in a `ModelCard`.
 
     Args:
         spec: "phantom" (bundled), "torchvision:resnet50" or just "resnet50", "timm:vit_tiny_patch16_224", "hf:org/name" or
@@ -87,7 +87,7 @@ def _is_meta_default_device() -> bool:
 
 
 def redact_file_names(source: str) -> str:
-    """Remove the names of files and folders from the text that tells a model's source.
+    """Remove the names of files and folders from a text about the source of a model.
 
     >>> redact_file_names("hospital/net_of_ward_3.py:densenet, weights=ward_3.pt")
     'densenet, with weights'
@@ -125,7 +125,7 @@ def _load_model_and_card(spec: str, weights: WeightsSource) -> tuple[nn.Module, 
 
 
 def load_bundled_model(weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
-    """Load PhantomNet, the small model that the package contains, trained on the images of `camscope.phantom`."""
+    """Load PhantomNet, a small model that comes with the package. It was trained on the images of `camscope.phantom`."""
     from camscope.phantom import CATEGORIES, PREPROCESSING, PhantomNet, load_phantom_model
 
     with fixed_seed_scope():

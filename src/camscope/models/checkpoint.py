@@ -35,7 +35,7 @@ class BuiltModel(NamedTuple):
 
 
 def read_state_dict(path: str | os.PathLike[str]) -> StateDict:
-    """Read the state dict of a checkpoint file, with all tensors on the CPU.
+    """Read the state dict of a checkpoint file. All its tensors are on the CPU.
 
     A safetensors file is recognized by its suffix or content. Other files are read by `torch.load(weights_only=True)`,
     which creates only tensors. The state dict may be under the key "state_dict", "model_state_dict" or "model".
@@ -79,7 +79,7 @@ def read_state_dict(path: str | os.PathLike[str]) -> StateDict:
 
 
 def _check_tensors_dense_and_stored(state: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
-    """Raise WeightsError unless each tensor is dense and the file stores its values.
+    """Raise WeightsError if a tensor is not dense, or if the file does not store its values.
 
     A view with a stride of 0 can declare any shape for one stored value. A copy of the view would allocate the whole shape.
     """
@@ -100,7 +100,7 @@ def _check_tensors_dense_and_stored(state: Mapping[str, Tensor], path: str | os.
 
 
 def load_state_dict_strictly(model: nn.Module, state: StateDict, source: WeightsSource) -> None:
-    """Load a state dict into a model. Its tensors must fit exactly.
+    """Load a state dict into a model. The tensors of both must match exactly.
 
     The name prefix of DataParallel or `torch.compile` is removed, and values are cast to the model's dtype. After an error
     the model has its previous weights.
@@ -170,7 +170,7 @@ def _restore_weights_on_error(model: nn.Module) -> Iterator[None]:
 def build_and_load_checkpoint(
     build: Callable[[int | None], nn.Module], state: StateDict, source: WeightsSource
 ) -> BuiltModel:
-    """Build a model with as many classes as a checkpoint, and load the checkpoint.
+    """Build a model with the number of classes that a checkpoint has. Then load the checkpoint.
 
     If a tensor of the checkpoint is missing, the model keeps its default number of classes. `build` takes the number of
     classes, or None for the default, and returns a module.
@@ -188,7 +188,7 @@ def build_and_load_checkpoint(
 
 
 def strip_wrapper_prefix(state: StateDict, model_names: Collection[str]) -> StateDict:
-    """Remove the prefix that DataParallel or `torch.compile` adds to names. Remove "model." if the names then match."""
+    """Remove the prefix of DataParallel or `torch.compile` from names. Also remove "model." if the names match without it."""
     for prefix in ("module.", "_orig_mod."):
         if not any(name.startswith(prefix) for name in model_names):
             state = _remove_prefix(prefix, state)
@@ -198,19 +198,19 @@ def strip_wrapper_prefix(state: StateDict, model_names: Collection[str]) -> Stat
 
 @contextmanager
 def fixed_seed_scope() -> Iterator[None]:
-    """Use a fixed random seed on the CPU inside the `with`. Afterwards restore the previous random state."""
+    """Use a fixed random seed on the CPU inside the `with`. At its end, restore the previous random state."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         yield
 
 
 def format_model_source(source: str, weights: WeightsSource) -> str:
-    """Format the source of a model as text: the model's name, and the weights file if there is one."""
+    """Return a text that names the model and, if there is one, its weights file."""
     return source if weights is None else f"{source}, weights={os.fspath(weights)}"
 
 
 def _is_safetensors(file: Path) -> bool:
-    """Return whether a file is a safetensors file, by its suffix or its first bytes."""
+    """Return whether the suffix or the first bytes of a file show that it is a safetensors file."""
     with file.open("rb") as opened:
         start = opened.read(9)
     header = int.from_bytes(start[:8], "little") <= file.stat().st_size - 8 and start[8:] == b"{"
@@ -270,7 +270,7 @@ def _is_loadable(value: object, expected: Tensor) -> bool:
 
 
 def _find_checkpoint_class_count(state: StateDict, model_state: StateDict) -> int | None:
-    """Return the number of classes of a checkpoint if only its last layer differs from the model. Otherwise return None."""
+    """Return the number of classes in a checkpoint. Return None if more than the last layer differs from the model."""
     shapes = [(state[name].shape, model_state[name].shape) for name in state.keys() & model_state.keys()]
     differing = [pair for pair in shapes if pair[0] != pair[1]]
     heads = {stored[0] for stored, _ in differing if stored}
@@ -286,6 +286,6 @@ def _format_shape_and_dtype(value: object) -> str:
 
 
 def format_first_names(names: Collection[object]) -> str:
-    """Format the first few names as a comma-separated list."""
+    """Join the first few names with commas."""
     listed = [str(name) for name in names]
     return ", ".join(listed[:MAX_LISTED_NAMES]) + (", …" if len(listed) > MAX_LISTED_NAMES else "")

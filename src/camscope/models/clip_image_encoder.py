@@ -35,7 +35,7 @@ class CLIPImageEncoder(nn.Module):
 
 
 def load_clip_image_encoder(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
-    """Load the image encoder of a CLIP or SigLIP model from a repository ("org/name") or a folder.
+    """Load the image encoder of a CLIP or SigLIP model. The source is a repository ("org/name") or a folder.
 
     The model card holds the text encoder of the same model, which `TextSimilarity` uses.
     """
@@ -88,6 +88,6 @@ def _create_text_encoder(full_model: Any, tokenizer: Any) -> Callable[[str], Ten
 
 
 def _extract_embedding(output: Any) -> Tensor:
-    """Return the embeddings in the output of a transformers model. The output is a tensor or a structure."""
+    """Return the embeddings from the output of a transformers model, which is a tensor or a structure."""
     embedding: Tensor = output if isinstance(output, Tensor) else output.pooler_output
     return embedding

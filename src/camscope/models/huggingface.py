@@ -42,7 +42,7 @@ VISION_ENCODER_BY_CLASS = {"CLIPModel": "CLIPVisionModelWithProjection", "Siglip
 
 
 def load_huggingface_model(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
-    """Load a Hugging Face model from a repository ("org/name") or a folder.
+    """Load a Hugging Face model. The source is a repository ("org/name") or a folder.
 
     `weights` is a checkpoint file, "random" or None for the published weights. The model is a classifier unless
     the configuration names a segmentation model, a detector or a vision encoder. For CLIP and SigLIP it is the vision
@@ -88,7 +88,7 @@ def transformers_errors_converted(spec: str, required_files: str, model_kind: st
 
 
 def _load_transformers_model(transformers: Any, source: str, weights: WeightsSource) -> BuiltModel:
-    """Load a model of transformers from a repository or folder."""
+    """Load a transformers model from a repository or folder."""
     config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
     kind = _select_model_class(transformers, config)
     if not isinstance(config, kind.config_class):  # the config of the full model, of which the vision encoder is a part
@@ -106,7 +106,7 @@ def _load_transformers_model(transformers: Any, source: str, weights: WeightsSou
 
 
 def _select_model_class(transformers: Any, config: Any) -> Any:
-    """Return the transformers class to load: the configured class if it takes images alone, otherwise a classifier."""
+    """Return the transformers class to load. If the configured class needs more than images, return a classifier."""
     class_name = next(iter(config.architectures or ()), "")
     class_name = VISION_ENCODER_BY_CLASS.get(class_name, class_name)
     if class_name.endswith(IMAGE_MODEL_CLASS_SUFFIXES) and hasattr(transformers, class_name):
@@ -119,7 +119,7 @@ def _select_model_class(transformers: Any, config: Any) -> Any:
 
 
 def _load_checkpoint(model: Any, state: StateDict, weights: WeightsSource) -> BuiltModel:
-    """Load a state dict strictly into a model of transformers.
+    """Load a state dict into a transformers model. All tensors must match.
 
     A last layer with another number of classes replaces that of the model. Tensor names of all versions of transformers
     are accepted.
@@ -151,7 +151,7 @@ def _check_all_weights_loaded(loading_report: Mapping[str, Any], source: str) ->
 
 
 def load_preprocessing(transformers: Any, source: str) -> Callable[..., Any] | None:
-    """Load the preprocessing of a repository or folder. Return None if there is no preprocessing file."""
+    """Load the preprocessing from a repository or folder. Return None if it has no preprocessing file."""
     file_name = "preprocessor_config.json"
     for name in (file_name, "processor_config.json"):  # new versions of transformers read the second, if it exists
         check_settings_file(source, name)

@@ -21,18 +21,18 @@ MAX_COUNTS = {"layers": 1000, "depth": 1000, "num_": 2**24}  # by part of a sett
 
 
 def check_settings_file(source: str, name: str) -> None:
-    """Raise ModelError if a settings file such as config.json is no JSON object, or declares too many layers or classes."""
+    """Raise ModelError if a settings file, such as config.json, is not a JSON object or declares too many layers or classes."""
     _check_json_file(Path(source, name), _reject_excessive_counts)
 
 
 def check_tokenizer_files(source: str) -> None:
-    """Raise ModelError if a JSON file of the tokenizer is not a JSON object."""
+    """Raise ModelError if one of the tokenizer's JSON files is not a JSON object."""
     for name in TOKENIZER_FILES:
         _check_json_file(Path(source, name))
 
 
 def check_weight_files(source: str) -> None:
-    """Raise WeightsError if model.safetensors is damaged. Without that file, check the index and its shards."""
+    """Raise WeightsError if model.safetensors is damaged. If it is missing, check the index file and the files that it lists."""
     index_path, names = Path(source, WEIGHTS_INDEX_FILE), [WEIGHTS_FILE]
     if not Path(source, WEIGHTS_FILE).is_file():
         if not index_path.is_file():  # a repository, or transformers reports what is missing
@@ -50,7 +50,7 @@ def check_weight_files(source: str) -> None:
 
 
 def _list_shards(index: dict[str, Any]) -> list[str]:
-    """Return the file names of the shards that an index lists."""
+    """Return the names of the weight files that an index file lists."""
     files = index.get("weight_map")
     if not files or not isinstance(files, dict) or not isinstance(index.get("metadata"), dict):
         raise WeightsError("expected the objects metadata and weight_map, from tensor names to file names")
@@ -75,7 +75,7 @@ def _read_json_object(path: Path, object_hook: Callable[[dict[str, Any]], Any] |
 
 
 def _reject_excessive_counts(settings: dict[str, Any]) -> dict[str, Any]:
-    """Raise ModelError if settings declare too many layers or classes. Otherwise return the settings unchanged."""
+    """Return the settings unchanged. Raise ModelError if they declare too many layers or classes."""
     for key, value in settings.items():
         limit = next((limit for part, limit in MAX_COUNTS.items() if part in key), math.inf)
         for count in value if isinstance(value, list) else [value]:

@@ -68,7 +68,7 @@ class OnnxNetwork:
         self._create_session()  # a session cannot be pickled
 
     def __call__(self, x: Tensor, **inputs: Any) -> Any:
-        """Return the output for a batch (N,C,*S). `inputs` are the further inputs of the model, by name."""
+        """Return the output for a batch (N,C,*S). `inputs` are all other inputs of the model, by name."""
         expected = [size if isinstance(size, int) else None for size in self._size]
         fits = len(expected) == x.ndim - 1 and all(
             size in (None, actual) for size, actual in zip(expected, x.shape[1:], strict=True)
@@ -95,12 +95,12 @@ class OnnxNetwork:
 
 
 def _cut_rows(value: Any, n_rows: int, step: int) -> Any:
-    """Return the first rows of an array with one row per image of a padded batch."""
+    """Remove the padding rows from an array with one row per image. Return its first rows."""
     return value[:n_rows] if value.ndim and len(value) == step else np.atleast_1d(value)
 
 
 def load_onnx_file(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
-    """Load an ONNX file that holds its weights. It runs with ONNX Runtime, on the CPU."""
+    """Load an ONNX file that contains its weights. ONNX Runtime runs the model on the CPU."""
     file, spec = Path(name).expanduser(), f"onnx:{name}"
     if weights is not None:
         raise WeightsError(f"{spec} holds its own weights; omit weights=")

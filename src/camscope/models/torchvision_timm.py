@@ -32,7 +32,7 @@ MAX_TOKENS = 2**16  # of a vision transformer, whose position embedding is built
 
 
 def make_weights_unavailable_error(spec: str, error: Exception, advice: str) -> WeightsError:
-    """Build the error for weights that cannot be downloaded. `advice` says how the user can get the weights."""
+    """Build the error for weights that cannot be downloaded. `advice` tells the user how to get them."""
     return WeightsError(f"the weights of {spec!r} are not available ({type(error).__name__}: {error}); {advice}")
 
 
@@ -40,7 +40,7 @@ ModelBuilder = Callable[..., nn.Module]
 
 
 def load_torchvision_model(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
-    """Load a torchvision model. `weights` is a checkpoint file, "random" or None for the published weights."""
+    """Load a torchvision model. `weights` is a checkpoint file or "random". None means the published weights."""
     from torchvision.models import get_model_weights
 
     builder = _find_torchvision_builder(name)
@@ -70,7 +70,7 @@ def _find_torchvision_builder(name: str) -> ModelBuilder:
 
 
 def _load_published_torchvision(builder: ModelBuilder, published: Any, name: str) -> nn.Module:
-    """Load a torchvision model with its published weights. Download the file if needed, and read only tensors from it."""
+    """Load a torchvision model with its published weights. Download their file if needed, and read only tensors from it."""
     cache = Path(torch.hub.get_dir()) / "checkpoints"
     try:
         progress = sys.stderr.isatty()
@@ -82,7 +82,7 @@ def _load_published_torchvision(builder: ModelBuilder, published: Any, name: str
 
 
 def _build_torchvision_random_or_from_file(builder: ModelBuilder, random_or_file: str | os.PathLike[str]) -> BuiltModel:
-    """Build a model with random weights or with the weights of a checkpoint file."""
+    """Build a torchvision model. Its weights are random or come from a checkpoint file."""
     if random_or_file == RANDOM_WEIGHTS:
         return BuiltModel(builder(**_get_builder_options(builder, {})), has_published_classes=False)
     if builder.__module__.startswith("torchvision.models.detection"):
@@ -98,7 +98,7 @@ def _build_torchvision_random_or_from_file(builder: ModelBuilder, random_or_file
 
 
 def _get_builder_options(builder: ModelBuilder, state: StateDict) -> dict[str, Any]:
-    """Return the keyword arguments with which torchvision builds the architecture of a state dict."""
+    """Return keyword arguments for torchvision. With them, it builds the architecture to which a state dict belongs."""
     options: dict[str, Any] = {"weights": None}
     if "weights_backbone" in inspect.signature(builder).parameters:
         options["weights_backbone"] = None
@@ -117,7 +117,7 @@ def _get_builder_options(builder: ModelBuilder, state: StateDict) -> dict[str, A
 
 
 def load_timm_model(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
-    """Load a timm model. `weights` is a checkpoint file, "random" or None for the published weights."""
+    """Load a timm model. `weights` is a checkpoint file or "random". None means the published weights."""
     timm = require("timm", extra="hub")
     if not timm.is_model(name):
         nearest = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.0)
@@ -146,7 +146,7 @@ def _load_published_timm(timm: Any, name: str) -> nn.Module:
 
 
 def _build_timm_random_or_from_file(timm: Any, name: str, random_or_file: str | os.PathLike[str]) -> BuiltModel:
-    """Build a model with random weights or with the weights of a checkpoint file."""
+    """Build a timm model. Its weights are random or come from a checkpoint file."""
 
     def build(n_classes: int | None) -> nn.Module:
         try:
@@ -170,7 +170,7 @@ def _get_timm_preprocess(model: nn.Module) -> Callable[..., Any]:
 
 
 def _get_timm_class_names(model: nn.Module) -> tuple[str, ...] | None:
-    """Return the class names of a timm model trained on ImageNet, or None for another dataset."""
+    """Return the class names of a timm model that was trained on ImageNet. Return None for any other dataset."""
     data = require("timm.data", extra="hub")
     if (subset := data.infer_imagenet_subset(model)) is None:
         return None

@@ -45,7 +45,7 @@ class DeclaredMetadata(NamedTuple):
 
 
 def load_model_from_user_function(spec: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
-    """Load a model by calling a function of the user. If `weights` are given, load them into the model."""
+    """Call a function of the user that returns a model. If there are `weights`, load them into the model."""
     location, _, function_name = spec.rpartition(":")
     if weights == RANDOM_WEIGHTS:
         raise WeightsError(f"{spec} creates its own weights; omit weights=, or pass a checkpoint file")
@@ -68,7 +68,7 @@ def load_model_from_user_function(spec: str, weights: WeightsSource) -> tuple[nn
 
 @contextmanager
 def _import_module(location: str) -> Iterator[ModuleType]:
-    """Import a Python file or an installed module. The module of a file is registered only inside the `with`."""
+    """Import a Python file or an installed module. The module of a file is in `sys.modules` only inside the `with`."""
     file = Path(location).expanduser()
     if file.suffix != ".py":
         yield run_user_code(lambda: importlib.import_module(location), location, ModelError)
@@ -84,7 +84,7 @@ def _import_module(location: str) -> Iterator[ModuleType]:
 
 
 def _read_declared_metadata(module: ModuleType, function_name: str, location: str) -> DeclaredMetadata:
-    """Read what a user's module declares for the model of one function: PREPROCESSING, CATEGORIES and TARGET_LAYER."""
+    """Read the metadata that a user's module declares for one function: PREPROCESSING, CATEGORIES and TARGET_LAYER."""
     declared: list[Any] = []
     for key in ("PREPROCESSING", "CATEGORIES", "TARGET_LAYER"):
         by_name = getattr(module, key, {})
