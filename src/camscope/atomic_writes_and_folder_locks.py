@@ -34,14 +34,14 @@ FOLDER_BUSY_MESSAGE = "another process is writing to this folder; wait until it 
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = True, sync: bool = True) -> Path:
-    """Write a file atomically. See `open_atomic`."""
+    """Write a file completely or not at all."""
     with open_atomic(path, overwrite=overwrite, sync=sync, n_bytes=len(data)) as file:
         file.write(data)
     return Path(path)
 
 
 def write_unless_identical(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = False) -> Path:
-    """Write a file. Do nothing if it exists with the same bytes, and raise an OutputError if it has other bytes."""
+    """Write a file. If it exists with the same bytes, do nothing. If it has other bytes, raise an OutputError."""
     path = Path(path)
     if not overwrite and path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data:
         return path
@@ -52,7 +52,7 @@ def write_unless_identical(path: str | os.PathLike[str], data: bytes, *, overwri
 def open_atomic(
     path: str | os.PathLike[str], *, overwrite: bool = True, sync: bool = True, n_bytes: int | None = None
 ) -> Iterator[BinaryIO]:
-    """Open a file that is written completely or not at all: a temporary file is renamed at the end.
+    """Open a file for writing. It appears completely or not at all, because a temporary file is renamed at the end.
 
     `n_bytes` is the number of bytes to write, if it is known in advance. A failure raises an OutputError with the path
     and the reason.
@@ -86,13 +86,13 @@ def open_atomic(
 
 
 def check_not_existing(path: str | os.PathLike[str], overwrite: bool) -> None:
-    """Raise an OutputError if a path exists and `overwrite` is False."""
+    """Raise an OutputError if a path exists. With `overwrite`, do nothing."""
     if not overwrite and os.path.lexists(path):
         raise OutputError(f"{path} exists; allow overwriting, or choose another name")
 
 
 def parse_output_path(path: str | os.PathLike[str]) -> Path:
-    """Convert text to a path. Raise an OutputError if it has characters that no path can have."""
+    """Convert text to a path. Raise an OutputError if the text has characters that a path cannot have."""
     with contextlib.suppress(UnicodeEncodeError):  # half a surrogate pair
         if b"\0" not in os.fsencode(path):
             return Path(path)
@@ -100,7 +100,7 @@ def parse_output_path(path: str | os.PathLike[str]) -> Path:
 
 
 def check_is_file_or_missing(path: Path) -> None:
-    """Raise an OutputError if a path leads to a folder, pipe, socket or device, which no file may replace."""
+    """Raise an OutputError if a path is a folder, pipe, socket or device. A file must not replace these."""
     try:
         mode = path.stat().st_mode
     except OSError:  # nothing exists, or a dangling link
@@ -118,7 +118,7 @@ class _TemporaryFile(io.FileIO):
         self._path, self._n_bytes = path, n_bytes
 
     def write(self, data: Any, /) -> int:
-        """Write bytes. If writing fails, raise an OutputError with the name of the final file."""
+        """Write bytes. If this fails, raise an OutputError that names the final file."""
         try:
             return super().write(data)
         except OSError as error:
@@ -140,7 +140,7 @@ def _write_errors_converted(path: Path) -> Iterator[None]:
 def build_write_error(
     path: Path, error: OSError, n_bytes: int | None = None, *, is_lower_bound: bool = False
 ) -> OutputError:
-    """Convert an OSError to an OutputError. If the disk is full, the message says how many bytes are needed and free."""
+    """Convert an OSError to an OutputError. If the disk is full, the message gives the needed and the free bytes."""
     reason = (error.strerror or str(error)).rstrip(".")
     advice = "choose another place"
     if error.errno in NO_SPACE_ERRNOS:
@@ -163,7 +163,7 @@ def build_write_error(
 def create_folder_atomically(
     path: str | os.PathLike[str], is_replaceable: Callable[[Path], bool] | None = None
 ) -> Iterator[Path]:
-    """Create a folder with all its files, or not at all. An existing folder is replaced if all its files are replaceable."""
+    """Create a folder with all its files, or nothing. An existing folder is replaced if all its files may be replaced."""
     path = parse_output_path(path)
     existing = list(path.iterdir()) if path.is_dir() else []
     if not all(is_replaceable and is_replaceable(file) for file in existing) or (
@@ -210,11 +210,11 @@ class FolderLock:
             self.release = weakref.finalize(self, os.close, self._handle)
 
     def acquire_exclusive(self) -> bool:
-        """Try to acquire the lock for this process alone. Return False if another process or thread holds the lock."""
+        """Try to acquire the lock so that nothing else can hold it. Return False if another process or thread holds it."""
         return self._try_lock("LOCK_EX")
 
     def acquire_shared(self) -> bool:
-        """Try to acquire the lock, which other processes may share. Return False after ten seconds without success."""
+        """Try to acquire the lock together with other processes. Return False if this fails for ten seconds."""
         end = time.monotonic() + LOCK_WAIT_SECONDS
         while not (granted := self._try_lock("LOCK_SH")) and time.monotonic() < end:
             time.sleep(0.05)
@@ -234,7 +234,7 @@ class FolderLock:
 
 @contextlib.contextmanager
 def folder_locked(folder: Path) -> Iterator[None]:
-    """Lock a folder inside the `with`, and create it if needed. A folder that was created and stays empty is removed."""
+    """Lock a folder inside the `with`. If it is missing, create it, and remove it at the end if it is still empty."""
     new = not folder.exists()
     make_folder(folder)
     lock = FolderLock(folder)
@@ -260,13 +260,13 @@ def _move_without_overwrite(temporary_path: Path, path: Path) -> None:
 
 
 def slug(text: str) -> str:
-    """Convert text to at most 40 letters, digits and hyphens for a file name."""
+    """Convert text to a part of a file name: at most 40 letters, digits and hyphens."""
     ascii_text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
     return re.sub(r"[^A-Za-z0-9]+", "-", ascii_text)[:40].strip("-") or "image"
 
 
 def build_output_path(folder: str | os.PathLike[str], *names: str) -> Path:
-    """Join a folder and names. Raise an OutputError if a name is unsafe or a link leads out of the folder."""
+    """Join a folder and names to a path. Raise an OutputError if a name is unsafe, or if a link leads out of the folder."""
     for name in names:
         if not SAFE_FILE_NAME.fullmatch(name):
             raise OutputError(
@@ -285,7 +285,7 @@ def check_inside_folder(path: Path, folder: str | os.PathLike[str]) -> None:
 
 
 def describe_file_problem(path: str | os.PathLike[str]) -> str:
-    """Return the reason why a path is not a regular file, such as `there is no such file`."""
+    """Return why a path is not a regular file, such as `there is no such file`."""
     path = Path(path)
     if path.is_dir():
         return "it is a folder"
@@ -315,12 +315,12 @@ def open_regular_file(path: str | os.PathLike[str], max_bytes: int | None = None
 
 
 def check_regular_file(path: str | os.PathLike[str], max_bytes: int | None = None) -> None:
-    """Raise an OSError unless a path is a regular file of at most `max_bytes` bytes. The file is not opened."""
+    """Raise an OSError if a path is not a regular file, or has more than `max_bytes` bytes. Do not open the file."""
     _check_file_status(os.stat(path), max_bytes)  # noqa: PTH116 - a Path costs more than a small file takes to read
 
 
 def check_regular_files(folder: str | os.PathLike[str]) -> None:
-    """Raise an OSError if a folder contains a pipe, a socket or a device, or a link to one."""
+    """Raise an OSError if a folder contains a pipe, a socket, a device, or a link to one of these."""
     for parent, _, names in os.walk(folder):
         for name in names:
             path = Path(parent, name)

@@ -49,7 +49,7 @@ class CamscopeError(Exception):
 
     @property
     def problem(self) -> str:
-        """The error message without the suggested fix."""
+        """The error message without the part that suggests a fix."""
         return str(self).removesuffix(f"; {self.fix}") if self.fix else str(self)
 
 
@@ -119,7 +119,7 @@ class MissingExtraError(CamscopeError, ImportError):
         self._init_args = package, extra
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the error by its arguments instead of its message."""
+        """Pickle the arguments of the error instead of its message."""
         return type(self), self._init_args, self.__dict__
 
 
@@ -145,7 +145,7 @@ REQUESTED_SIZE_PATTERN = re.compile(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error means that memory ran out. Errors of Python, NumPy, Arrow, PyTorch, CUDA and OpenCV are known.
+    """Return whether an error reports a lack of memory. It may be from Python, NumPy, Arrow, PyTorch, CUDA or OpenCV.
 
     An ExceptionGroup counts if all its errors mean that memory ran out.
     """
@@ -159,7 +159,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _is_native_error(error: BaseException) -> bool:
-    """Return whether an error may come from a C or C++ library. Only the message tells what kind of error it is."""
+    """Return whether an error may come from a C or C++ library. Only the message of such an error shows its kind."""
     is_native = isinstance(error, RuntimeError) or type(error).__module__.partition(".")[0] == "cv2"
     return is_native and not isinstance(error, CamscopeError)
 
@@ -171,7 +171,7 @@ def describe_out_of_memory(error: BaseException) -> str:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether a retry may succeed, as for a missing file, a broken connection, or too little memory.
+    """Return whether a retry may succeed. Examples are a missing file, a broken connection, or too little memory.
 
     A file that is not an image is a permanent failure. The causes of an error are checked too. An ExceptionGroup is
     transient if all its errors are.
@@ -199,7 +199,7 @@ def _is_transient_itself(error: BaseException, visited: set[int]) -> bool:
 
 
 def _iter_causes(error: BaseException | None, visited: set[int]) -> Iterator[BaseException]:
-    """Yield an error and all its causes, also those that `from None` hides. Skip errors whose ids are in `visited`."""
+    """Yield an error and all its causes, even those that `from None` hides. Skip errors whose ids are in `visited`."""
     while error is not None and id(error) not in visited:
         visited.add(id(error))
         yield error
@@ -207,7 +207,7 @@ def _iter_causes(error: BaseException | None, visited: set[int]) -> Iterator[Bas
 
 
 def warn_caller(message: str) -> None:
-    """Issue a CamscopeWarning at the line of user code that called camscope."""
+    """Issue a CamscopeWarning. Its location is the line of user code that called camscope."""
     frame, outermost = sys._getframe(1), sys._getframe(1)
     while frame.f_back is not None:
         if _is_camscope_module(frame.f_globals):

@@ -109,12 +109,12 @@ class Explanation:
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """The shape of the map in cells, (h,w) for an image."""
+        """The number of cells of the map along each axis, (h,w) for an image."""
         return self.attribution.shape
 
     @property
     def stride(self) -> tuple[float, ...]:
-        """Input pixels per cell along each axis of the map."""
+        """How many input pixels one cell of the map covers along each axis."""
         return tuple(pixels / cells for pixels, cells in zip(self.input_size, self.grid, strict=True))
 
     @property
@@ -126,7 +126,7 @@ class Explanation:
         return self.peak_at("image")
 
     def peak_at(self, size: MapSize) -> tuple[int, ...]:
-        """Return the pixel or voxel with the largest value, as row and column, on one of the grids of `heatmap`.
+        """Return the row and column of the pixel or voxel with the largest value. `size` is a grid of `heatmap`.
 
         Args:
             size: "image", "input" or "grid".
@@ -146,7 +146,7 @@ class Explanation:
 
     @property
     def peak_mm(self) -> tuple[float, ...] | None:
-        """The peak in millimeters (RAS+: right, anterior, superior), or None if the image has no affine."""
+        """The peak in millimeters (RAS+: right, anterior, superior). None if the image has no affine."""
         if self.affine is None:
             return None
         index = (0,) * (3 - len(self.peak)) + self.peak
@@ -154,7 +154,7 @@ class Explanation:
 
     @property
     def label_and_score(self) -> str:
-        """Label and probability or score, such as `tabby (p=0.93)`. Without a target, it is the label alone."""
+        """The label with its probability or score, such as `tabby (p=0.93)`. Without a target, only the label."""
         if math.isnan(self.score):
             return self.label
         score_text = f"p={self.probability:.2f}" if self.probability is not None else f"score {self.score:.3g}"
@@ -162,21 +162,21 @@ class Explanation:
 
     @property
     def method_title(self) -> str:
-        """The title of the method in its paper, such as `Grad-CAM` for the method "gradcam"."""
+        """The name of the method in its paper, such as `Grad-CAM` for the method "gradcam"."""
         return METHODS.replace_names_by_titles(self.method)
 
     @property
     def caption(self) -> str:
-        """Label, method and layer, such as `tabby (p=0.93) · Grad-CAM · layer4`."""
+        """The label, method and layer as one text, such as `tabby (p=0.93) · Grad-CAM · layer4`."""
         return " · ".join(filter(None, (self.label_and_score, self.method_title, self.layer)))
 
     @property
     def warning_text(self) -> str | None:
-        """The status as text for a figure, or None if the status is "ok"."""
+        """The status as text for a figure. None if the status is "ok"."""
         return None if self.status == STATUS_OK else self.status.replace("_", " ")
 
     def coverage_mask(self, size: MapSize = "image") -> npt.NDArray[np.bool_]:
-        """Return a mask of the pixels that the model received.
+        """Return a mask of the image pixels that the model received.
 
         Args:
             size: "image", "input" or "grid", as for `heatmap`.
@@ -195,17 +195,17 @@ class Explanation:
 
     @property
     def colormap(self) -> str:
-        """The default colormap: "diverging" if the map has negative values, otherwise "inferno"."""
+        """The default colormap. It is "diverging" if the map has negative values, otherwise "inferno"."""
         return render.DIVERGING if bool((self.attribution < 0).any()) else "inferno"
 
     def _resolve_auto_scale(self, scale: ScaleOption) -> render.Scale | None:
-        """Return a scale in which "auto" is replaced: by "robust" for a map at input resolution, otherwise by "max"."""
+        """Return the scale. Replace "auto" by "robust" if the map has the resolution of the input, otherwise by "max"."""
         if scale != "auto":
             return scale
         return "robust" if self.grid == self.input_size else "max"
 
     def heatmap(self, size: MapSize = "image", scale: ScaleOption = "max") -> FloatArray:
-        """Return the map at the size of the original image, of the model's input, or of the layer's grid.
+        """Return the map at one of three sizes: that of the original image, of the model's input, or of the layer's grid.
 
         Args:
             size: "image", "input" or "grid".
@@ -241,7 +241,7 @@ class Explanation:
         colorbar: bool = False,
         height: int | None = None,
     ) -> PixelArray:
-        """Draw the map over the original image, or over the model's input if the map has no known position.
+        """Draw the map over the original image. If the position of the map is unknown, draw it over the model's input.
 
         A signal is drawn as a trace over the map's colors, a volume as its three planes, a video as a strip of frames. A map
         with the status "zero_gradient" or "constant_score" holds no information and gets no colors, outlines or boxes.
@@ -316,12 +316,12 @@ class Explanation:
 
     @property
     def _is_uninformative(self) -> bool:
-        """Whether the status says that the map holds no information, so that it is drawn without colors."""
+        """Whether the status says that the map has no information. Such a map is drawn without colors."""
         return self.status in UNINFORMATIVE_STATUSES
 
     @property
     def _is_volume(self) -> bool:
-        """Whether the map has three axes and belongs to a volume. A map of a video has three axes too."""
+        """Whether the map has three axes and belongs to a volume. The map of a video also has three axes."""
         if self.attribution.ndim != 3 or self.affine is not None:
             return self.attribution.ndim == 3
         return (
@@ -340,7 +340,7 @@ class Explanation:
         mask: render.Masks | None = None,
         window: tuple[float, float] | None = None,
     ) -> render.Volume:
-        """Return the map on its volume as a `render.Volume`, which the functions of `camscope.render` draw.
+        """Return the map and its volume as a `render.Volume`. The functions of `camscope.render` can draw it.
 
         The background is the original volume where it is available, otherwise the model's input. A map with the status
         "zero_gradient" or "constant_score" holds no information and is 0 everywhere in the result.
@@ -392,7 +392,7 @@ class Explanation:
         mask: render.Masks | None = None,
         scale: ScaleOption = AUTO,
     ) -> PixelArray:
-        """Draw three slices through one voxel, one along each axis.
+        """Draw three slices that meet in one voxel, one along each axis.
 
         Args:
             voxel: Index of the voxel; by default that of the peak.
@@ -423,7 +423,7 @@ class Explanation:
         mask: render.Masks | None = None,
         scale: ScaleOption = AUTO,
     ) -> PixelArray:
-        """Draw evenly spaced slices along an axis, including the slice of the peak.
+        """Draw evenly spaced slices along an axis. One of them contains the peak.
 
         Args:
             axis: Index or name of the axis, as for `render.draw_slices`.
@@ -455,7 +455,7 @@ class Explanation:
         mask: render.Masks | None = None,
         scale: ScaleOption = AUTO,
     ) -> PixelArray:
-        """Draw the projection of the map along an axis: the strongest value on each line of voxels.
+        """Project the map along an axis and draw it. Each pixel shows the strongest value on its line of voxels.
 
         Args:
             axis: Index or name of the axis, as for `render.draw_projection`; by default every axis.
@@ -488,7 +488,7 @@ class Explanation:
         on_progress: render.ProgressCallback | None = None,
         overwrite: bool = True,
     ) -> Path:
-        """Write an animation through the slices of a volume.
+        """Write an animation that moves through the slices of a volume.
 
         Args:
             path: File to write, `.gif` or `.webp`.
@@ -525,7 +525,7 @@ class Explanation:
         return write_bytes(path, data, overwrite=overwrite)
 
     def _affine_at_size(self, size: MapSize) -> npt.NDArray[np.float64] | None:
-        """Return the affine (4,4) from voxels at the given size to millimeters. Return None if it is unknown."""
+        """Return the affine (4,4) from voxels to millimeters, for a volume of the given size. Return None if it is unknown."""
         if size == "image" or self.affine is None:
             return self.affine
         if self.placement is None:
@@ -542,7 +542,7 @@ class Explanation:
             )
 
     def contours(self, level: float = 0.5, size: MapSize | None = None) -> list[FloatArray]:
-        """Return the outlines of the regions whose values reach a share of the maximum.
+        """Return the outlines of the regions where the map reaches a given share of its maximum.
 
         Args:
             level: Share of the maximum, 0..1.
@@ -563,7 +563,7 @@ class Explanation:
         return list(render.find_contours(self.heatmap(size or self._choose_image_or_input_size()), level))
 
     def boxes(self, threshold: float = 0.5, size: MapSize | None = None) -> list[render.Box]:
-        """Return boxes around the regions whose values reach a share of the maximum, the strongest first.
+        """Return boxes around the regions where the map reaches a given share of its maximum. The strongest is first.
 
         Args:
             threshold: Share of the maximum, 0..1.
@@ -584,7 +584,7 @@ class Explanation:
         return render.find_boxes(self.heatmap(size or self._choose_image_or_input_size()), threshold)
 
     def show(self) -> None:
-        """Open the overlay in the image viewer of the system. A notebook shows an explanation without `show`.
+        """Open the overlay in the image viewer of the system. A notebook displays an explanation without this call.
 
         >>> Explanation(np.ones((2, 2)), "gradcam", 3, "tabby", 7.5, input_size=(8, 8)).show()  # doctest: +SKIP
         """
@@ -634,7 +634,7 @@ class Explanation:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, max_bytes: int = MAX_ARRAY_BYTES) -> "Explanation":
-        """Read an explanation from a `.npz` or `.json` file that `save` wrote, without unpickling.
+        """Read an explanation from a `.npz` or `.json` file that `save` wrote. Nothing is unpickled.
 
         Args:
             path: The file.
@@ -660,7 +660,7 @@ class Explanation:
             return require_valid_explanation(cls(**fields))
 
     def annotated_image(self, height: int | None = None, *, caption: bool = False) -> PixelArray:
-        """Draw the overlay (H,W,3) with a height of `height` pixels, and a warning if the status is not "ok".
+        """Draw the overlay (H,W,3) at a height of `height` pixels. If the status is not "ok", add a warning.
 
         Args:
             height: Rows of the overlay. Default: as many as the image has.
@@ -732,7 +732,7 @@ def figure(
     colorbar: bool = True,
     height: int | None = None,
 ) -> PixelArray:
-    """Draw several explanations side by side with captions. A map whose status is not "ok" is marked.
+    """Draw several explanations side by side with captions. If the status of a map is not "ok", a warning marks it.
 
     On a scale (lo, hi) each caption ends with the map's own maximum, since a weak map looks empty there.
 
@@ -768,7 +768,7 @@ def figure(
 
 
 def compute_color_bar_width(explanation: Explanation, overlay: PixelArray, height: int) -> int:
-    """Return the width in pixels of the color bar at the right of an overlay. `height` is that with which it was drawn."""
+    """Return the width of the color bar at the right of an overlay, in pixels. The overlay has a height of `height`."""
     if explanation.attribution.ndim != 2:
         return 0
     background = explanation._background_image(explanation._choose_image_or_input_size())
@@ -776,12 +776,12 @@ def compute_color_bar_width(explanation: Explanation, overlay: PixelArray, heigh
 
 
 def add_own_maximum(caption: str, explanation: Explanation, scale: ScaleOption) -> str:
-    """Append the map's own maximum to its caption if the map is drawn on a scale (lo, hi), on which it may look empty."""
+    """Append the maximum of the map to its caption if the scale is (lo, hi). On such a scale, a map may look empty."""
     return f"{caption} · max {explanation.attribution.max(initial=0.0):.2g}" if isinstance(scale, tuple) else caption
 
 
 def shared_scales(explanations: Sequence[Explanation], colormap: str = AUTO) -> list[ScaleOption]:
-    """Return the color scale of each explanation. Maps of one method and layer share a scale, so that they can be compared."""
+    """Return the color scale of each explanation. Maps of the same method and layer share a scale, so they can be compared."""
     colormaps = [explanation.colormap for explanation in explanations] if colormap == AUTO else [colormap]
     is_signed = render.DIVERGING in colormaps
     largest: dict[object, float] = {}

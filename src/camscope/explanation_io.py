@@ -29,13 +29,13 @@ MAX_BYTES_BY_ARRAY = {
 
 
 def encode_json(explanation: Any) -> bytes:
-    """Encode an `Explanation` as JSON: its fields and its attribution map, but no images."""
+    """Encode an `Explanation` as JSON. It contains the fields and the attribution map, but no images."""
     arrays = {name: array.tolist() for name in JSON_ARRAY_FIELDS if (array := getattr(explanation, name)) is not None}
     return json.dumps({**_to_metadata(explanation), **arrays}, indent=1).encode()
 
 
 def encode_npz(explanation: Any) -> bytes:
-    """Encode an `Explanation` as a compressed NumPy archive (.npz): its fields, its attribution map and its images."""
+    """Encode an `Explanation` as a compressed NumPy archive (.npz), with its fields, its attribution map and its images."""
     buffer = io.BytesIO()
     arrays = {name: array for name in ARRAY_FIELDS if (array := getattr(explanation, name)) is not None}
     np.savez_compressed(buffer, facts=np.array(json.dumps(_to_metadata(explanation))), **arrays)
@@ -43,7 +43,7 @@ def encode_npz(explanation: Any) -> bytes:
 
 
 def _to_metadata(explanation: Any) -> dict[str, Any]:
-    """Return the fields of an `Explanation` as JSON values, without maps and images."""
+    """Return the fields of an `Explanation` as JSON values. Maps and images are left out."""
     names = [field.name for field in fields(explanation) if field.name not in ARRAY_FIELDS]
     return {
         **{name: getattr(explanation, name) for name in names},
@@ -59,7 +59,7 @@ def _to_metadata(explanation: Any) -> dict[str, Any]:
 
 
 def read_fields(path: str | os.PathLike[str], max_bytes: int) -> dict[str, Any]:
-    """Read the fields of an `Explanation` from a `.json` or `.npz` file. `check_fields` must check them afterwards."""
+    """Read the fields of an `Explanation` from a `.json` or `.npz` file. They must be checked by `check_fields` afterwards."""
     if Path(path).suffix.lower() == ".json":
         metadata = read_json(path, max_bytes=min(max_bytes, MAX_JSON_EXPLANATION_BYTES))
         dtype = np.dtype(metadata["dtype"])
@@ -88,7 +88,7 @@ def _parse_floats(values: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def check_fields(explanation: Any, statuses: Collection[str]) -> None:
-    """Raise an InputError that names the fields of an `Explanation` with an invalid type, shape or size."""
+    """Check the fields of an `Explanation`. Raise an InputError that names the fields with an invalid type, shape or size."""
     axes, placement, affine = explanation.attribution.ndim, explanation.placement, explanation.affine
     error, image, input_image = explanation.standard_error, explanation.image, explanation.model_input_image
     sizes = [explanation.input_size, *([placement.input_size, placement.image_size] if placement else [])]
@@ -135,6 +135,6 @@ def _is_size(size: object) -> bool:
 
 
 def _has_image_shape(pixels: NDArray[Any], size: tuple[int, ...]) -> bool:
-    """Return whether pixels are a color image (*size,3), a gray image (*size) or a drawn signal."""
+    """Return whether pixels have the shape of an image: color (*size,3), gray (*size), or a drawn signal."""
     fits = pixels.shape in ((*size, 3), size) or (pixels.ndim == 2 and pixels.shape[1:] == size)
     return pixels.dtype == np.uint8 and pixels.size > 0 and fits

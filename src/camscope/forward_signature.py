@@ -28,14 +28,14 @@ class InputDict(dict[str, Any]):
     _missing_keys: dict[str, None]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Create the dict with empty records. Unpickling does this too."""
+        """Create the dict with empty records. Unpickling also calls this method."""
         self = super().__new__(cls)
         vars(self).update(_read_keys={}, _missing_keys={})
         return self
 
     @property
     def missing_keys(self) -> list[str]:
-        """The keys that the model looked up but the dict lacks, in the order of lookup."""
+        """The keys that the model looked up and that the dict lacks, in the order of the look-ups."""
         return list(self._missing_keys)
 
     def was_read(self, key: str) -> bool:
@@ -72,7 +72,7 @@ class InputDict(dict[str, Any]):
         return merged
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the value of a key, or the default."""
+        """Return the value of a key. If the key is missing, return the default."""
         self._record(key)
         return super().get(key, default)
 
@@ -82,22 +82,22 @@ class InputDict(dict[str, Any]):
         return super().pop(key, *default)
 
     def setdefault(self, key: str, default: Any = None) -> Any:
-        """Return the value of a key. If the key is missing, set it to the default first."""
+        """Return the value of a key. If the key is missing, first set it to the default."""
         super().setdefault(key, default)
         return self[key]
 
     def items(self) -> Any:
-        """Return the items, and record all keys as read."""
+        """Return the items of the dict. Record that all keys were read."""
         self._read_keys.update(dict.fromkeys(super().keys()))
         return super().items()
 
     def values(self) -> Any:
-        """Return the values, and record all keys as read."""
+        """Return the values of the dict. Record that all keys were read."""
         self._read_keys.update(dict.fromkeys(super().keys()))
         return super().values()
 
     def copy(self) -> "InputDict":
-        """Return a copy that shares the records."""
+        """Return a copy of the dict. Both share the records of the keys that were read."""
         copied = type(self)()
         dict.update(copied, super().items())
         vars(copied).update(vars(self))
@@ -182,7 +182,7 @@ class InputKey:
     def _check_key_was_read(
         self, model: nn.Module, inputs: InputDict, received: Sequence[str], error: Exception
     ) -> None:
-        """Raise InputError if the model did not read this key, or if it failed because of a missing key."""
+        """Raise InputError if the model did not read this key. Also raise it if the model failed because a key is missing."""
         if self.name in list_forward_keywords(model):
             return
         if self.in_dict and inputs.was_read(self.name) and STRING_INDEX_PATTERN.search(str(error)):
@@ -215,7 +215,7 @@ class InputKey:
 
 
 def _find_missing_keys_or_arguments(error: Exception | None) -> list[str]:
-    """Return the names that an error reports as missing: a dict key, an attribute, or arguments of a call."""
+    """Return the names that an error reports as missing. They are dict keys, attributes or arguments of a call."""
     if isinstance(error, AttributeError) and isinstance(error.obj, InputDict):
         return [str(error.name)]
     if isinstance(error, KeyError):
@@ -226,17 +226,17 @@ def _find_missing_keys_or_arguments(error: Exception | None) -> list[str]:
 
 
 def _find_unexpected_arguments(error: Exception) -> list[str]:
-    """Return the names that an error reports as unexpected arguments of a function."""
+    """Return the names that an error reports as unexpected arguments of a function call."""
     return re.findall(r"unexpected keyword argument '(\w+)'", str(error)) if isinstance(error, TypeError) else []
 
 
 def _choose_image_key(keys: Sequence[str]) -> str:
-    """Return the key that most likely takes the image: a name such as `image`, otherwise the first key."""
+    """Return the key under which the model most likely expects the image: a name such as `image`, otherwise the first key."""
     return next((key for key in keys if re.search("im(age|g)|pic|pixel|photo|scan", key, re.IGNORECASE)), keys[0])
 
 
 def takes_frames_first(model: nn.Module) -> bool:
-    """Whether a model of Hugging Face takes videos (N,T,C,H,W), by the model type in its config."""
+    """Whether a Hugging Face model takes videos with the frames first, (N,T,C,H,W). The model type in its config decides."""
     config = getattr(model, "config", None)
     is_huggingface = type(config).__module__.startswith("transformers.")
     return is_huggingface and getattr(config, "model_type", None) in FRAMES_FIRST_MODEL_TYPES
@@ -251,7 +251,7 @@ def call_model(
     *,
     frames_first: bool = False,
 ) -> Any:
-    """Call the model with the image x, which is passed as the argument `key`.
+    """Call the model. Pass the image x as the argument `key`.
 
     With `frames_first`, a video x (N,C,T,H,W) is passed as (N,T,C,H,W).
     """
@@ -269,7 +269,7 @@ def call_model(
 def _raise_if_model_takes_dict(
     model: nn.Module, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
 ) -> None:
-    """Raise InputError if a model failed on a tensor because it takes a dict."""
+    """Raise InputError if a model failed on a tensor because it expects a dict."""
     if keys := _probe_looked_up_keys(model, x, args, kwargs, error):
         listing = f"It reads the keys {', '.join(map(repr, keys))}. " if len(keys) > 1 else ""
         raise InputError(
@@ -281,7 +281,7 @@ def _raise_if_model_takes_dict(
 def _probe_looked_up_keys(
     model: nn.Module, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception | None = None
 ) -> list[str]:
-    """Run a model with a dict that returns x for every key. Return the keys that the model looks up.
+    """Run a model on a dict that has x under every key. Return the keys that the model looks up.
 
     If the model raises the same `error` as before, the dict is not the cause, and the list is empty.
     """
@@ -298,7 +298,7 @@ def _probe_looked_up_keys(
 
 
 def _read_parameters(model: nn.Module) -> list[Parameter]:
-    """Return the parameters of a model's undecorated forward. Return *args and **kwargs if the signature cannot be read."""
+    """Return the parameters of a model's undecorated forward. If they cannot be read, return *args and **kwargs."""
     try:
         return list(signature(model.forward).parameters.values())
     except (TypeError, ValueError):  # a builtin, for example
@@ -306,7 +306,7 @@ def _read_parameters(model: nn.Module) -> list[Parameter]:
 
 
 def list_forward_keywords(model: nn.Module) -> frozenset[str]:
-    """Return the names of all keyword arguments that a model's forward accepts, also by `Unpack[SomeTypedDict]`."""
+    """Return the names of all keyword arguments of a model's forward. Include those that come from `Unpack[SomeTypedDict]`."""
     keywords: set[str] = set()
     for parameter in _read_parameters(model):
         if parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY):
@@ -320,7 +320,7 @@ def list_forward_keywords(model: nn.Module) -> frozenset[str]:
 
 
 def find_input_key(model: nn.Module, name: str | None = None) -> InputKey | None:
-    """Find the argument of the model's forward that takes the image. Return None for the first argument.
+    """Find the argument of the model's forward that takes the image. Return None if it is the first argument.
 
     `name` is a keyword of forward, or a key of the dict that forward takes. Without a name, choose the keyword `pixel_values`
     if forward has it. Otherwise choose the only keyword of a forward without positional parameters, and raise an InputError

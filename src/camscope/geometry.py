@@ -78,7 +78,7 @@ class Placement:
 
     @classmethod
     def identity(cls, size: Sequence[int]) -> Self:
-        """Return the placement of an input that equals the image."""
+        """Return the placement of an input that is the whole image, pixel by pixel."""
         return cls(np.eye(len(size), len(size) + 1), tuple(size), tuple(size))
 
     @classmethod
@@ -92,12 +92,12 @@ class Placement:
             ) from error
 
     def to_dict(self) -> dict[str, list[Any]]:
-        """Return the placement as a dict of lists of numbers, for JSON."""
+        """Return the placement as a dict of lists of numbers, which JSON can store."""
         sizes = {"input_size": list(self.input_size), "image_size": list(self.image_size)}
         return {"matrix": self.matrix.tolist(), **sizes}
 
     def on_resized_image(self, size: Sequence[int]) -> Self:
-        """Return the placement of the same input on a resized image."""
+        """Return the placement of the same input after the original image is resized."""
         if tuple(size) == self.image_size:
             return self
         size = _require_positive_size(size, self._n_axes)
@@ -123,7 +123,7 @@ class Placement:
         )
 
     def padded(self, before: Sequence[int], after: Sequence[int]) -> Self:
-        """Return the placement after pixels are added before and after each axis of the input."""
+        """Return the placement after padding: pixels are added before and after each axis of the input."""
         first = _require_whole_numbers(before, self._n_axes, "before")
         last = _require_whole_numbers(after, self._n_axes, "after")
         return self.cropped((-first).tolist(), (first + last + self.input_size).tolist())
@@ -135,7 +135,7 @@ class Placement:
         return self._build_placement_of_new_input(linear, offset, self.input_size)
 
     def transposed(self, axes: Sequence[int]) -> Self:
-        """Return the placement after the axes of the input are reordered, as by NumPy's `transpose`."""
+        """Return the placement after the axes of the input are reordered, as by `numpy.transpose`."""
         if sorted(axes) != list(range(self._n_axes)):
             raise GeometryError(f"axes is {tuple(axes)}; expected each of the {plural(self._n_axes, 'axis')} once")
         return self._build_placement_of_new_input(
@@ -143,7 +143,7 @@ class Placement:
         )
 
     def composed(self, inner: Self) -> Self:
-        """Join two placements. Return where the input of `inner` lies on the image of this placement.
+        """Return where the input of `inner` lies on the image of this placement.
 
         The image of `inner` must be the input of this placement.
 
@@ -157,7 +157,7 @@ class Placement:
     # Coordinates and maps.
 
     def cell_to_image_matrix(self, grid: Sequence[int]) -> NDArray[np.float64]:
-        """Return the matrix (n,n+1) that transforms cell coordinates of a map to coordinates of the image."""
+        """Return a matrix (n,n+1). It transforms cell coordinates of a map to pixel coordinates of the image."""
         grid = _require_positive_size(grid, self._n_axes)
         scaled = self.matrix[:, : self._n_axes] * np.divide(self.input_size, grid)
         return np.column_stack([scaled, self.matrix[:, self._n_axes]])
@@ -172,7 +172,7 @@ class Placement:
         return _require_points_array(points, self._n_axes) @ inverse[:, :-1].T + inverse[:, -1]
 
     def project(self, attribution: ArrayLike) -> ProjectedMap:
-        """Resample a map (h,w) at the pixels of the original image.
+        """Resample a map (h,w) on the pixel grid of the original image.
 
         Values are interpolated linearly between the centers of cells. The outermost cells reach to the border of the input.
         The values are float64 for a float64 map, otherwise float32.
@@ -197,7 +197,7 @@ class Placement:
         return (self.matrix.tobytes(), self.input_size, self.image_size)
 
     def _build_placement_of_new_input(self, linear: FloatArray, offset: ArrayLike, size: Sequence[int]) -> Self:
-        """Return where a new input of shape `size` lies on the original image.
+        """Return the placement of a new input with the shape `size` on the original image.
 
         `linear` and `offset` transform the coordinates of the new input to coordinates of the present input.
         """
@@ -208,7 +208,7 @@ class Placement:
 def project_mask_to_input(
     mask: NDArray[np.bool_], input_size: Sequence[int], to_image: Callable[[FloatArray], NDArray[np.float64]]
 ) -> NDArray[np.bool_]:
-    """Resample a mask of the image at the pixel centers of the model's input.
+    """Resample a mask of the original image at the pixel centers of the model's input.
 
     `to_image` maps points of the input to the image. Input pixels outside the image are False.
     """
@@ -249,7 +249,7 @@ def _invert_affine(matrix: FloatArray) -> NDArray[np.float64]:
 def _project_separable(
     attribution: FloatArray, inverse: FloatArray, size: Sequence[int], axes: Sequence[int]
 ) -> ProjectedMap:
-    """Resample a map along one axis after the other, which is exact and fast."""
+    """Resample a map along one axis after another. This is exact and fast."""
     values = attribution.transpose(axes)
     covered = np.ones((), np.bool_)
     for axis, length in enumerate(size):
@@ -270,7 +270,7 @@ def _project_separable(
 
 
 def _project_affine(attribution: FloatArray, inverse: FloatArray, size: Sequence[int]) -> ProjectedMap:
-    """Resample a map by any affine transform, with linear interpolation."""
+    """Resample a map with any affine transform. Interpolate linearly."""
     values, covered = np.zeros(size, attribution.dtype), np.zeros(size, np.bool_)
     step = max(1, PIXELS_PER_BLOCK // max(1, int(np.prod(size[1:]))))
     for start in range(0, size[0], step):
@@ -286,7 +286,7 @@ def _project_affine(attribution: FloatArray, inverse: FloatArray, size: Sequence
 
 
 def _interpolate(attribution: FloatArray, cells: FloatArray) -> FloatArray:
-    """Return the values (M,) of a map at M points, by linear interpolation. `cells` (n,M) holds their cell coordinates."""
+    """Interpolate a map linearly at M points. Return the values (M,). `cells` (n,M) are the points in cell coordinates."""
     pairs = [
         _split_into_index_and_fraction(cell, length) for cell, length in zip(cells, attribution.shape, strict=True)
     ]
@@ -301,7 +301,7 @@ def _interpolate(attribution: FloatArray, cells: FloatArray) -> FloatArray:
 
 
 def _split_into_index_and_fraction(cell: FloatArray, length: int) -> tuple[NDArray[np.int64], FloatArray]:
-    """Split each cell coordinate into the index of the cell below it, and the fraction of the way to the next cell."""
+    """Split each cell coordinate into the index of the cell before it and the fraction of the way to the next cell."""
     position = np.clip(cell - 0.5, 0, length - 1)
     low = np.floor(position).astype(np.int64)
     return low, position - low

@@ -30,7 +30,7 @@ class LabelImage:
 
     @classmethod
     def from_colors(cls, pixels: NDArray[Any]) -> "LabelImage":
-        """Create labels from an RGB image (*S,3). The labels of a gray image are its gray levels."""
+        """Create labels from an RGB image (*S,3). If the image is gray, the gray levels are the labels."""
         first = pixels[..., 0]
         if all(np.array_equal(first, pixels[..., channel]) for channel in (1, 2)):
             return cls(first)
@@ -38,11 +38,11 @@ class LabelImage:
 
     @property
     def foreground(self) -> NDArray[np.bool_]:
-        """A mask (*S) of the pixels with a label."""
+        """A mask (*S) of the pixels that have a label."""
         return np.asarray((self.values != 0) & (self.values == self.values))
 
     def label_names(self, max_names: int | None = None) -> tuple[str, ...]:
-        """Return the sorted names of the labels, such as `1`, `255` or `#ff0000`: at most `max_names` of them."""
+        """Return the names of the labels in sorted order, such as `1`, `255` or `#ff0000`. Return at most `max_names` names."""
         inside = self.values[self.foreground]
         if not inside.size:
             return ()
@@ -50,7 +50,7 @@ class LabelImage:
         return tuple(map(self._format_label, [low] if low == inside.max() else np.unique(inside)[:max_names]))
 
     def mask_of_labels(self, labels: Iterable[str]) -> NDArray[np.bool_]:
-        """Return a mask (*S) of the pixels that have one of these labels."""
+        """Return a mask (*S) of the pixels whose label is in `names`."""
         names = set(labels)
         values = [value for value in np.unique(self.values[self.foreground]) if self._format_label(value) in names]
         return np.isin(self.values, values)
@@ -71,7 +71,7 @@ class LabelChoice:
     first_label: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def select_mask(self, label_image: LabelImage) -> NDArray[np.bool_]:
-        """Return a mask (*S) of the pixels with the chosen labels. Raise CategoryError if a choice is missing."""
+        """Return a mask (*S) of the pixels with the chosen labels. Raise CategoryError if a chosen label is missing."""
         if self.categories == (ALL_LABELS,):
             return label_image.foreground
         if self.categories:
@@ -88,7 +88,7 @@ class LabelChoice:
 
 
 def _standardize_label_or_color(name: str) -> str:
-    """Return the name of a label in its standard spelling. Raise CategoryError for an invalid label."""
+    """Convert the name of a label to its standard spelling. Raise CategoryError for an invalid label."""
     try:
         return name.lower() if name.startswith("#") and int(name[1:], 16) >= 0 else f"{float(name):.9g}"
     except ValueError:
@@ -98,7 +98,7 @@ def _standardize_label_or_color(name: str) -> str:
 
 
 def parse_categories(categories: str | int | Iterable[str | int]) -> tuple[str, ...]:
-    """Return the chosen categories as names, without duplicates."""
+    """Return the names of the chosen categories without duplicates."""
     names = [categories] if isinstance(categories, str | int) else list(categories)
     return tuple(dict.fromkeys(str(name) for name in names))
 
@@ -106,7 +106,7 @@ def parse_categories(categories: str | int | Iterable[str | int]) -> tuple[str, 
 def choose_categories(
     annotated: Sequence[str], chosen: Sequence[str], source: str, declared: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Return the annotated categories that the user chose. `declared` holds further valid names.
+    """Return those annotated categories that the user chose. `declared` holds more names that are valid.
 
     Raises CategoryError if several categories have no choice, if a name is unknown, or if no annotation has a chosen
     category.
@@ -127,13 +127,13 @@ def choose_categories(
 
 
 def format_count_and_names(names: Sequence[str], noun: str = "labels") -> str:
-    """Format names with their count: `2 labels (1, 2)`."""
+    """Format names together with their count, such as `2 labels (1, 2)`."""
     ellipsis = ", …" if len(names) > MAX_LISTED_NAMES else ""
     return f"{len(names)} {noun} ({format_first_names(names)}{ellipsis})"
 
 
 def format_first_names(names: Sequence[str]) -> str:
-    """Join the first few names by commas. A name with a comma is put in double quotes, as options of commands expect it."""
+    """Join the first few names with commas. Put a name with a comma in double quotes, as command options expect it."""
     return ", ".join(f'"{name}"' if "," in name else name for name in names[:MAX_LISTED_NAMES])
 
 
@@ -145,6 +145,6 @@ def format_category_hint(names: Sequence[str]) -> str:
 
 
 def find_multiple_labels(values: NDArray[Any]) -> tuple[str, ...]:
-    """Return the names of the labels of a mask. Return an empty tuple if the mask has a single label."""
+    """Return the names of the labels of a mask if there are several. Return an empty tuple if there is one."""
     names = () if values.dtype == np.bool_ else LabelImage(values).label_names()
     return names if len(names) > 1 else ()

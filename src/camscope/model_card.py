@@ -28,17 +28,17 @@ _digests: WeakKeyDictionary[nn.Module, tuple[object, str]] = WeakKeyDictionary()
 
 
 def attach_card(model: nn.Module, card: ModelCard) -> None:
-    """Store the card of a model, outside the model, until the model is deleted."""
+    """Store the card of a model in a table outside of the model. The entry lasts until the model is deleted."""
     _cards[model] = card
 
 
 def get_card(model: nn.Module) -> ModelCard | None:
-    """Return the card of a model that was loaded by camscope, or None for other models."""
+    """Return the card of a model that camscope loaded. Return None for any other model."""
     return _cards.get(model)
 
 
 def compute_model_digest(model: nn.Module) -> str:
-    """Return a digest of 16 hex digits of the model's weights and buffers. The digest is cached.
+    """Return a digest of 16 hex digits for the model's weights and buffers. The digest is cached.
 
     A new digest is computed if a tensor was replaced or changed in place. A change through `.data` is noticed only if it
     affects one of eight sampled values of a tensor.
@@ -54,7 +54,7 @@ def compute_model_digest(model: nn.Module) -> str:
 
 
 def _list_constants(model: torch.jit.ScriptModule) -> list[tuple[str, Tensor]]:
-    """List the tensors that a frozen TorchScript model holds in its code instead of its weights."""
+    """List the tensors that a frozen TorchScript model keeps in its code. They replace its weights."""
     graph: Any = model.inlined_graph  # its nodes are invalid without it
     nodes = graph.findAllNodes("prim::Constant")
     tensors = [node.t("value") for node in nodes if node.hasAttribute("value") and node.kindOf("value") == "t"]
@@ -62,14 +62,14 @@ def _list_constants(model: torch.jit.ScriptModule) -> list[tuple[str, Tensor]]:
 
 
 def _read_address_and_version(value: Tensor) -> tuple[int, int]:
-    """Return the memory address of a tensor and its version counter. The address is 0 for a tensor without memory."""
+    """Return the memory address and the version counter of a tensor. Without memory, the address is 0."""
     kind = describe_unusual_tensor(value)
     has_memory = kind is None or kind.is_castable
     return value.data_ptr() if has_memory else 0, 0 if value.is_inference() else value._version
 
 
 def _sample_values(value: Tensor) -> tuple[float, ...]:
-    """Return eight evenly spaced values of a tensor, which reveal changes through `.data`."""
+    """Return eight evenly spaced values of a tensor. They reveal changes that are made through `.data`."""
     flat = to_ordinary_tensor(value).reshape(-1)
     return tuple(flat[:: max(1, flat.numel() // 8)].double().tolist()) if flat.numel() else ()
 

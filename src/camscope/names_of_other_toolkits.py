@@ -45,7 +45,7 @@ NAMES_ELSEWHERE = {
 
 
 def describe_camscope_counterpart(name: str) -> str | None:
-    """Return a sentence that says which name of camscope replaces a name of another toolkit. Return None for others.
+    """Return a sentence that says which camscope name replaces a name of another toolkit. Return None if there is no such name.
 
     >>> describe_camscope_counterpart("GradCAMpp")
     "'GradCAMpp' is a name of another toolkit: use GradCAMPlusPlus"

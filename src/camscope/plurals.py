@@ -17,12 +17,12 @@ def plural(count: int, noun: str, plural_noun: str = "", *, spec: str = "") -> s
 
 
 def inflect(count: int, noun: str, plural_noun: str = "") -> str:
-    """Return the noun in the singular or plural for a count: `image`, `images`."""
+    """Return a noun in the singular or plural, as the count requires: `image` or `images`."""
     return noun if count == 1 else plural_noun or _english_plural(noun)
 
 
 def join_first(names: Sequence[str], limit: int = 5) -> str:
-    """Join the first names by commas, and count the others: `cat, dog and 92 more`.
+    """Join the first names with commas, and count the remaining ones: `cat, dog and 92 more`.
 
     >>> join_first(["cat", "dog", "horse"], limit=2), join_first(["cat", "dog"])
     ('cat, dog and 1 more', 'cat, dog')

@@ -60,7 +60,7 @@ def replace_leaf(value: Any, path: LeafPath, leaf: Tensor | None) -> Any:
 
 
 def map_leaves(value: Any, function: Callable[[Tensor], Tensor | None]) -> Any:
-    """Return a copy of a nested structure with a function applied to every tensor."""
+    """Return a copy of a nested structure. A function was applied to each of its tensors."""
     result = value
     for path, leaf in list(iter_leaves(value)):
         result = replace_leaf(result, path, function(leaf))
@@ -68,7 +68,7 @@ def map_leaves(value: Any, function: Callable[[Tensor], Tensor | None]) -> Any:
 
 
 def concatenate_structures(values: Sequence[Any]) -> Any:
-    """Join several structures: concatenate their tensors along the first axis, and take other values from the first structure."""
+    """Join several structures. Concatenate tensors along the first axis. Take all other values from the first structure."""
     if all(isinstance(value, list) and len(value) == 1 and not isinstance(value[0], Tensor) for value in values):
         return [part for value in values for part in value]  # one structure per sample, as detectors return
     result, leaves_by_path = values[0], [dict(iter_leaves(value)) for value in values]
@@ -79,7 +79,7 @@ def concatenate_structures(values: Sequence[Any]) -> Any:
 
 
 def iter_argument_leaves(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[LeafPath, Tensor]]:
-    """Yield (path, tensor) for every tensor in a model's arguments. A path begins with the position or the keyword."""
+    """Yield (path, tensor) for every tensor in a model's arguments. A path begins with a position or a keyword."""
     for key, value in (*enumerate(args), *kwargs.items()):
         yield from iter_leaves(value, (key,))
 
@@ -87,7 +87,7 @@ def iter_argument_leaves(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iter
 def select_argument_rows(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], index: Tensor, n_samples: int
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return a model's additional arguments for the samples `index` (R,): rows of each tensor with `n_samples` rows.
+    """Return a model's additional arguments for R samples. From tensors with `n_samples` rows, select the rows `index` (R,).
 
     Raises InputError for a tensor whose rows PyTorch cannot select, such as a sparse one.
     """
@@ -112,7 +112,7 @@ class TensorAtPath(NamedTuple):
 
 
 def find_main_tensor(name: str, output: object, output_index: str | int | None = None) -> TensorAtPath:
-    """Find the tensor of a layer's output to explain: the floating-point tensor with the most axes.
+    """Find the tensor in a layer's output that is to be explained: the floating-point tensor with the most axes.
 
     In the output (context, weights) of an attention layer, this is the context.
     """
@@ -147,7 +147,7 @@ def find_main_tensor(name: str, output: object, output_index: str | int | None =
 
 
 def _is_attention_weights(leaf: Tensor, other_leaves: Sequence[Tensor]) -> bool:
-    """Return whether a tensor (N,heads,T,S) or (N,T,S) is the attention weights that belong to another tensor (N,T,K)."""
+    """Return whether a tensor (N,heads,T,S) or (N,T,S) holds the attention weights of another tensor (N,T,K)."""
     if leaf.ndim == 3:
         contexts = [other for other in other_leaves if other is not leaf and other.shape[:2] == leaf.shape[:2]]
         return bool(contexts) and has_attention_rows(leaf) and not any(map(has_attention_rows, contexts))
@@ -157,7 +157,7 @@ def _is_attention_weights(leaf: Tensor, other_leaves: Sequence[Tensor]) -> bool:
 
 
 def has_attention_rows(tensor: Tensor) -> bool:
-    """Return whether all values are 0 or more, and each row along the last axis sums to 1."""
+    """Return whether no value is negative, and each row along the last axis sums to 1."""
     if tensor.ndim < 3 or tensor.shape[-1] < 2 or not tensor.is_floating_point():
         return False
     first = tensor.detach()[:1].float()
@@ -168,7 +168,7 @@ def has_attention_rows(tensor: Tensor) -> bool:
 
 
 def format_path(path: LeafPath) -> str:
-    """Format a path to a tensor as Python code.
+    """Format the path to a tensor as Python code.
 
     >>> format_path((0, "features"))
     "[0]['features']"
@@ -177,7 +177,7 @@ def format_path(path: LeafPath) -> str:
 
 
 def format_argument(path: LeafPath) -> str:
-    """Format the path to an argument of a model: its position or keyword, and the place of the tensor inside.
+    """Format the path to a tensor in a model's arguments: the position or keyword of the argument, and the place inside it.
 
     >>> format_argument(("batch", "ids"))
     "'batch'['ids']"

@@ -36,7 +36,7 @@ def read_errors_converted(
     quote_original: bool = True,
     wrap_camscope_errors: bool = False,
 ) -> Iterator[None]:
-    """Convert any exception inside the `with` to one error whose text begins with `message`.
+    """Convert any exception inside the `with` to an error of one type. Its text begins with `message`.
 
     `quote_original` includes the text of another library's error, which may name a patient. Errors of camscope already
     name the file, and are converted only with `wrap_camscope_errors`.
@@ -62,19 +62,19 @@ def read_errors_converted(
 
 
 def read_json(path: str | os.PathLike[str], message: str | None = None, *, max_bytes: int = MAX_JSON_BYTES) -> Any:
-    """Read a JSON file. Raise an InputError that begins with `message` if it cannot be read."""
+    """Read a JSON file. If this fails, raise an InputError that begins with `message`."""
     with read_errors_converted(message or f"{path} is no JSON file that can be read"):
         return json.loads(read_bytes(path, max_bytes))
 
 
 def read_toml(path: str | os.PathLike[str], message: str | None = None) -> dict[str, Any]:
-    """Read a TOML file. Raise an InputError that begins with `message` if it cannot be read."""
+    """Read a TOML file. If this fails, raise an InputError that begins with `message`."""
     with read_errors_converted(message or f"{path}: this is no TOML file"):
         return tomllib.loads(read_bytes(path, MAX_TOML_BYTES).decode("utf-8"))
 
 
 def parse_toml(text: str, message: str) -> dict[str, Any]:
-    """Parse TOML text. Raise an InputError that begins with `message` if the text is invalid."""
+    """Parse TOML text. If it is invalid, raise an InputError that begins with `message`."""
     with read_errors_converted(message):
         return tomllib.loads(text)
 
@@ -82,7 +82,7 @@ def parse_toml(text: str, message: str) -> dict[str, Any]:
 def read_npz(
     path: str | os.PathLike[str], max_bytes_by_name: Mapping[str, int], max_bytes: int = MAX_ARRAY_BYTES
 ) -> dict[str, NDArray[Any]]:
-    """Read the named arrays of a .npz file without unpickling. Names that are missing in the file are left out.
+    """Read the named arrays of a .npz file without unpickling. Leave out names that the file does not contain.
 
     `max_bytes_by_name` limits the size of each array, and `max_bytes` that of all arrays together.
     """
@@ -105,7 +105,7 @@ def read_npz(
 
 
 def _read_declared_byte_count(archive: zipfile.ZipFile, member: str) -> int:
-    """Return the number of bytes of an array in a .npz file. Raise an InputError if the zip archive stores another number."""
+    """Return how many bytes an array in a .npz file declares. Raise an InputError if the zip archive stores another number."""
     size = archive.getinfo(member).file_size
     readers: dict[Any, Any] = {
         (1, 0): np.lib.format.read_array_header_1_0,
@@ -125,7 +125,7 @@ def _read_declared_byte_count(archive: zipfile.ZipFile, member: str) -> int:
 
 
 def check_zip_sizes_and_checksums(path: str | os.PathLike[str]) -> None:
-    """Raise an InputError if a zip archive unpacks to more bytes than the file has, or if a checksum is wrong.
+    """Raise an InputError if a zip archive unpacks to more bytes than it has itself, or if a checksum is wrong.
 
     An archive without checksums, which `torch.save` can write, has zeros in their place. They are not compared.
     """
@@ -142,7 +142,7 @@ def check_zip_sizes_and_checksums(path: str | os.PathLike[str]) -> None:
 
 
 def read_parquet(path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> Any:
-    """Read a Parquet file as a PyArrow table. If it cannot be read, raise an InputError that quotes no cell."""
+    """Read a Parquet file as a PyArrow table. If this fails, raise an InputError that does not quote any cell."""
     parquet: Any = import_module("pyarrow.parquet")
     with read_errors_converted(f"{path}: this is no Parquet table", quote_original=False):
         check_parquet_files([path])
@@ -153,7 +153,7 @@ def read_parquet(path: str | os.PathLike[str], columns: Sequence[str] | None = N
 
 @cache
 def _open_footer_database(process: int) -> Any:
-    """Open an empty DuckDB database, once in each process."""
+    """Open an empty DuckDB database. Each process opens only one."""
     return require("duckdb", extra="batch").connect(config={"autoinstall_known_extensions": "false"})
 
 
@@ -161,7 +161,7 @@ atexit.register(_open_footer_database.cache_clear)  # DuckDB reports a connectio
 
 
 def check_parquet_files(paths: Sequence[str | os.PathLike[str]]) -> None:
-    """Raise an InputError if a Parquet file is damaged, or declares more values than its bytes can hold."""
+    """Raise an InputError if a Parquet file is damaged, or if it declares more values than fit into its bytes."""
     duckdb = require("duckdb", extra="batch")  # it reads only the footers; PyArrow 26 crashes on a damaged one
     database = _open_footer_database(os.getpid())
     names = [re.sub(r"([*?[])", r"[\1]", os.fspath(path)) for path in paths]  # these characters would be a pattern

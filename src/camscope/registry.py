@@ -20,18 +20,18 @@ class RegistryEntry(Protocol):
 
     @property
     def name(self) -> str:
-        """The key of the entry, as a user types it: `gradcam++`."""
+        """The key of the entry as users type it, such as `gradcam++`."""
 
     @property
     def title(self) -> str:
-        """The display name of the entry: `Grad-CAM++`."""
+        """The display name of the entry, such as `Grad-CAM++`."""
 
 
 Entry = TypeVar("Entry", bound=RegistryEntry)
 
 
 def normalize_name(name: str) -> str:
-    """Return a name in lower case without hyphens, underscores and spaces. `++` becomes `plusplus`.
+    """Return a name in lower case. Remove hyphens, underscores and spaces. `++` becomes `plusplus`.
 
     >>> normalize_name("Grad-CAM++") == normalize_name("gradcam_plusplus")
     True
@@ -71,12 +71,12 @@ class Registry(MutableMapping[str, Entry]):
             self._entries[entry.name] = entry
 
     def add_unavailable(self, name: str, title: str, package: str, extra: str) -> None:
-        """Reserve the name of an entry whose package is not installed. `find` raises an error that names the extra to install."""
+        """Reserve the name of an entry whose package is missing. `find` then raises an error with the extra to install."""
         self._reserve_spellings(name, title)
         self._missing_packages[name] = package, extra
 
     def find(self, name: str) -> Entry:
-        """Return the entry with this name or title.
+        """Return the entry whose name or title is `name`.
 
         Raises:
             InputError: No entry has such a name; the message lists the nearest names.
@@ -92,12 +92,12 @@ class Registry(MutableMapping[str, Entry]):
         return self._entries[canonical]
 
     def nearest_names(self, name: str) -> list[str]:
-        """Return the names of the most similar entries, the most similar first."""
+        """Return the names of the most similar entries. The most similar entry is first."""
         matches = difflib.get_close_matches(normalize_name(str(name)), self._names, n=2 * N_NEAREST_NAMES, cutoff=0.0)
         return list(dict.fromkeys(self._names[match] for match in matches))[:N_NEAREST_NAMES]
 
     def replace_names_by_titles(self, label: str) -> str:
-        """Replace the registered names in a label by their titles. The label may name several methods and a layer.
+        """Replace all registered names in a label by their titles. A label may name several methods and a layer.
 
         >>> from camscope.explainers import METHODS
         >>> METHODS.replace_names_by_titles("gradcam + layercam, fused")
@@ -145,7 +145,7 @@ class Registry(MutableMapping[str, Entry]):
         return f"Registry({self.kind!r}, {list(self._entries)})"
 
     def load(self) -> None:
-        """Import the modules that register entries: first modules of `package`, then entry points of installed packages."""
+        """Import the modules that register entries. These are modules of `package`, then entry points of installed packages."""
         if self.package is not None:
             import_module(self.package)
         with self._load_lock:
@@ -155,7 +155,7 @@ class Registry(MutableMapping[str, Entry]):
                     self._load_entry_point(entry_point)
 
     def _load_entry_point(self, entry_point: EntryPoint) -> None:
-        """Import the code of an entry point. If that fails, issue a warning, so that other packages still work."""
+        """Import the code of an entry point. If this fails, issue a warning. Other packages then still work."""
         package = entry_point.dist.name if entry_point.dist is not None else entry_point.value
         try:
             with self.entries_removed_on_error():
@@ -170,7 +170,7 @@ class Registry(MutableMapping[str, Entry]):
 
     @contextmanager
     def entries_removed_on_error(self) -> Iterator[None]:
-        """If the `with` block raises an error, remove the entries that it added."""
+        """Remove all entries that the `with` block added if it raises an error."""
         saved = [(content, dict(content)) for content in self._contents]
         try:
             yield

@@ -80,7 +80,7 @@ def describe_unusual_tensor(tensor: Tensor, name: str = "x") -> UnusualTensor | 
 
 
 def to_ordinary_tensor(tensor: Tensor) -> Tensor:
-    """Convert an unusual tensor to an ordinary one, as `UnusualTensor.replacement` says.
+    """Convert an unusual tensor to an ordinary one. `UnusualTensor.replacement` names the conversion.
 
     Numbers of less than a byte become the bytes of their memory. Masked values become 0.
     """
@@ -101,7 +101,7 @@ def to_ordinary_tensor(tensor: Tensor) -> Tensor:
 def check_ordinary_tensor(
     tensor: Tensor, role: str, name: str, error: Callable[[str], Exception], *, allow_castable: bool = False
 ) -> None:
-    """Raise an error unless a tensor is ordinary. `role` names the tensor in the message, such as `the input`.
+    """Raise an error if a tensor is not ordinary. `role` names the tensor in the message, such as `the input`.
 
     With `allow_castable`, dtypes such as float8 and uint16 are accepted, because the caller converts them.
     """
@@ -118,10 +118,10 @@ def _describe_unusual_dtype(dtype: torch.dtype, name: str) -> UnusualTensor:
 
 
 def is_inside_transform() -> bool:
-    """Return whether a transform of torch.func, such as vmap or grad, is active in this thread."""
+    """Return whether this thread runs inside a transform of torch.func, such as vmap or grad."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def is_fake_mode_active() -> bool:
-    """Return whether FakeTensorMode is active in this thread. In this mode, operators return tensors without values."""
+    """Return whether FakeTensorMode is active in this thread. Operators then return tensors without values."""
     return detect_fake_mode() is not None

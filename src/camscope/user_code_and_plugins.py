@@ -36,12 +36,12 @@ class Plugin:
 
     @property
     def digest(self) -> str:
-        """A hash of the code as 16 hex digits."""
+        """A hash of the code with 16 hex digits."""
         return hashlib.sha256(self.source).hexdigest()[:16]
 
     @property
     def module_name(self) -> str:
-        """The module name of the plugin. The name is the same in every process, so that the plugin's classes can be pickled."""
+        """The module name of the plugin. It is the same in every process, so that classes of the plugin can be pickled."""
         return f"{PLUGIN_MODULE_PREFIX}{self.digest}"
 
 
@@ -49,7 +49,7 @@ _plugins: dict[str, Plugin] = {}  # by the name of the module
 
 
 def load_plugin_file(path: str | Path) -> Plugin:
-    """Execute a Python file that registers methods. A file with the same code is executed once.
+    """Execute a Python file that registers methods. The same code is never executed twice.
 
     Raises:
         InputError: There is no such file, or it raises an error, or it registers no method.
@@ -64,7 +64,7 @@ def load_plugin_file(path: str | Path) -> Plugin:
 
 
 def load_plugin(plugin: Plugin) -> Plugin:
-    """Execute the code of a plugin. Return the plugin with the names of the methods that it registered."""
+    """Execute the code of a plugin. Return the plugin and the names of the methods that it registered."""
     loaded = _plugins.get(plugin.module_name)
     if loaded is not None and all(name in METHODS for name in loaded.method_names):
         return loaded
@@ -81,13 +81,13 @@ def load_plugin(plugin: Plugin) -> Plugin:
 
 
 def find_plugins(classes: Iterable[type]) -> list[Plugin]:
-    """Return the plugins in which the classes are defined, each once."""
+    """Return the plugins that define the given classes, without duplicates."""
     names = dict.fromkeys(cls.__module__ for cls in classes)
     return [_plugins[name] for name in names if name in _plugins]
 
 
 def execute_python_source(source: bytes, file: Path, module_name: str, error_cls: type[CamscopeError]) -> ModuleType:
-    """Execute Python code as a module named `module_name`. No bytecode is written next to the file.
+    """Execute Python code as a module named `module_name`. Do not write bytecode next to the file.
 
     Afterwards the module is in `sys.modules`, unless the code raised an error.
     """
@@ -105,7 +105,7 @@ def execute_python_source(source: bytes, file: Path, module_name: str, error_cls
 
 
 def run_user_code(action: Callable[[], Result], location: str, error_cls: type[CamscopeError]) -> Result:
-    """Call code of the user. Convert an error or an exit of the code to an `error_cls` that names `location`."""
+    """Call code of the user. If it raises an error or exits, raise an `error_cls` that names `location`."""
     try:
         return action()
     except (Exception, SystemExit) as error:
