@@ -100,7 +100,7 @@ def parse_output_path(path: str | os.PathLike[str]) -> Path:
 
 
 def check_is_file_or_missing(path: Path) -> None:
-    """Raise an OutputError if a path is a folder, pipe, socket or device. A file must not replace these."""
+    """Raise an OutputError if a path is a folder, pipe, socket or device, because a file must not replace it."""
     try:
         mode = path.stat().st_mode
     except OSError:  # nothing exists, or a dangling link
@@ -210,11 +210,11 @@ class FolderLock:
             self.release = weakref.finalize(self, os.close, self._handle)
 
     def acquire_exclusive(self) -> bool:
-        """Try to acquire the lock so that nothing else can hold it. Return False if another process or thread holds it."""
+        """Try to acquire the lock for exclusive use. Return False if another process or thread holds the lock."""
         return self._try_lock("LOCK_EX")
 
     def acquire_shared(self) -> bool:
-        """Try to acquire the lock together with other processes. Return False if this fails for ten seconds."""
+        """Try to acquire the lock for shared use. Return False after ten seconds without success."""
         end = time.monotonic() + LOCK_WAIT_SECONDS
         while not (granted := self._try_lock("LOCK_SH")) and time.monotonic() < end:
             time.sleep(0.05)

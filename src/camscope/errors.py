@@ -145,7 +145,7 @@ REQUESTED_SIZE_PATTERN = re.compile(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error reports a lack of memory. It may be from Python, NumPy, Arrow, PyTorch, CUDA or OpenCV.
+    """Return whether an error means that memory ran out. Errors of Python, NumPy, Arrow, PyTorch, CUDA and OpenCV are recognized.
 
     An ExceptionGroup counts if all its errors mean that memory ran out.
     """
@@ -207,7 +207,7 @@ def _iter_causes(error: BaseException | None, visited: set[int]) -> Iterator[Bas
 
 
 def warn_caller(message: str) -> None:
-    """Issue a CamscopeWarning. Its location is the line of user code that called camscope."""
+    """Issue a CamscopeWarning that points to the line of user code which called camscope."""
     frame, outermost = sys._getframe(1), sys._getframe(1)
     while frame.f_back is not None:
         if _is_camscope_module(frame.f_globals):

@@ -423,7 +423,7 @@ class Explanation:
         mask: render.Masks | None = None,
         scale: ScaleOption = AUTO,
     ) -> PixelArray:
-        """Draw evenly spaced slices along an axis. One of them contains the peak.
+        """Draw evenly spaced slices along an axis. One slice contains the peak.
 
         Args:
             axis: Index or name of the axis, as for `render.draw_slices`.

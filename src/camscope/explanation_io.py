@@ -29,7 +29,7 @@ MAX_BYTES_BY_ARRAY = {
 
 
 def encode_json(explanation: Any) -> bytes:
-    """Encode an `Explanation` as JSON. It contains the fields and the attribution map, but no images."""
+    """Encode an `Explanation` as JSON. The JSON contains the fields and the attribution map, but no images."""
     arrays = {name: array.tolist() for name in JSON_ARRAY_FIELDS if (array := getattr(explanation, name)) is not None}
     return json.dumps({**_to_metadata(explanation), **arrays}, indent=1).encode()
 
@@ -59,7 +59,7 @@ def _to_metadata(explanation: Any) -> dict[str, Any]:
 
 
 def read_fields(path: str | os.PathLike[str], max_bytes: int) -> dict[str, Any]:
-    """Read the fields of an `Explanation` from a `.json` or `.npz` file. They must be checked by `check_fields` afterwards."""
+    """Read the fields of an `Explanation` from a `.json` or `.npz` file. Afterwards, `check_fields` must check the fields."""
     if Path(path).suffix.lower() == ".json":
         metadata = read_json(path, max_bytes=min(max_bytes, MAX_JSON_EXPLANATION_BYTES))
         dtype = np.dtype(metadata["dtype"])

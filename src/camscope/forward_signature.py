@@ -97,7 +97,7 @@ class InputDict(dict[str, Any]):
         return super().values()
 
     def copy(self) -> "InputDict":
-        """Return a copy of the dict. Both share the records of the keys that were read."""
+        """Return a copy of the dict. The copy shares the records of read keys with the original."""
         copied = type(self)()
         dict.update(copied, super().items())
         vars(copied).update(vars(self))
@@ -215,7 +215,7 @@ class InputKey:
 
 
 def _find_missing_keys_or_arguments(error: Exception | None) -> list[str]:
-    """Return the names that an error reports as missing. They are dict keys, attributes or arguments of a call."""
+    """Return the names that an error reports as missing: dict keys, attributes, or arguments of a call."""
     if isinstance(error, AttributeError) and isinstance(error.obj, InputDict):
         return [str(error.name)]
     if isinstance(error, KeyError):

@@ -143,7 +143,7 @@ class Placement:
         )
 
     def composed(self, inner: Self) -> Self:
-        """Return where the input of `inner` lies on the image of this placement.
+        """Chain two placements: return where the input of `inner` lies on the image of this placement.
 
         The image of `inner` must be the input of this placement.
 
@@ -157,7 +157,7 @@ class Placement:
     # Coordinates and maps.
 
     def cell_to_image_matrix(self, grid: Sequence[int]) -> NDArray[np.float64]:
-        """Return a matrix (n,n+1). It transforms cell coordinates of a map to pixel coordinates of the image."""
+        """Return the matrix (n,n+1) that transforms cell coordinates of a map to pixel coordinates of the image."""
         grid = _require_positive_size(grid, self._n_axes)
         scaled = self.matrix[:, : self._n_axes] * np.divide(self.input_size, grid)
         return np.column_stack([scaled, self.matrix[:, self._n_axes]])

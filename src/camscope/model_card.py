@@ -54,7 +54,7 @@ def compute_model_digest(model: nn.Module) -> str:
 
 
 def _list_constants(model: torch.jit.ScriptModule) -> list[tuple[str, Tensor]]:
-    """List the tensors that a frozen TorchScript model keeps in its code. They replace its weights."""
+    """List the tensors in the code of a frozen TorchScript model. The code holds them instead of the weights."""
     graph: Any = model.inlined_graph  # its nodes are invalid without it
     nodes = graph.findAllNodes("prim::Constant")
     tensors = [node.t("value") for node in nodes if node.hasAttribute("value") and node.kindOf("value") == "t"]
@@ -69,7 +69,7 @@ def _read_address_and_version(value: Tensor) -> tuple[int, int]:
 
 
 def _sample_values(value: Tensor) -> tuple[float, ...]:
-    """Return eight evenly spaced values of a tensor. They reveal changes that are made through `.data`."""
+    """Return eight evenly spaced values of a tensor. The values reveal changes that are made through `.data`."""
     flat = to_ordinary_tensor(value).reshape(-1)
     return tuple(flat[:: max(1, flat.numel() // 8)].double().tolist()) if flat.numel() else ()
 

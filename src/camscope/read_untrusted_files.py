@@ -36,7 +36,7 @@ def read_errors_converted(
     quote_original: bool = True,
     wrap_camscope_errors: bool = False,
 ) -> Iterator[None]:
-    """Convert any exception inside the `with` to an error of one type. Its text begins with `message`.
+    """Convert any exception inside the `with` to an error of one type. The text of the new error begins with `message`.
 
     `quote_original` includes the text of another library's error, which may name a patient. Errors of camscope already
     name the file, and are converted only with `wrap_camscope_errors`.

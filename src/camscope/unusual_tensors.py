@@ -123,5 +123,5 @@ def is_inside_transform() -> bool:
 
 
 def is_fake_mode_active() -> bool:
-    """Return whether FakeTensorMode is active in this thread. Operators then return tensors without values."""
+    """Return whether FakeTensorMode is active in this thread. In this mode, operators return tensors without values."""
     return detect_fake_mode() is not None

@@ -177,7 +177,7 @@ class BiasCapture(BaseFunctionMode):
         self._on_bias_gradient = on_bias_gradient
 
     def run_intercepted_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call a function and return its result. If it adds a bias, register a gradient hook at its output."""
+        """Call a function and return its result. If the function adds a bias, register a gradient hook at the result."""
         result = func(*args, **kwargs)
         if func not in self._bias_functions:
             return result
@@ -198,7 +198,7 @@ class BiasCapture(BaseFunctionMode):
         return result
 
     def _record_misplaced_or_untracked_maps(self, output: Tensor) -> None:
-        """Record the shape of maps (N,K,*grid) if the tracker finds their cells misplaced, or lost track of them."""
+        """Record the shape of maps (N,K,*grid) whose cells are misplaced, or whose cells the tracker cannot follow."""
         if self._tracker is None or math.prod(output.shape[2:]) <= 1:
             return
         if self._tracker.is_misplaced(output):

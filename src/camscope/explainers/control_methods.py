@@ -27,7 +27,7 @@ class BaseControl(Explainer):
 
     @property
     def needs_only_scores(self) -> bool:
-        """Whether the method needs only the scores of the model, which is always the case here."""
+        """Whether the method needs only the scores of the model. Always True."""
         return True
 
     @abstractmethod

@@ -81,7 +81,7 @@ class ScoreDecomposition:
         self._add_to_map(values, gradient)
 
     def add_bias_gradient(self, bias: Bias, gradient: Tensor) -> None:
-        """Add the contribution of a bias. `gradient` is that of the output to which the bias is added."""
+        """Add the contribution of a bias. `gradient` is the gradient at the output to which the bias is added."""
         check_finite(f"the gradient at {bias.layer}", gradient, self.explainer.on_nonfinite)
         gradient = full_precision(gradient).movedim(bias.sample_axis, 0)
         values = self.explainer.layer_term(gradient, bias)
@@ -177,7 +177,7 @@ class ScaledSums(NamedTuple):
 
 
 def sum_scaled_magnitudes(values: Tensor) -> ScaledSums:
-    """Take the absolute values (N,K,*s). Scale those of each sample to 0..1, and sum them over the channels."""
+    """Scale the absolute values (N,K,*s) of each sample to 0..1. Return their sum over the channels."""
     magnitudes = values.abs()
     flat, rows = magnitudes.flatten(1), (-1, *[1] * (values.ndim - 2))
     low, high = flat.amin(1).view(rows), flat.amax(1).view(rows)  # aminmax is slower than both
@@ -200,7 +200,7 @@ class BaseFullGrad(Explainer):
 
     @abstractmethod
     def layer_term(self, gradient: Tensor, bias: Bias) -> Tensor:
-        """Compute the term (N,K,*s) of one bias. `gradient` is that of the output to which the bias is added."""
+        """Compute the term (N,K,*s) of a bias. `gradient` is the gradient at the output to which the bias is added."""
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
         """Return the map (N,*S) of an input (N,C,*S)."""
@@ -248,7 +248,7 @@ class FullGrad(BaseFullGrad):
         return gradient * bias.values()
 
     def describe_decomposition(self, decomposition: ScoreDecomposition) -> tuple[tuple[str, ...], ...]:
-        """Describe the parts of each sample's score in one note."""
+        """Return one note per sample that describes the parts of its score."""
         parts, names = decomposition.to_completeness(), list(decomposition.unmapped_layers)
         rows = torch.stack([*vars(parts).values(), parts.gap], 1)
         where = ", ".join(names[:2] + ["…"] * (len(names) > 2)) or "none"

@@ -36,7 +36,7 @@ class RescaleRule(BaseFunctionMode):
         self._call_count, self._is_recording, self._is_comparing = 0, False, False
 
     def start_reference_pass(self) -> None:
-        """From now on, record the inputs of elementwise functions. They are the references of the next pass."""
+        """From now on, record the inputs of elementwise functions. These inputs are the references of the next pass."""
         self.pause()
         self._is_recording = True
 

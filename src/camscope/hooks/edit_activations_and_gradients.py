@@ -28,7 +28,7 @@ EditFunction = Callable[[Any], Any]
 def edit_layers(
     model: nn.Module, edits: Mapping[str | nn.Module, EditFunction], kind: str = "output"
 ) -> Iterator[None]:
-    """Pass the outputs, inputs or gradients of layers through functions inside the `with`. The results replace them.
+    """Apply functions to the outputs, inputs or gradients of layers inside the `with`. The model uses the results instead.
 
         with edit_layers(model, {"layer3": lambda features: 0.5 * (features + features.flip(0))}):
             scores = model(x)

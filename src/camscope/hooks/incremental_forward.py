@@ -151,7 +151,7 @@ def to_full_tensor(value: Tensor) -> Tensor:
 
 
 def _run_on_full_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run an operation on full tensors, with all cells. Nothing is saved in this case."""
+    """Run an operation on all cells of its tensors. This saves no computation."""
     result = func(*map_leaves(tuple(args), to_full_tensor), **map_leaves(dict(kwargs), to_full_tensor))
     return args[0] if args and isinstance(args[0], WindowTensor) and result is args[0].window else result
 

@@ -84,7 +84,7 @@ def compute_output_extent(
 
 
 def _crop_or_pad_axis(axis: AxisExtent, low: float, high: float, cell_size: float) -> AxisExtent:
-    """Return the extent of a map after a crop or a pad. Its new ends are `low` and `high`."""
+    """Return the extent of a map after a crop or a pad. `low` and `high` are the new ends of the map."""
     low_cut, low_pad = _move_end_inward(axis.low_cut, axis.low_pad, low - axis.low, cell_size)
     high_cut, high_pad = _move_end_inward(axis.high_cut, axis.high_pad, axis.high - high, cell_size)
     return _round_axis_shares(AxisExtent(low, high, low_cut, high_cut, low_pad, high_pad))

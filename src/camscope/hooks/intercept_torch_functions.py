@@ -35,7 +35,7 @@ class BaseFunctionMode(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call `run_intercepted_function`."""
+        """Pass an intercepted function call to `run_intercepted_function`, and return the result."""
         return self.run_intercepted_function(func, args, dict(kwargs or {}))
 
 

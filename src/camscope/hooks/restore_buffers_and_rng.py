@@ -38,7 +38,7 @@ class BufferCopyMode(BaseFunctionMode):
                 self._storage_copies[storage._cdata] = None
 
     def run_intercepted_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call a function and return its result. It gets copies of the buffers instead of the buffers."""
+        """Call a function and return its result. The function gets copies of the buffers instead of the buffers."""
         if func is torch.autograd.grad:  # which repeats checkpoints
             with self:
                 return bypass_torch_function(func)(*args, **kwargs)
@@ -69,7 +69,7 @@ class BufferCopyMode(BaseFunctionMode):
         return self._get_view_of_copied_storage(tensor, lambda: tensor)
 
     def _get_view_of_copied_storage(self, tensor: Tensor, make_default: Callable[[], Tensor]) -> Tensor:
-        """Copy the memory of a tensor. Return a tensor with the same shape and strides in this copy.
+        """Return a tensor of the same shape and strides whose values are in a copy of the tensor's memory.
 
         All views share this copy. Return `make_default()` if no buffer uses the memory.
         """

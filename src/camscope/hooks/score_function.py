@@ -53,7 +53,7 @@ _modules_by_function: WeakValueDictionary[Any, ScoreFunction] = WeakValueDiction
 
 
 def wrap_function(function: object) -> ScoreFunction:
-    """Return the module that calls a function. It is the same module while any explainer of the function exists.
+    """Return the module that calls a function. Repeated calls return the same module while an explainer of the function exists.
 
     Raises:
         ModelError: The model is no function, but a class, for example.

@@ -323,7 +323,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return cells is not None and self._depends_on_no_cell(cells)
 
     def _is_parameter(self, tensor: Tensor) -> bool:
-        """Whether a tensor is a parameter or buffer of the model. It must be unchanged in this forward pass."""
+        """Whether a tensor is a parameter or buffer of the model, and unchanged in this forward pass."""
         return self._parameter_versions.get(id(tensor)) == _get_version(tensor)
 
     def _read_cell_numbers_or_none(self, tensor: Tensor) -> Tensor | None:
@@ -367,7 +367,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return merged
 
     def _find_cells_of_matrix_product(self, name: str, sources: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
-        """Return the cell numbers of a matrix product. They come from the rows or columns of its factors.
+        """Return the cell numbers of a matrix product, taken from the rows or columns of its factors.
 
         Return None if they are unknown.
         """
@@ -390,7 +390,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return columns[..., :1, :].expand(shape)
 
     def _find_cells_of_einsum(self, equation: object, sources: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
-        """Return the cell numbers of an einsum, from those of its first operand. Return None if they are unknown."""
+        """Return the cell numbers of an einsum, taken from its first operand. Return None if they are unknown."""
         inputs, _, axes = str(equation).replace(" ", "").partition("->")
         own_axes, _, other_axes = inputs.partition(",")
         cells = self._read_cell_numbers_or_none(sources[0])

@@ -49,14 +49,14 @@ class Hooks(ExitStack):
         """Install the hooks. This is called when the `with` begins."""
 
     def _enter_gradient_scope(self) -> None:
-        """Turn gradients off inside the `with`. A hook can turn them on again, for its layer and all later ones."""
+        """Turn gradients off inside the `with`. A hook can turn them on again, for its layer and all later layers."""
         self.enter_context(torch.inference_mode(False))
         self.enter_context(torch.no_grad())
         self.enter_context(autocast_uncached())
         self.enter_context(reentrant_checkpoints_disabled())
 
     def add_handle(self, handle: Removable) -> None:
-        """Register a handle. Its hook is removed at the end of the `with`."""
+        """Register a handle. The hook of this handle is removed at the end of the `with`."""
         exclude_flags_from_copies(handle)
         self.callback(handle.remove)
 
@@ -106,7 +106,7 @@ def is_in_backward_pass() -> bool:
 
 
 def is_autograd_thread() -> bool:
-    """Whether autograd started this thread for a backward pass. It does so on accelerators."""
+    """Whether autograd started this thread for a backward pass. Autograd does so for accelerators."""
     return is_in_backward_pass() and isinstance(threading.current_thread(), threading._DummyThread)
 
 

@@ -65,7 +65,7 @@ def record_text_lengths(model: nn.Module, scope: ExitStack, lengths: set[int]) -
 
 
 def is_text_layer(model: nn.Module, layer: str, n_tokens: int, lengths: Collection[int]) -> bool:
-    """Whether a layer holds text tokens. It then belongs to a language model that received a text of `n_tokens` tokens."""
+    """Whether a layer holds text tokens: its language model embedded a text of `n_tokens` tokens."""
     config = _find_nearest_config(model, layer)
     return n_tokens in lengths and hasattr(config, "vocab_size")
 

@@ -298,7 +298,7 @@ class SquarePattern:
         return cls(placement, _choose_sign_pattern(*counts.tolist()), borders / sides)
 
     def add_squares_to_image(self, pixels: Pixels) -> Pixels:
-        """Add the squares to an image (H,W,3). Some are brighter than the image, others darker."""
+        """Add the squares to an image (H,W,3). Some squares are brighter than the image, the others are darker."""
         import cv2
 
         cells = self._find_square_row_and_column_of_pixels(pixels.shape[:2])
@@ -353,7 +353,7 @@ class SquarePattern:
 
 @cache
 def _choose_sign_pattern(n_rows: int, n_columns: int) -> NDArray[np.int8]:
-    """Choose a table with as many 1 as -1. It is the one that is least similar to its flipped, transposed and shifted copies."""
+    """Choose the table of equally many 1 and -1 that is least similar to its flipped, transposed and shifted copies."""
     halves = np.resize(np.array([1, -1], np.int8), n_rows * n_columns)
     tables = [
         np.random.default_rng(seed).permutation(halves).reshape(n_rows, n_columns) for seed in range(N_PATTERN_SEEDS)

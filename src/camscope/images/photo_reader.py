@@ -117,7 +117,7 @@ class ReducedPhoto(NamedTuple):
 
 
 def read_reduced_photo(data: bytes, required_size: Callable[[Size], Size]) -> ReducedPhoto:
-    """Decode an image file at a reduced size if its format allows this. It is faster than decoding the full size.
+    """Decode an image file at a reduced size if the format allows it. Decoding is then faster.
 
     `required_size` maps the full size to the smallest size that is needed. A JPEG of at least twice that size is decoded
     at a half, a quarter or an eighth. All other formats are decoded at full size.

@@ -190,7 +190,7 @@ def _infer_token_layout(
 
 
 def infer_image_token_layout(shape: Sequence[int], input_shape: Sequence[int], hints: LayoutHints) -> Layout:
-    """Infer the layout of a vision-language model's tokens (N,T,K): where the image tokens are among them.
+    """Infer where the image tokens are among the tokens (N,T,K) of a vision-language model. Return a layout.
 
     Raise LayerError if the image tokens have gaps between them, or do not fit exactly one grid.
     """

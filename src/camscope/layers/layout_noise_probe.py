@@ -67,7 +67,7 @@ def get_cached_layout_result(
 
 
 def has_cached_layout_result(model: nn.Module, location: OutputLocation, size: Sequence[int]) -> bool:
-    """Whether a test result for a layer and this input size is cached. Its layout does not matter."""
+    """Whether a test result of any layout is cached for a layer and this input size."""
     with _lock:
         requested = location.output_index, tuple(size)
         return any(

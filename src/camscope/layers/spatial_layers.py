@@ -126,7 +126,7 @@ def _infer_layout_from_shape(
 
 
 def with_video_token_order(model: nn.Module, layout: Layout) -> Layout:
-    """Return the layout with the order of video tokens in this model.
+    """Return the layout with the order in which the model stores the tokens of a video.
 
     TimeSformer stores them patch by patch, and other models frame by frame.
     """

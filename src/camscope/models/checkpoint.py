@@ -100,7 +100,7 @@ def _check_tensors_dense_and_stored(state: Mapping[str, Tensor], path: str | os.
 
 
 def load_state_dict_strictly(model: nn.Module, state: StateDict, source: WeightsSource) -> None:
-    """Load a state dict into a model. The tensors of both must match exactly.
+    """Load a state dict into a model. Every tensor must fit the model exactly.
 
     The name prefix of DataParallel or `torch.compile` is removed, and values are cast to the model's dtype. After an error
     the model has its previous weights.

@@ -70,7 +70,7 @@ def _find_torchvision_builder(name: str) -> ModelBuilder:
 
 
 def _load_published_torchvision(builder: ModelBuilder, published: Any, name: str) -> nn.Module:
-    """Load a torchvision model with its published weights. Download their file if needed, and read only tensors from it."""
+    """Load a torchvision model with its published weights. Download the weights if needed. Read only tensors from the file."""
     cache = Path(torch.hub.get_dir()) / "checkpoints"
     try:
         progress = sys.stderr.isatty()
@@ -98,7 +98,7 @@ def _build_torchvision_random_or_from_file(builder: ModelBuilder, random_or_file
 
 
 def _get_builder_options(builder: ModelBuilder, state: StateDict) -> dict[str, Any]:
-    """Return keyword arguments for torchvision. With them, it builds the architecture to which a state dict belongs."""
+    """Return the keyword arguments that torchvision needs to build the architecture of a state dict."""
     options: dict[str, Any] = {"weights": None}
     if "weights_backbone" in inspect.signature(builder).parameters:
         options["weights_backbone"] = None

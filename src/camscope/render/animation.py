@@ -224,7 +224,7 @@ MAX_FRAMES = 12
 
 
 def choose_frames(values: NDArray[np.floating], max_frames: int = MAX_FRAMES) -> list[int]:
-    """Choose evenly spaced frames of a map (D,H,W). One of them is the frame with the largest value. Return their indices.
+    """Choose evenly spaced frames of a map (D,H,W), including the frame with the largest value. Return their indices.
 
     Args:
         values: (D,H,W) the map.
@@ -256,7 +256,7 @@ def draw_frames(
     columns: int | None = None,
     height: int = 192,
 ) -> RGBImage:
-    """Draw a grid of frames (D,H,W,3) with a map (D,H,W) in 0..1 over them. `choose_frames` selects the frames.
+    """Draw a grid of frames (D,H,W,3), overlaid with a map (D,H,W) in 0..1. `choose_frames` selects the frames.
 
     Args:
         images: (D,H,W,3) uint8 frames.

@@ -56,7 +56,7 @@ class Box:
 
 
 def find_contours(values: Values, level: float) -> list[NDArray[np.float64]]:
-    """Return the contours of all regions with values >= `level`. They are closed polygons (M,2) along pixel edges.
+    """Return the contours of all regions with values >= `level`. The contours are closed polygons (M,2) along pixel edges.
 
     Holes of a region have polygons too. The first point of a polygon is not repeated at its end. Pixels that touch at a
     corner share a polygon.

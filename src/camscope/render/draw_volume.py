@@ -52,7 +52,7 @@ def draw_planes(
     caption: str = "",
     bar: bool = True,
 ) -> RGBImage:
-    """Draw three orthogonal slices of a volume (D,H,W). They meet in one voxel.
+    """Draw three orthogonal slices of a volume (D,H,W). The slices meet in one voxel.
 
     If the volume has `axis_letters` or an `affine`, the slices are axial, coronal and sagittal as in radiology: the
     patient's right is at the left, and the front at the top or left. Otherwise the slices are along axis 0, 1 and 2. Slices

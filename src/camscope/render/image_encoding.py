@@ -216,7 +216,7 @@ def encode_data_uri(
 
 
 def build_figure_html(image: RGBImage, alt: str, caption: str) -> str:
-    """Return the HTML of a figure with a caption. It takes at most about 300 kB.
+    """Return the HTML of a figure with a caption. The HTML takes at most about 300 kB.
 
     The image is scaled down, and encoded as JPEG if a PNG is too large. `Explanation.save` writes the full size.
 

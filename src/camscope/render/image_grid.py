@@ -180,7 +180,7 @@ def draw_contact_sheet(
 def _draw_sheet_header(
     title: str, legend: tuple[str, str] | None, colormap: str, width: int, height: int
 ) -> list[RGBImage]:
-    """Draw the title and the legend of a contact sheet. They share a line if both fit, otherwise the legend is below."""
+    """Draw the title and the legend of a contact sheet: in one line if there is room, otherwise in two lines."""
     font_size, gap = min(36, max(11, height // 14)), max(4, height // 20)
     available_width = width - 2 * gap
     right = [] if legend is None else [draw_color_strip(*legend, colormap, font_size=min(32, max(11, height // 16)))]

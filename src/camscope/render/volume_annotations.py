@@ -80,7 +80,7 @@ def compute_slice_row_and_column_in_frame(font_size: int, has_letters: bool) -> 
 
 
 def draw_crosshair(plane: RGBImage, row: float, column: float, color: Color) -> RGBImage:
-    """Draw a thin, half-transparent crosshair around a point. It leaves the point itself visible."""
+    """Draw a thin, half-transparent crosshair around a point. The point itself stays visible."""
     out = plane.copy()
     i, j = min(int(row), plane.shape[0] - 1), min(int(column), plane.shape[1] - 1)
     for arm in (
@@ -120,7 +120,7 @@ def format_slice_position(volume: Volume, voxel: VoxelIndex, normal_axis: int) -
 def draw_side_panel(
     volume: Volume, font_size: int, pixels_per_mm: float, height: int, text_lines: Sequence[str], *, bar: bool = True
 ) -> RGBImage:
-    """Draw a side panel of about `height` rows. It has a color bar, text lines, a legend of masks, and any warning."""
+    """Draw a side panel of about `height` rows, with a color bar, text lines, a legend of masks, and any warning."""
     edge, gap = max(2, font_size // 4), font_size // 2
     panel_width = 12 * font_size
     pieces = []

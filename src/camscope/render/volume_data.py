@@ -62,7 +62,7 @@ class AnatomicalView:
     name: str = ""
 
     def extract_slices(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return the slices (n,h,w,…) of an array (D,H,W,…) in the orientation of this view. They are not copied."""
+        """Return the slices (n,h,w,…) of an array (D,H,W,…) in the orientation of this view, without copying values."""
         transposed = array.transpose(self.normal_axis, self.row_axis, self.column_axis, *range(3, array.ndim))
         return transposed[:, :: -1 if self.is_row_flipped else 1, :: -1 if self.is_column_flipped else 1]
 
@@ -73,7 +73,7 @@ class AnatomicalView:
         return row, shape[self.column_axis] - column if self.is_column_flipped else column
 
     def get_edge_letters(self, axis_letters: tuple[AxisLetters, ...] | None) -> EdgeLetters:
-        """Return the patient direction at each edge of a slice, such as "A" at the top. For an unknown direction it is ""."""
+        """Return the patient direction at each edge of a slice, such as "A" at the top, or "" if it is unknown."""
         if axis_letters is None:
             return EdgeLetters("", "", "", "")
         top, bottom = axis_letters[self.row_axis][:: -1 if self.is_row_flipped else 1]

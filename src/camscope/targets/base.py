@@ -77,7 +77,7 @@ class Target(ABC):
         """Return a text that describes the target of one sample. `class_name` is a function from a class index to its name."""
 
     def prepare_for_model(self, model: nn.Module) -> "Target":
-        """Return the target with the facts about the model that it needs. Each `Score` calls this method once."""
+        """Return the target after it has read what it needs from the model. Each `Score` calls this method once."""
         return self
 
     def prepare_for_image(self, image_context: ImageContext) -> "Target":
@@ -85,7 +85,7 @@ class Target(ABC):
         return self
 
     def resolve_choices(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Target":
-        """Return the target with all open choices made, such as that of the class.
+        """Return the target with all open choices made, such as the choice of a class.
 
         `output` is that of the first forward pass, and `input_size` is the size *S of the model's input.
         """

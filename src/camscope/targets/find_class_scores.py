@@ -98,7 +98,7 @@ def _find_logits(output: object) -> Tensor:
 
 
 def check_no_detections(output: object) -> None:
-    """Raise TargetError if the output is that of a detector. A class alone does not select one of its boxes."""
+    """Raise TargetError if the output is from a detector. A class alone does not select one of the detected boxes."""
     rows = output if isinstance(output, list | tuple) else []
     boxes = get_output_tensor(output, "pred_boxes")
     has_rows_of_boxes = any(isinstance(row, Mapping) and "boxes" in row for row in rows)
@@ -146,7 +146,7 @@ def require_scores_of_callable_target(scores: object, target: object) -> Tensor:
 
 
 def require_one_row_per_sample(scores: Tensor, n_samples: int) -> Tensor:
-    """Return scores (N,...) unchanged. Raise TargetError if their number of rows is not the number of samples."""
+    """Return scores (N,...) unchanged. Raise TargetError if there is not exactly one row per sample."""
     if len(scores) != n_samples:
         raise TargetError(
             f"{plural(len(scores), 'score')} for a batch of {n_samples}: expected one row per sample. The model must not squeeze "

@@ -22,7 +22,7 @@ class NoTarget(Target):
 
     @property
     def dense(self) -> bool:
-        """Whether the explained values are features of an encoder, not class scores, which is always the case here."""
+        """Whether the features of an encoder are explained instead of class scores. Always True."""
         return True
 
     def __call__(self, output: Any) -> Tensor:

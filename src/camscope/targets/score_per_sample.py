@@ -135,7 +135,7 @@ class Score:
         return output
 
     def _copy_caller_tensor(self, value: Tensor) -> Tensor:
-        """Copy a tensor of the caller, but return selected rows of such a tensor unchanged. They are a copy already."""
+        """Copy a tensor of the caller. If it has been selected by rows, return it unchanged, because it is a copy."""
         is_own = all(value is not leaf for _, leaf in iter_leaves((self._args, self._kwargs)))
         return value if is_own else value.clone()
 
@@ -156,7 +156,7 @@ class Score:
         return flipped
 
     def compute_fixed_mix_of_class_scores(self, x: Tensor) -> Tensor:
-        """Compute a sum (N,) of all class scores with fixed weights. It serves to choose a layer without choosing a class.
+        """Compute a sum (N,) of all class scores with fixed weights. The sum serves to choose a layer without choosing a class.
 
         For a callable target, compute its score.
         """

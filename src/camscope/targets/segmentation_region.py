@@ -83,7 +83,7 @@ class Region(ClassTarget):
         return replace(self, mask=mask)
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "Region":
-        """Return the target with flipped weights of the cells. `candidate_scores` later resizes them to the output grid."""
+        """Return the target with flipped cell weights. `candidate_scores` later resizes these weights to the output grid."""
         weights = None if self.cell_weights is None else self.cell_weights.flip([axis + 1 for axis in flips])
         return replace(self, cell_weights=weights)
 

@@ -94,7 +94,7 @@ class BaseCAM:
         activations: Any,
         grads: Any,
     ) -> Any:
-        """Return the weights of the channels. They are an array or a tensor, whichever the activations are.
+        """Return the weights of the channels. Like the activations, the weights are an array or a tensor.
 
         The shape is (N,K), or (N,K,*s) if the method weights each cell.
         """
@@ -156,7 +156,7 @@ class BaseCAM:
 
     @property
     def _has_formula_on_arrays(self) -> bool:
-        """Whether the user's subclass implements `get_cam_weights` or `get_cam_image`. Both get arrays."""
+        """Whether the user's subclass implements `get_cam_weights` or `get_cam_image` for arrays."""
         methods = (getattr(type(self), name).__module__ for name in ("get_cam_weights", "get_cam_image"))
         instance = {"get_cam_weights", "get_cam_image"} & vars(self).keys()
         return bool(instance) or not all(name.startswith(__package__ or "") for name in methods)
@@ -254,7 +254,7 @@ class BaseCAM:
     def forward_augmentation_smoothing(
         self, input_tensor: Tensor, targets: Sequence[OutputTarget] | None, eigen_smooth: bool = False
     ) -> Array:
-        """Return the mean map over six versions of the input. These are the input and its mirror image at three brightnesses."""
+        """Return the mean map over the input and its mirror image, each at three brightnesses."""
         maps = []
         for augment, restore in self._iter_augmentations():
             cams = torch.from_numpy(self.forward(augment(input_tensor), targets, eigen_smooth))

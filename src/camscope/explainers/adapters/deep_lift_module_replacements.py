@@ -14,7 +14,7 @@ CLIPPED_RELU_TYPES = (nn.ReLU6, nn.Hardtanh)
 
 
 def treat_clipped_relus_as_relus(model: nn.Module) -> None:
-    """Give modules that clip, such as ReLU6, the type ReLU. Captum then uses its ReLU rule for them. They still clip."""
+    """Give modules that clip, such as ReLU6, the type ReLU. Captum then applies its ReLU rule. The modules still clip."""
     modules: Iterator[Any] = model.modules()  # whose types change
     for part in modules:
         if type(part) in CLIPPED_RELU_TYPES:
@@ -37,7 +37,7 @@ class NonOverlappingMaxPool(nn.Module):
         self.pool = nn.MaxPool1d(prod(self.kernel_size))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the maximum of each window of x (N,K,*s), as (N,K,*t)."""
+        """Max-pool x (N,K,*s): return the maximum of each pooling window, as (N,K,*t)."""
         rank = len(self.kernel_size)
         sides = [side for pad in reversed(self.padding) for side in (pad, pad)]
         # the padding is less than every value, and the same in every row

@@ -126,12 +126,12 @@ class SurrogateExplainer(BaselineMixin, AdapterExplainer):
 
     @property
     def needs_only_scores(self) -> bool:
-        """Whether the method needs only the scores of the model, which is always the case here."""
+        """Whether the method needs only the scores of the model. Always True."""
         return True
 
     @abstractmethod
     def create_captum_explainer(self, scorer: MaskScorer, interpretable_model: InterpretableModel) -> Any:
-        """Create captum's explainer. It calls `scorer` with masks of visible cells, and gets the scores."""
+        """Create captum's explainer. The explainer calls `scorer` to get the scores of masks of visible cells."""
 
     @abstractmethod
     def fit_linear_model(self, masks: Tensor, scores: Tensor, weights: Tensor) -> LinearFit:

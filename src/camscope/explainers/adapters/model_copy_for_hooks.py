@@ -79,7 +79,7 @@ class RepeatedModule(nn.Module):
 
 
 def clone_for_hooks(model: nn.Module, call_records: ModuleCallRecords) -> nn.Module:
-    """Copy a model, so that another package can set hooks on the copy. The weights share memory.
+    """Copy a model, so that another package can set hooks on the copy. The copy shares the weights with the model.
 
     A module that ran several times becomes a `RepeatedModule`.
     """
@@ -120,7 +120,7 @@ def iter_parent_name_and_child(model: nn.Module) -> Iterator[tuple[nn.Module, st
 
 
 def _copy_with_training_flags(model: nn.Module, shared_tensors: dict[int, Tensor]) -> nn.Module:
-    """Copy a model deeply, with the `training` flags that this thread sees."""
+    """Copy a model deeply. The `training` flags of the copy are those that this thread sees in the model."""
     clone = copy.deepcopy(model, dict[int, Any](shared_tensors))
     for part, original in zip(clone.modules(), model.modules(), strict=False):
         if hasattr(original, "training"):  # frozen TorchScript has none

@@ -123,7 +123,7 @@ class LRP(AdapterExplainer, AdditiveExplainer):
         return RelevanceRules(composite, RelevanceRuleMode(stabilizer, make_relative_stabilizer(rounding)))
 
     def _check_first_layer_runs_first(self, model: nn.Module, call_records: ModuleCallRecords) -> None:
-        """Raise ModelError if the composite has a rule for the first layer by name, but another layer runs first."""
+        """Raise ModelError if the composite's rule for the first layer would apply to a layer that does not run first."""
         from zennit.types import Linear
 
         parts = dict(model.named_modules())

@@ -101,7 +101,7 @@ class RelevanceRuleMode(BaseFunctionMode):
         return None
 
     def _add_with_rule(self, second_sign: int, first: Any, second: Any) -> Tensor | None:
-        """Add two values. Each tensor receives relevance in proportion to its size, and constants receive none."""
+        """Add two values. A tensor gets relevance in proportion to its magnitude, and a constant gets none."""
         from zennit.layer import Sum
         from zennit.rules import Norm
 
@@ -139,7 +139,7 @@ class _FunctionModule(nn.Module):
         self._func, self._args, self._kwargs = func, args, kwargs
 
     def forward(self, x: Tensor) -> Any:
-        """Call the function on x with the fixed arguments."""
+        """Call the function on x. All further arguments are fixed."""
         return self._func(x, *self._args, **self._kwargs)
 
 

@@ -28,7 +28,7 @@ class Chefer(TokenAttentionExplainer):
     needs_all_gradients: ClassVar[bool] = True
 
     def relevance(self, trace: AttentionTrace) -> Tensor:
-        """Compute the relevance (N,T) of each token. It accumulates gradient times attention over all blocks."""
+        """Compute the relevance (N,T) of each token by accumulating gradient times attention over all blocks."""
         relevance = torch.zeros_like(trace.score_token_weights)
         for g, P in zip(reversed(trace.gradients), reversed(trace.probabilities), strict=True):
             relevance = relevance + multiply_rows(trace.score_token_weights + relevance, (g * P).relu().mean(1))

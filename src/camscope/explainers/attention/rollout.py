@@ -58,7 +58,7 @@ class GradientRollout(TokenAttentionExplainer):
     needs_all_gradients: ClassVar[bool] = True
 
     def relevance(self, trace: AttentionTrace) -> Tensor:
-        """Compute the relevance (N,T) of each token. Each block has a matrix, gradient times attention. Multiply them all."""
+        """Compute the relevance (N,T) of each token as the product of one matrix per block: gradient times attention."""
         pairs = zip(trace.gradients, trace.probabilities, strict=True)
         return _roll_out_attention(trace.score_token_weights, [(g * P).mean(1).relu() for g, P in pairs])
 

@@ -60,7 +60,7 @@ class AttentionTrace:
 
     @cached_property
     def score_token_weights(self) -> Tensor:
-        """Weights (N,T) of the tokens on which the score depends, such as the class token: equal weights with sum 1."""
+        """Equal weights (N,T) for the tokens on which the score depends, such as the class token. They sum to 1."""
         rows = (self.gradients[-1] != 0).any(-1).any(1).to(self.gradients[-1].dtype)
         return rows / rows.sum(1, keepdim=True).clamp(min=1)
 
@@ -233,7 +233,7 @@ class TokenAttentionExplainer(Explainer):
 
     @property
     def accepts_integer_input(self) -> bool:
-        """True: the method can explain an integer input, because it never changes the input."""
+        """Whether the method accepts an integer input. Always True, because the method never changes the input."""
         return True
 
     @abstractmethod

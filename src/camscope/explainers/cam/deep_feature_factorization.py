@@ -90,7 +90,7 @@ class Concepts:
 
     @property
     def legend(self) -> tuple[render.LegendEntry, ...]:
-        """The legend: one entry per concept. It has the color, the share, and the classes whose scores the concept raises."""
+        """The legend of the concepts. An entry has the color, the share, and the classes whose scores the concept raises."""
         return tuple(
             render.LegendEntry(
                 color,
@@ -142,7 +142,7 @@ class Concepts:
         return render.draw_regions(picture, numbers, opacity, colors, alpha=alpha, covered=covered)
 
     def figure(self, *, alpha: float = 0.8, columns: int | None = None, height: int = 320) -> render.RGBImage:
-        """Draw each image with its pixels colored by their strongest concept, next to the legend.
+        """Draw each image next to the legend. Each pixel has the color of its strongest concept.
 
         Args:
             alpha: Opacity of the strongest cell.

@@ -73,7 +73,7 @@ class GradCAMPlusPlus(BaseQuotientCAM):
     name, title, paper = "gradcam++", "Grad-CAM++", "arXiv:1710.11063"
 
     def quotient_terms(self, activation: Tensor, gradient: Tensor) -> QuotientTerms:
-        """Return the terms of the Grad-CAM++ weights, relu(g) / (2 + g ΣA)."""
+        """Return the numerators and denominators of the Grad-CAM++ weights, relu(g) / (2 + g ΣA)."""
         below = 2 + gradient * activation.sum(SPATIAL_AXIS, keepdim=True)
         size = 2 + gradient.abs() * activation.abs().sum(SPATIAL_AXIS, keepdim=True)
         return QuotientTerms(gradient.relu(), below, size)
@@ -100,7 +100,7 @@ class XGradCAM(BaseQuotientCAM):
     name, title, paper = "xgradcam", "XGrad-CAM", "arXiv:2008.02312"
 
     def quotient_terms(self, activation: Tensor, gradient: Tensor) -> QuotientTerms:
-        """Return the terms of the XGrad-CAM weights, Σ g A / Σ A."""
+        """Return the numerators and denominators of the XGrad-CAM weights, Σ g A / Σ A."""
         total, size = activation.sum(SPATIAL_AXIS, keepdim=True), activation.abs().sum(SPATIAL_AXIS, keepdim=True)
         rounding = torch.finfo(activation.dtype).eps ** (2 / 3) * size
         above = (gradient * activation).sum(SPATIAL_AXIS, keepdim=True)
@@ -167,6 +167,6 @@ class BagCAM(GradCAMElementWise):
     name, title, paper = "bagcam", "BagCAM", "arXiv:2207.07818"
 
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
-        """Return the gradient scaled by 1 + mean(g A) where its product with the activation is positive, else 0."""
+        """Return the gradient times 1 + mean(g A) where gradient times activation is positive, else 0."""
         evidence = (gradient * activation).mean(SPATIAL_AXIS, keepdim=True)
         return super().weights(activation, (1 + evidence) * gradient)

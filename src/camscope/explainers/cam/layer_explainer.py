@@ -39,11 +39,11 @@ class LayerExplainer(LayerSelectionMixin):
 
     @abstractmethod
     def compute_layer_map(self, features: LayerFeatures) -> Tensor:
-        """Compute the map of the method from the features of the layer. It is (N,*s), or flattened (N,cells)."""
+        """Compute the map of the method from the features of the layer. The map is (N,*s), or flattened (N,cells)."""
 
     @property
     def accepts_integer_input(self) -> bool:
-        """Whether the method can explain an integer input, because it never changes the input."""
+        """Whether the method accepts an integer input. Only methods that never change the input do."""
         return not self.has_custom_backward and (self.runs_partial_forward or not self.runs_model)
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:

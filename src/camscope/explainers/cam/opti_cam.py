@@ -43,7 +43,7 @@ class OptiCAM(LayerExplainer):
     learning_rate: PositiveNumber = 0.1
 
     def compute_layer_map(self, features: LayerFeatures) -> Tensor:
-        """Compute the map: a weighted mean of the channels with optimized weights. Its minimum is subtracted."""
+        """Compute the map: a weighted mean of the channels with optimized weights. Subtract the minimum of the map."""
         channels = features.activation.relu()
         live = find_nonconstant_channels(channels)
         shares = channels.new_zeros(live.shape).masked_fill(~live & live.any(1, keepdim=True), -torch.inf)

@@ -136,7 +136,7 @@ def _select_target_weights(head_weights: Tensor, class_pairs: Tensor) -> Tensor:
 
 
 def _is_equal_within_rounding(values: Tensor, expected: Tensor, sum_of_squares: Tensor, magnitude: Tensor) -> bool:
-    """Whether `values` equal `expected` within rounding. Both are sums, and `sum_of_squares` is over their terms."""
+    """Whether the sums `values` equal `expected` within rounding. `sum_of_squares` is the sum of the squared terms."""
     tolerance = SCORE_TOLERANCE_BY_DTYPE.get(values.dtype, 1e-4)
     allowed = tolerance * sum_of_squares.sqrt() + 8 * torch.finfo(values.dtype).eps * magnitude
     return bool(((values - expected).abs() <= allowed).all())

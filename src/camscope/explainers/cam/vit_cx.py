@@ -63,7 +63,7 @@ class ViTCX(LayerExplainer, BatchedMixin, RandomMixin):
         return torch.where(cover > 0, means - least, 0)
 
     def _build_cluster_masks(self, features: LayerFeatures) -> Tensor:
-        """Build the masks (N,K,*s): one per cluster of similar channels, their sum scaled to 0..1. The remaining masks are 0."""
+        """Build masks (N,K,*s). The mask of a cluster of similar channels is their sum, scaled to 0..1. All others are 0."""
         channels = scale_each_mask_to_unit_range(features.activation)
         clusters = cluster_masks_by_complete_linkage(
             compute_cosine_distances(channels, features.x.shape[2:]), self.distance

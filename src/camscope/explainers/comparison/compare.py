@@ -207,14 +207,14 @@ class Comparison:
         ]
 
     def _select_explanation_with_commonest_label(self, target_index: int) -> Explanation:
-        """Return an explanation of the target that has the most frequent label of this target."""
+        """Return an explanation of the target. Its label is the most frequent one for this target."""
         return select_explanation_with_commonest_label(
             [e.explanation for e in self.entries if e.target_index == target_index]
         )
 
     @property
     def title(self) -> str:
-        """The title of the figure: the name of the image. The target and the layer are added if there is only one."""
+        """The title of the figure: the name of the image. If there is only one target or one layer, it is added."""
         first, layers = self.explanations[0], {explanation.layer for explanation in self.explanations} - {None}
         names_target = self.n_targets == 1 and len(self.row_labels) > 1
         answer = self._select_explanation_with_commonest_label(0).label_and_score if names_target else None

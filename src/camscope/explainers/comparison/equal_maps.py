@@ -86,7 +86,7 @@ def describe_equal_maps(
 
 
 def _explain_equality(group: Sequence[Explanation], layers: set[str | None]) -> str:
-    """Return why the maps of a group are equal: the formulas of the methods agree, or only the maps on this image do."""
+    """Return why the maps of a group are equal: the formulas agree under a condition, or only these maps agree."""
     for condition, methods in KNOWN_IDENTITIES.items():
         if len(layers) == 1 and all(explanation.method in methods for explanation in group):
             return f"their formulas are one if {condition}"

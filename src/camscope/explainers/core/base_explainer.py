@@ -256,7 +256,7 @@ class Explainer(BaseMethod):
         additional_forward_args: Any = None,
         **kwargs: Any,
     ) -> list[Explanation]:
-        """Return the explanations of one image by several methods. They use the settings of this explainer.
+        """Return the explanations of one image by several methods. The methods use the settings of this explainer.
 
         Args:
             image: See `explain`.
@@ -290,7 +290,7 @@ class Explainer(BaseMethod):
         return [row[0] for row in explain_grid(explainers, image, [target], extra)]
 
     def with_method(self, method: "str | type[Explainer]") -> "Explainer":
-        """Create another method for the same model. All settings that the user changed in this method carry over.
+        """Create another method for the same model. It gets all settings that the user changed in this method.
 
         Args:
             method: Name or class of the other method.

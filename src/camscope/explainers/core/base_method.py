@@ -162,7 +162,7 @@ class BaseMethod(ABC):
 
     @property
     def composed_name(self) -> str:
-        """The name of the method in results. It is `name`, or a list such as `gradcam, denoised` for a method around another."""
+        """The name of the method in results: `name`, or for a wrapper a combined name such as `gradcam, denoised`."""
         return self.name
 
     @property
@@ -177,7 +177,7 @@ class BaseMethod(ABC):
 
     @property
     def needs_target(self) -> bool:
-        """Whether the map depends on a target. If so, the model's output must have something to select."""
+        """Whether the map depends on a target. If so, the output of the model must have classes or another target."""
         return self.class_specific
 
     def resolve_target(self, target: TargetLike) -> TargetLike:
@@ -328,12 +328,12 @@ class BaseMethod(ABC):
 
     @property
     def accepts_integer_input(self) -> bool:
-        """Whether the method accepts an integer input. It must need no gradient and never change the input."""
+        """Whether the method accepts an integer input. Only methods without gradients that never change the input do."""
         return False
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The settings that affect the map, by name. The values have the form in which results store them."""
+        """The settings that affect the map, by name. The values are in the form in which results store them."""
         return {
             name: value if isinstance(value, int | float | str) else describe_setting(value)
             for name in signature(type(self)).parameters

@@ -90,7 +90,7 @@ class BackgroundMixin(RandomMixin):
 def build_baseline_tensors(
     baselines: Sequence[BaselineLike], x: Tensor, explainer: RandomMixin, indices: Sequence[int] | None = None
 ) -> list[Tensor]:
-    """Build one tensor (N,C,*S) per baseline. With `indices`, build only the tensors of those baselines."""
+    """Build one tensor (N,C,*S) per baseline. With `indices`, skip all baselines except those at these positions."""
     return [
         build_baseline_tensor(baselines[i], x, explainer, explainer.seed ^ i)
         for i in (range(len(baselines)) if indices is None else indices)
@@ -100,7 +100,7 @@ def build_baseline_tensors(
 def parse_baselines(
     baseline: BaselineLike | Sequence[BaselineLike], setting_name: str = "baseline"
 ) -> list[BaselineLike]:
-    """Convert the setting of the user to a list of baselines. Raise InputError if one of them is invalid."""
+    """Convert the setting of the user to a list of baselines. Raise InputError if a baseline is invalid."""
     baselines = list(baseline) if isinstance(baseline, list | tuple) else [baseline]
     if not baselines:
         raise InputError(f"{setting_name}=[]: expected at least one baseline, such as 'zero'")

@@ -114,7 +114,7 @@ def read_model_input(
 
 
 def _read_tensor(x: Tensor, preprocess: PreprocessFunction | None) -> ModelInput:
-    """Create the model's input from a tensor (C,*S). If the tensor has MONAI metadata, read its placement from them."""
+    """Create the model's input from a tensor (C,*S). The placement comes from MONAI metadata, if the tensor has any."""
     from camscope.images.scans.monai_preprocess import is_monai_object, read_placement_and_affine, strip_metadata
 
     if is_monai_object(x):

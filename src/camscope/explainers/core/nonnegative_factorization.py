@@ -72,7 +72,7 @@ class _FactorRows:
         self._row_views = list(zip(*(tensor.split(1, 1) for tensor in buffers), strict=True))
 
     def update_rows(self, other_factor: Tensor, matrix: Tensor) -> None:
-        """Update one row of this factor after another by least squares. The second factor stays fixed."""
+        """Update the rows of this factor one by one, by least squares. The second factor does not change."""
         torch.bmm(other_factor, matrix, out=self._update_targets)
         torch.bmm(other_factor, other_factor.mT, out=self._overlap)
         share = torch.where(self._self_overlap > 0, 1 / self._self_overlap, 0)[..., None]

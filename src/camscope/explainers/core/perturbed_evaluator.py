@@ -76,7 +76,7 @@ class PerturbedEvaluator:
     def compute_scores_and_gradients(
         self, sample: int, variants: Tensor, *, as_probability: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Compute scores (R,) of perturbed copies of a sample, and their gradients (R,C,*S). Optionally use probabilities."""
+        """Compute scores or probabilities (R,) of R perturbed copies of a sample, and their gradients (R,C,*S)."""
         (values,), (gradients,) = compute_scores_and_input_gradients(
             variants, lambda x: [self._compute_scores_of_variants(sample, x, as_probability)]
         )

@@ -37,7 +37,7 @@ class PixelExplainer(Explainer):
         check_one_of("channel_reduction", self.channel_reduction, "sum", "abs", "max", "l2")
 
     def describe_summands(self) -> str:
-        """Return the words for the values that sum to the score. They are pixels, or the values before `channel_reduction`."""
+        """Return a phrase for the values that sum to the score: pixels, or values before `channel_reduction`."""
         if self.channel_reduction == "sum":
             return "the pixels' values"
         return f"the values, before channel_reduction={self.channel_reduction!r},"

@@ -19,7 +19,7 @@ def project_on_first_component(channel_maps: Tensor) -> Tensor:
 
 
 def project_with_reference_sign(channel_maps: Tensor, reference: Tensor) -> Tensor:
-    """Project the K maps of each image (N,K,cells) on their first principal component. The reference map decides the sign.
+    """Project the K maps of each image (N,K,cells) on their first principal component. A reference map decides the sign.
 
     Its sign is chosen to agree with a reference map (N,cells).
     """

@@ -16,7 +16,7 @@ def enlarge_to_input(maps: Tensor, x: Tensor) -> Tensor:
 
 
 def compute_minimum_and_range(masks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two values of each mask (R,*S), its minimum and its range, both as (R,1,...). The range of a constant mask is 1."""
+    """Return the minimum and the range of each mask (R,*S), with shape (R,1,...). A constant mask has range 1."""
     axes = tuple(range(1, masks.ndim))
     low, high = masks.amin(axes, keepdim=True), masks.amax(axes, keepdim=True)
     return low, torch.where(high > low, high - low, 1)
@@ -59,7 +59,7 @@ def blur_input(x: Tensor, sigma: float, radius: float) -> Tensor:
 def smooth_axis(
     values: Tensor, axis: int, sigma: float, radius: int, padding_mode: Literal["reflect", "replicate"]
 ) -> Tensor:
-    """Smooth values along one axis with a Gaussian. Its width `sigma` and cutoff `radius` are in cells."""
+    """Smooth values along one axis with a Gaussian. The width `sigma` and the cutoff `radius` are in cells."""
     steps = torch.arange(-radius, radius + 1, dtype=values.dtype, device=values.device)
     bell = (-0.5 * (steps / sigma) ** 2).exp() if sigma > 0 else torch.ones_like(steps)
     lines = values.movedim(axis, -1)

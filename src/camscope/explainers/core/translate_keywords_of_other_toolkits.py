@@ -93,7 +93,7 @@ def describe_foreign_keyword(keyword: str) -> str | None:
 
 
 def describe_unknown_keyword(keyword: str, setting_names: Collection[str], owner_name: str) -> str:
-    """Return the text of the error for a keyword that `owner_name` does not accept. It explains what to write instead."""
+    """Return the error text for a keyword that `owner_name` does not accept. The text explains what to write instead."""
     if keyword in CAPTUM_SETTING_NAMES:
         own_names = CAPTUM_SETTING_NAMES[keyword]
         meaning = "is" if keyword in own_names else f"stands for {' or '.join(own_names)},"

@@ -149,7 +149,7 @@ def merge_layer_maps(layer_maps: Sequence[AttributionMaps], attribution: Tensor,
 
 
 def fuse(explanations: Sequence[Explanation], fusion_mode: FusionMode = "max") -> Explanation:
-    """Fuse several explanations into one. They explain the same target at different layers.
+    """Fuse explanations of the same target at different layers into one explanation.
 
     Args:
         explanations: One explanation per layer, of one input, target and method.

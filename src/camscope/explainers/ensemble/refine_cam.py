@@ -108,7 +108,7 @@ class RefineCAM(Explainer):
         return [replace(layer_maps, notes=(note, *layer_maps.notes)) for layer_maps in merged]
 
     def with_chosen_layers(self, x: Tensor, score: Score) -> Self:
-        """Return a copy of this method whose layers are set: those that the user named, or ones chosen for this input."""
+        """Return a copy of this method that has layers: the ones that the user named, or ones chosen for this input."""
         return self if self.layers is not None else replace(self, layers=self._choose_layers(x, score))
 
     def _choose_layers(self, x: Tensor, score: Score) -> list[str]:

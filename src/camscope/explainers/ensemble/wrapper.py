@@ -46,7 +46,7 @@ class Wrapper(Explainer):
 
     @abstractmethod
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
-        """Compute the maps of several scores for an input (N,C,*S). They are made from the maps of the inner explainers."""
+        """Compute the maps of several scores for an input (N,C,*S) by combining the maps of the inner explainers."""
 
     def with_chosen_layers(self, x: Tensor, score: Score) -> Self:
         """Let the inner explainers choose their layers for this input. Return a wrapper around these explainers."""

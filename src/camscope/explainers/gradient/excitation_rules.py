@@ -80,7 +80,7 @@ def share_among_summands(shapes: Sequence[torch.Size], p: Tensor, *shares: Tenso
 
 
 def share_among_averaged_inputs(function: Callable[[Tensor], Tensor], p: Tensor, x: Tensor) -> tuple[Tensor, ...]:
-    """Share the probability p of a mean or a positively weighted sum among its inputs, in proportion to their sizes."""
+    """Share the probability p of a mean or a positively weighted sum among its inputs, in proportion to the input values."""
     return (share_among_linear_inputs(p, x.clamp(min=0), function),)
 
 
@@ -100,7 +100,7 @@ class LinearRule:
     contrastive: bool = False
 
     def __call__(self, p: Tensor, x: Tensor) -> tuple[Tensor, ...]:
-        """Compute the probability of each input, Σ_i P(a_j | a_i) p_i."""
+        """Compute the probability of each input a_j from the probabilities p_i of the outputs a_i: Σ_i P(a_j | a_i) p_i."""
         x = full_precision(x)
         space = tuple(range(2, x.ndim)) or (1,)
         response = x - x.amin(space, keepdim=True) if self.from_channel_minimum else x.clamp(min=0)

@@ -44,7 +44,7 @@ class AdditiveExplainer(PixelExplainer, MultiPassExplainer):
     def compute_sample_attribution(
         self, evaluator: PerturbedEvaluator, sample: int, baseline_tensors: Sequence[Tensor]
     ) -> AdditiveAttribution:
-        """Compute the attribution of one sample. It is relative to the baselines `baseline_tensors`, each (C,*S)."""
+        """Compute the attribution of one sample in comparison with baselines. `baseline_tensors` are (C,*S)."""
 
     def build_baselines(self, x: Tensor) -> list[Tensor]:
         """Build one tensor (N,C,*S) for each baseline. By default there is no baseline."""

@@ -71,7 +71,7 @@ class BlurredCopies:
         self.is_nonconstant = bool(self._spectrum.any())
 
     def compute_frequency_factors(self, sigmas: Tensor) -> Tensor:
-        """Compute by how much R Gaussian blurs damp each frequency (R,1,*S). `sigmas` (R,) are their widths in pixels."""
+        """Compute by how much R Gaussian blurs damp each frequency (R,1,*S). `sigmas` (R,) are blur widths in pixels."""
         exponent = torch.zeros([1] * self._spectrum.ndim, dtype=torch.float64, device=self._spectrum.device)
         squares = sigmas.to(exponent.device).square().view(-1, *[1] * (exponent.ndim - 1))
         for axis in range(2, exponent.ndim):

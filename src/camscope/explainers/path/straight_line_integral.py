@@ -41,8 +41,8 @@ def integrate_straight_line(
 
 
 def compute_step_midpoints(n_steps: int, *, only_new: bool = False) -> Tensor:
-    """Divide 0..1 into `n_steps` equal steps, and return their midpoints. With `only_new`, omit midpoints that a
-    division into `n_steps / 3` steps has.
+    """Divide 0..1 into `n_steps` equal steps, and return their midpoints. With `only_new`, omit the midpoints that
+    `n_steps / 3` equal steps already have.
     """
     places = torch.arange(n_steps, dtype=torch.float64, device="cpu")
     return ((places[places % 3 != 1] if only_new else places) + 0.5) / n_steps

@@ -196,7 +196,7 @@ class MeaningfulPerturbation(PerturbationExplainer):
 
 
 def build_disc_masks(size: Sequence[int], template: Tensor) -> Tensor:
-    """Build 11 masks (11,*s). They hide central discs of increasing size, from nothing to the whole input."""
+    """Build 11 masks (11,*s) that hide central discs. The discs grow from nothing to the whole input."""
     dtype = torch.promote_types(template.dtype, torch.float32)
     axes = [(torch.arange(cells, dtype=dtype, device=template.device) * 2 + 1) / cells - 1 for cells in size]
     distance = torch.stack(torch.meshgrid(*axes, indexing="ij")).square().mean(0).sqrt()

@@ -78,7 +78,7 @@ class Occlusion(PerturbationExplainer):
         return PerturbationAttribution(attribution, notes=tuple(notes))
 
     def compute_window_masks(self, size: Sequence[int]) -> list[Tensor]:
-        """Return one mask (windows,pixels) per axis. It marks which pixels along the axis each window covers."""
+        """Return one mask (windows,pixels) per axis. The mask marks which pixels along the axis each window covers."""
         window, stride = self.window, self.stride
         try:
             default = [-(-length // DEFAULT_WINDOW_DIVISOR) for length in size]

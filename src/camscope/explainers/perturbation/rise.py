@@ -193,7 +193,7 @@ class DRISE(RISE):
 
 
 def enlarge_shifted_grids(grids: Tensor, shifts: Tensor, size: Sequence[int], cells_per_axis: Sequence[int]) -> Tensor:
-    """Enlarge grids (R,*s) linearly, and crop each to `size`. Its shift (R,axes) is given in shares 0..1 of a cell."""
+    """Enlarge grids (R,*s) linearly, and crop each to `size`. The shift (R,axes) of a crop is a share 0..1 of a cell."""
     for axis, (length, count) in enumerate(zip(size, cells_per_axis, strict=True), start=1):
         pixels = -(-length // count)
         first = (shifts[:, axis - 1, None] * pixels).long().clamp(max=pixels - 1)

@@ -42,7 +42,7 @@ class SelectedSource(NamedTuple):
 
 @contextmanager
 def selected_source(source: Source | list[Path], index: int | None, index_name: str) -> Iterator[SelectedSource]:
-    """Select a frame, volume or series of a source. The source may be `file#3`, or an argument such as `frame=3` selects it.
+    """Select a frame, volume or series of a source, by a name such as `file#3` or an argument such as `frame=3`.
 
     Errors inside the `with` block show the pseudonym of the source, not its path.
     """
@@ -95,7 +95,7 @@ def decompressed_stream(file: BinaryIO) -> Iterator[BinaryIO]:
 
 
 def skip_bytes(stream: BinaryIO, n_bytes: int, name: str) -> None:
-    """Read `n_bytes` of a stream and discard them. Raise ImageError if the stream ends before."""
+    """Read `n_bytes` of a stream and discard them. Raise ImageError if the stream is too short."""
     if n_bytes > MAX_SKIPPED_BYTES:
         raise ImageError(
             f"{name}: the header puts the voxels at byte {n_bytes}; the limit of that offset is {MAX_SKIPPED_BYTES}"
@@ -113,7 +113,7 @@ def discard_bytes(stream: BinaryIO, max_bytes: int) -> int:
 
 
 def read_exactly(stream: BinaryIO, n_bytes: int, name: str) -> bytes:
-    """Read exactly `n_bytes`. Raise ImageError if the stream ends before."""
+    """Read exactly `n_bytes`. Raise ImageError if the stream is too short."""
     pieces, remaining = [], n_bytes  # in pieces: a wrong header would allocate too much memory
     while remaining > 0 and (piece := stream.read(min(remaining, 1 << 24))):
         pieces.append(piece)
@@ -131,7 +131,7 @@ SCAN_SUFFIXES = (".dcm", ".dicom", ".nii", ".nii.gz", ".nrrd", ".mha", ".mhd")
 
 
 def list_image_paths(path_or_pattern: str, *, recursive: bool) -> Iterator[str]:
-    """Find the image files in a folder or of a glob pattern. Yield their paths in any order.
+    """Find the image files in a folder, or those that match a glob pattern. Yield their paths in any order.
 
     The path of a single file is yielded even if there is no such file. If `recursive` is true, all subfolders are searched.
     Hidden files and files without an image suffix are skipped. The overlays of runs are skipped as well, as they would become
@@ -234,7 +234,7 @@ def _is_file_outside_overlays(path: str) -> bool:
 
 
 def _is_overlay_folder(folder: str) -> bool:
-    """Return whether a folder holds the overlays of a run. Its path is `overlays/<number>`, next to a run.json."""
+    """Return whether a folder holds overlays of a run: its path is `overlays/<number>` next to a run.json."""
     above, name = os.path.split(folder)
     run, overlays = os.path.split(above)
     return name.isdecimal() and overlays == "overlays" and os.path.isfile(os.path.join(run, "run.json"))  # noqa: PTH113, PTH118 - as above

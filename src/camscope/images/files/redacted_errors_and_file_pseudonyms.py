@@ -45,7 +45,7 @@ def _encode_path(path: str) -> bytes:
 
 
 def load_pseudonym_key() -> bytes:
-    """Return the key for pseudonyms. It is the environment variable CAMSCOPE_KEY or the file ~/.config/camscope/key.
+    """Return the key for pseudonyms, from the environment variable CAMSCOPE_KEY or the file ~/.config/camscope/key.
 
     The file is created on first use. If the home folder is not writable, the key is random and lasts as long as the process.
     """
@@ -153,7 +153,7 @@ _loggers_to_restore: set[str] = set()
 
 @contextmanager
 def ignore_warnings(module_pattern: str | None = None, message_pattern: str | None = None) -> Iterator[None]:
-    """Hide warnings of the current thread inside the `with` block. A pattern must match their module or message.
+    """Hide warnings of the current thread inside the `with` block if a pattern matches their module or message.
 
     `warnings.catch_warnings` is not used: it forgets which warnings were already shown, and it affects other threads.
     The two filters here are installed once. They match nothing outside the `with` block.

@@ -125,7 +125,7 @@ def _read_lut_table(dataset: "Dataset", lut_item: "Dataset", is_inverted: bool, 
 
 
 def _describe_real_world_maps(functional_groups: "list[Dataset]") -> tuple[str, ...]:
-    """Describe the real-world value maps of a file. They are not applied to the pixels."""
+    """Describe the real-world value maps of a file. The values are not converted by these maps."""
     maps = next(filter(None, (read_sequence_items(group, REAL_WORLD_SEQUENCE) for group in functional_groups)), [])
     steps = []
     for item in maps[:3]:
@@ -174,7 +174,7 @@ class DecodedFrames:
 
     @property
     def unit_of_all_frames(self) -> str:
-        """The unit that all frames share. It is "" if the units differ or values were inverted."""
+        """The unit that all frames share. Without such a unit, or after values were inverted, ""."""
         units = {"" if lut.is_inverted else lut.unit for lut in self.modality_luts}
         return units.pop() if len(units) == 1 else ""
 

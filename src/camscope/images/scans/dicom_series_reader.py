@@ -46,7 +46,7 @@ class SliceHeader:
 
     @property
     def group_key(self) -> tuple[Any, ...]:
-        """The shape, modality and series. They are the same for all files of one volume."""
+        """The shape, modality and series of the slice. All files of one volume have the same key."""
         layout = self.layout
         shape = layout.rows, layout.columns, layout.n_frames, layout.samples_per_pixel
         return *shape, self.modality, self.series_uid

@@ -41,7 +41,7 @@ class SlicePlane:
         return ("sagittal", "coronal", "axial")[int(abs(self.normal).argmax())]
 
     def build_affine(self, slice_step: Floats | None = None) -> Floats:
-        """Return the affine matrix (4,4). It converts array indices (d,row,column) to RAS+ coordinates in mm.
+        """Return the affine matrix (4,4) that converts array indices (d,row,column) to RAS+ coordinates in mm.
 
         `slice_step` is the offset from one slice to the next in mm. By default it is the thickness along the normal, or
         1 mm.

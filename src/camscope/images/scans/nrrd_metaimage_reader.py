@@ -125,7 +125,7 @@ def _read_itk_scan(sitk: Any, path: Path, volume_index: int | None, name: str) -
 
 
 def _build_affine(image: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Return the affine matrix (4,4). It converts NumPy indices (depth,row,column) to RAS+ coordinates in mm."""
+    """Return the affine matrix (4,4) that converts NumPy indices (depth,row,column) to RAS+ coordinates in mm."""
     axes = image.GetDimension()
     columns = np.array(image.GetDirection()).reshape(axes, axes) * image.GetSpacing()
     affine = np.eye(4)

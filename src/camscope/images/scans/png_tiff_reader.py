@@ -21,7 +21,7 @@ GRAY_MODES = {"1", "L", "I;16", "I;16B", "I;16L", "I;16N", "I", "F"}
 
 
 def read_png_or_tiff_scan(source: str | Path | bytes, *, frame: int | None = None) -> Scan:
-    """Read a PNG or TIFF file as a scan. Its shape is (H,W), or (D,H,W) if there are several pages.
+    """Read a PNG or TIFF file as a scan. The scan is (H,W), or (D,H,W) if the file has several pages.
 
     Gray values are float32, colors are RGB uint8. `file.tif#2` or `frame=2` selects one page, counted from 0.
     """

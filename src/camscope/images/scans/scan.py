@@ -92,7 +92,7 @@ class Scan:
 
     @property
     def is_safe_to_display(self) -> bool:
-        """Whether the image may be displayed. It may not if it has burned-in text, which could contain patient data."""
+        """Whether the image may be displayed. Burned-in text forbids this, because it could contain patient data."""
         return self.has_burned_in_text is False
 
     def apply_window(self, window: Any) -> "Scan":
@@ -135,7 +135,7 @@ def check_voxel_count(shape: tuple[int, ...], name: str, max_voxels: int = MAX_V
 
 
 def check_volume_index(index: int | None, count: int, name: str) -> None:
-    """Raise ImageError if a volume index is out of range. It may be missing only if the file has a single volume."""
+    """Raise ImageError if a volume index is out of range, or if it is missing and the file has several volumes."""
     if index is None and count > 1:
         fix = f"choose one: file#0 .. file#{count - 1}, or volume=0"
         raise ImageError(f"{name}: a 4-D file of {plural(count, 'volume')}; {fix}")

@@ -201,7 +201,7 @@ AXIS_SIDES = ("LR", "PA", "IS")  # low and high end of each RAS+ axis
 
 
 def get_axis_codes(affine: Affine) -> str:
-    """Return the axis codes of an affine matrix, such as "LPS". They name the direction of each array axis.
+    """Return the axis codes of an affine matrix, such as "LPS". The letters name the direction of each array axis.
 
     For an oblique volume, each axis gets the nearest direction.
     """
@@ -216,7 +216,7 @@ def get_axis_codes(affine: Affine) -> str:
 
 
 def reorient_scan(scan: Scan, axis_codes: str) -> tuple[Scan, Placement]:
-    """Reorder and flip the axes of a volume to match axis codes such as "RAS". Also return its placement on the original scan."""
+    """Reorder and flip the axes of a volume to match axis codes such as "RAS". Also return where it lies on the original scan."""
     if len(scan.shape) != 3 or scan.affine is None:
         received = " x ".join(map(str, scan.shape)) + (" without an affine" if scan.affine is None else "")
         raise ImageError(

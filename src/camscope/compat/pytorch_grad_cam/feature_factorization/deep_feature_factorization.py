@@ -29,7 +29,7 @@ class ConceptsAndMaps(NamedTuple):
 
 
 def dff(activations: Array, n_components: int = 5) -> ConceptsAndMaps:
-    """Factorize activations (N,K,h,w) into concepts and maps. The product of both approximates the activations."""
+    """Factorize activations (N,K,h,w) into concepts and maps. The product of concepts and maps approximates the activations."""
     n_samples, n_channels, *grid = activations.shape
     values = np.where(np.isnan(activations), 0, activations).transpose(1, 0, 2, 3).reshape(n_channels, -1)
     offset = values.min(axis=-1, keepdims=True)
