@@ -563,7 +563,7 @@ class Explanation:
         return list(render.find_contours(self.heatmap(size or self._choose_image_or_input_size()), level))
 
     def boxes(self, threshold: float = 0.5, size: MapSize | None = None) -> list[render.Box]:
-        """Return boxes around the regions where the map reaches a given share of its maximum. The strongest is first.
+        """Return boxes around the regions where the map reaches a given share of its maximum. The strongest box is first.
 
         Args:
             threshold: Share of the maximum, 0..1.

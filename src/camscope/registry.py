@@ -71,7 +71,7 @@ class Registry(MutableMapping[str, Entry]):
             self._entries[entry.name] = entry
 
     def add_unavailable(self, name: str, title: str, package: str, extra: str) -> None:
-        """Reserve the name of an entry whose package is missing. `find` then raises an error with the extra to install."""
+        """Reserve the name of an entry whose package is missing. `find` then raises an error that names the extra to install."""
         self._reserve_spellings(name, title)
         self._missing_packages[name] = package, extra
 
@@ -111,7 +111,7 @@ class Registry(MutableMapping[str, Entry]):
 
     @property
     def unavailable(self) -> tuple[str, ...]:
-        """The names of the entries whose package is not installed."""
+        """The names of the entries whose packages are not installed."""
         return tuple(self._missing_packages)
 
     def __getitem__(self, name: str) -> Entry:

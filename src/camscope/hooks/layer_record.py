@@ -50,7 +50,7 @@ class GradientAccumulator:
         return None if self.is_gradient_lost else self._sum
 
     def release_view(self) -> None:
-        """Release the memory of the tensor. Check before for the last time whether its gradient is lost."""
+        """Check for the last time whether the gradient of the tensor is lost. Then release the tensor's memory."""
         self._was_lost, self._alias = self.is_gradient_lost, None
 
 

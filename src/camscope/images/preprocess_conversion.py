@@ -146,7 +146,7 @@ def _parse_size(config: Mapping[str, Any], key: str, is_shorter_side: bool) -> i
 
 
 def _find_crop_margin_rounding(processor: object, processor_name: str) -> str:
-    """Return how a processor rounds half of an odd crop margin: "zero" is toward 0 (torchvision), "down" is down (PIL)."""
+    """Return how a processor rounds half of an odd crop margin: "zero" (toward 0, torchvision) or "down" (PIL)."""
     if isinstance(processor, Mapping):
         return "down" if processor_name.endswith("Pil") else "zero"
     backend = getattr(processor, "backend", "torchvision" if type(processor).__name__.endswith("Fast") else "pil")

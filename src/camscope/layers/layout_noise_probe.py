@@ -216,7 +216,7 @@ def _read_layer_outputs(
 
 
 def _count_blocks_per_axis(layout: Layout) -> tuple[int, ...]:
-    """Return into how many blocks the cells along each axis are divided. Noise replaces whole blocks."""
+    """Return the number of blocks along each axis of the grid. Noise replaces whole blocks of cells."""
     grid = layout.grid
     if layout.kind == TOKENS and math.prod(grid) <= MAX_TOKENS_WITHOUT_BLOCKS:
         return tuple(grid)

@@ -241,7 +241,7 @@ def choose_frames(values: NDArray[np.floating], max_frames: int = MAX_FRAMES) ->
 
 
 def choose_even_indices(length: int, max_count: int, peak_index: int) -> list[int]:
-    """Return at most `max_count` evenly spaced indices below `length`. The index nearest to `peak_index` is replaced by it."""
+    """Return at most `max_count` evenly spaced indices below `length`. `peak_index` takes the place of the nearest index."""
     frames = np.unique(np.linspace(0, length - 1, min(max_count, length)).round().astype(int))
     frames[np.abs(frames - peak_index).argmin()] = peak_index
     return [int(frame) for frame in frames]

@@ -252,7 +252,7 @@ class Volume:
         return depth, height, width
 
     def choose_pixels_per_mm(self, size: int | None) -> float:
-        """Return the scale of drawings in pixels per millimeter. Their longest side gets `size` pixels, or a default for None."""
+        """Return the scale of drawings in pixels per millimeter. The longest side has `size` pixels. For None, choose a size."""
         if size is not None:
             check_image_height("size", size)
         longest = max(self.extent_mm)
@@ -339,7 +339,7 @@ def get_axis_letters(affine: NDArray[np.float64]) -> tuple[AxisLetters, AxisLett
 
 
 def find_xyz_of_array_axes(affine: NDArray[np.float64]) -> tuple[int, ...]:
-    """Return which of x, y and z is nearest to each array axis, as 0, 1 and 2. Use each of x, y and z once."""
+    """Return for each array axis the nearest of x, y and z, as 0, 1 or 2. No two axes get the same number."""
     cosines = np.abs(affine[:3, :3] / compute_spacing(affine))
     return max(permutations(range(3)), key=lambda axes: sum(cosines[axis, k] for k, axis in enumerate(axes)))
 

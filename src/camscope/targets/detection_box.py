@@ -274,7 +274,7 @@ def compute_iou(boxes: Tensor, corners: Sequence[float]) -> Tensor:
 
 
 def _parse_torchvision_detections(prediction: Mapping[str, Tensor]) -> Detections:
-    """Convert the detections of a torchvision detector in one sample. One score each becomes probabilities (D,K)."""
+    """Convert D detections of one sample from torchvision. The score of a detection becomes one row of probabilities (D,K)."""
     scores, labels = prediction["scores"], prediction["labels"].long()
     n_classes = int(labels.max()) + 1 if len(labels) else 1
     probabilities = scores.new_zeros(len(scores), n_classes)

@@ -163,7 +163,7 @@ def are_probabilities(logits: Tensor) -> bool:
 
 
 def select_rows(output: Any, row_indices: Tensor, n_rows: int) -> Any:
-    """Select rows of an output. Each tensor in it has `n_rows` rows, or the output is a list of `n_rows` items.
+    """Select rows of an output: from each tensor with `n_rows` rows, or from a list of `n_rows` items.
 
     All other parts of the output stay unchanged.
     """

@@ -67,7 +67,7 @@ class OutputPart(Target):
     def resolve_choices(
         self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None
     ) -> "OutputPart":
-        """Return a target whose inner target has made all its choices, from the selected part of the output."""
+        """Return a target whose inner target has made its choices. The inner target sees only the selected part of the output."""
         score = Score(nn.Identity(), self.target, class_names=class_names, input_size=input_size)
         score.read_score(part := self._select_part(output), _count_samples(part))
         return replace(self, part_score=score)

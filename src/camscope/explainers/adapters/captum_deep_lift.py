@@ -182,7 +182,7 @@ class _ScoreModule(nn.Module):
 
 
 def get_captum_difference_threshold(x: Tensor, score: Score) -> float:
-    """Return the threshold from which captum treats two activations as different: the smallest normal number of their dtype."""
+    """Return the difference below which captum treats activations as equal: the smallest normal number of their dtype."""
     with score.forward_context():
         device_type = x.device.type
         cast_dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else x.dtype

@@ -58,7 +58,7 @@ def replace_overlapping_pools(model: nn.Module) -> None:
 
 
 def _is_replaceable_overlapping_pool(pool: Any, rank: int) -> bool:
-    """Whether the windows of a pooling overlap, and its replacement supports all its options and hooks."""
+    """Whether a pooling has overlapping windows, no forward hooks, and only options that its replacement supports."""
     if pool.ceil_mode or pool.return_indices or pool._forward_hooks or pool._forward_pre_hooks:
         return False
     sizes, steps, dilations = (_expand_per_axis(v, rank) for v in (pool.kernel_size, pool.stride, pool.dilation))

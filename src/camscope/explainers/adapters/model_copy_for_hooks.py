@@ -68,7 +68,7 @@ class RepeatedModule(nn.Module):
         self.copies, self.next_call = nn.ModuleList(copies), 0
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the next copy of the module, because each call in a pass has its own copy. Return the output."""
+        """Run the copy of the module that belongs to the current call of the pass. Return the output."""
         if self.next_call >= len(self.copies):
             raise ModelError(
                 f"{type(self.copies[0]).__name__} ran {plural(len(self.copies), 'time')} in the first pass, but "

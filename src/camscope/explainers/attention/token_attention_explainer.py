@@ -81,7 +81,7 @@ class AttentionTrace:
 
 
 def record_token_counts(model: nn.Module, scope: ExitStack) -> set[int]:
-    """Until `scope` closes, collect how many tokens linear layers and norms return. Return the growing set of numbers."""
+    """Until `scope` closes, collect how many tokens linear layers and norms return. Return the set that is filled."""
     lengths: set[int] = set()
 
     def collect_token_counts(module: nn.Module, args: object, output: object) -> None:
@@ -259,7 +259,7 @@ class TokenAttentionExplainer(Explainer):
     def compute_shared_maps(
         explainers: Sequence[BaseMethod], x: Tensor, scores: Sequence[Score]
     ) -> list[list[AttributionMaps | DeferredMap]]:
-        """Compute the maps as rows [method][score]. All share one forward pass, and each score has one backward pass."""
+        """Compute the maps as rows [method][score]. All maps share one forward pass. Each score has one backward pass."""
         attention_explainers = [explainer for explainer in explainers if isinstance(explainer, TokenAttentionExplainer)]
         first, model = attention_explainers[0], scores[0].model
         all_blocks = any(explainer.needs_all_gradients for explainer in attention_explainers)

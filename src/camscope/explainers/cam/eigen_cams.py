@@ -35,7 +35,7 @@ class EigenCAM(LayerExplainer):
     class_specific: ClassVar[bool] = False
 
     def compute_layer_map(self, features: LayerFeatures) -> Tensor:
-        """Project the activation of each cell on the first singular vector. The vector's sign is fixed."""
+        """Project the activation of each cell on the first singular vector. Choose the sign by the strength of the cells."""
         activation = features.activation.flatten(2)
         return project_with_reference_sign(activation, activation.double().square().sum(1))
 
@@ -57,7 +57,7 @@ class EigenGradCAM(LayerExplainer):
     needs_gradient = True
 
     def compute_layer_map(self, features: LayerFeatures) -> Tensor:
-        """Project gradient x activation of each cell on the first singular vector. The vector's sign is fixed."""
+        """Project gradient x activation of each cell on the first singular vector. Choose the sign by the sum over channels."""
         return project_on_first_component((features.gradient * features.activation).flatten(2))
 
 

@@ -63,7 +63,7 @@ class LayerExplainer(LayerSelectionMixin):
     def compute_shared_maps(
         explainers: Sequence[BaseMethod], x: Tensor, scores: Sequence[Score]
     ) -> Sequence[Sequence[AttributionMaps | DeferredMap | CamscopeError]]:
-        """Compute the maps as rows [method][score]. All share one forward pass, and each score has one backward pass.
+        """Compute the maps as rows [method][score]. All maps share one forward pass. Each score has one backward pass.
 
         The methods may explain different layers. If the chosen layer differs from score to score, each change needs
         another forward pass. Methods that run the model again compute their maps later, without hooks. All others

@@ -246,7 +246,7 @@ class LayerFeatures:
         return next(filter(self._computes_samples_independently, ("together", "apart", "whole")), "batch")
 
     def _computes_samples_independently(self, strategy: str) -> bool:
-        """Whether a batching strategy keeps samples from affecting one another, with and without cached outputs."""
+        """Whether a batching strategy computes each sample independently, with and without cached outputs."""
         was_cached = self._prefix_cache.has_cached_outputs
         return self._scores_stay_if_other_samples_are_zeroed(strategy) and (
             was_cached

@@ -190,7 +190,7 @@ class SharedLayerPass(ExitStack):
     def _cache_verdicts_and_test_if_misplaced(
         self, layer: str, locations: Sequence[OutputLocation], layout: Layout, call_index: int
     ) -> bool:
-        """Cache the verdict for calls whose maps convolutions computed. Return whether one call has misplaced cells."""
+        """Cache the verdict for calls whose maps come from convolutions. Return whether one call has misplaced cells."""
         score, x, tracker, calls = self._scores[0], self._x, self._spatial_ops, self._tap.calls[layer]
         if tracker is None and isinstance(find_layer(score.model, layer)[1], CHANNELS_FIRST_MODULES):
             # interception would have changed the results of this model: one more forward pass

@@ -181,7 +181,7 @@ def compute_baseline_from_input(kind: str, x: Tensor, seed: int = 0) -> Tensor |
 
 
 def _check_baseline_shape_and_values(baseline: Tensor, x: Tensor, *, in_background: bool) -> None:
-    """Raise InputError if a baseline has not the shape of one sample of x (N,C,*S), or has NaN or infinite values."""
+    """Raise InputError if a baseline differs in shape from one sample of x (N,C,*S), or has NaN or infinite values."""
     expected = tuple(x.shape[1:])
     if tuple(baseline.shape) not in (expected, (1, *expected)):
         hint = f"pass a tensor {expected}, an image that the preprocessing brings to that size, or 'zero'"

@@ -78,7 +78,7 @@ def resize_maps(maps: Tensor, grid: Sequence[int]) -> Tensor:
 
 
 def crop_padding(maps: Tensor, input_shares: Sequence[float]) -> Tensor:
-    """Remove the padding at the ends of the axes of maps (N,*s). Resize the remaining part to the size before.
+    """Remove the padding at the ends of the axes of maps (N,*s). Resize the remaining part to the previous size.
 
     `input_shares` is the share of each axis that the input covers.
     """

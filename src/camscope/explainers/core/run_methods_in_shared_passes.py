@@ -114,7 +114,7 @@ def run_methods(
 
 @contextmanager
 def _method_error_collected(explainer: BaseMethod, errors: MethodErrors | None) -> Iterator[None]:
-    """Store an error of camscope that is raised inside the `with` under the method. Raise it if `errors` is None."""
+    """Store a camscope error raised inside the `with` as the error of this method. If `errors` is None, raise it."""
     try:
         yield
     except CamscopeError as error:

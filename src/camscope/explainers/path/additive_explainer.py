@@ -96,7 +96,7 @@ class BaselinePathExplainer(BaselineMixin, AdditiveExplainer):
     def compute_sample_attribution(
         self, evaluator: PerturbedEvaluator, sample: int, baseline_tensors: Sequence[Tensor]
     ) -> AdditiveAttribution:
-        """Compute the mean attribution of one sample. The mean is over the baselines."""
+        """Compute the attribution of one sample as the mean over its baselines."""
         score = evaluator.clean_scores[sample]
         parts = []
         for start in baseline_tensors:

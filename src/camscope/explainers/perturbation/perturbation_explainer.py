@@ -129,6 +129,6 @@ def describe_convergence(relative_error: float, tolerance: float | None, n_sampl
 
 
 def expand_and_limit_per_axis(value: int | Sequence[int], size: Sequence[int]) -> tuple[int, ...]:
-    """Return one number per axis. A single number is repeated, and no number exceeds the length of its axis."""
+    """Return one number per axis. Repeat a single number. Limit each number to the length of the axis."""
     values = [value] * len(size) if isinstance(value, int) else value
     return tuple(min(int(number), length) for number, length in zip(values, size, strict=True))

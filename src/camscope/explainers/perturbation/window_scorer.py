@@ -89,7 +89,7 @@ class WindowScorer:
         return scores[:, order.argsort()]
 
     def _decide_pass_type_by_trial(self, corners: Tensor, scores: Tensor, n_multiplications: int) -> None:
-        """Use passes that compute only inside of windows if, in a trial, they give the same `scores` (B,R) as full passes."""
+        """Try passes that compute only inside of windows. Use them if they give the `scores` (B,R) of full passes."""
         evaluator, n_baselines = self._masked_input.evaluator, len(self._masked_input.baselines)
         self._n_rows = len(corners) * n_baselines
         self._multiplications_per_row = n_multiplications / self._n_rows
