@@ -134,7 +134,7 @@ def run(
 
 
 def _parse_shard(text: str) -> tuple[int, int]:
-    """Parse `--shard I/N`. I is the number of this process, counted from 0, and N the number of processes."""
+    """Parse `--shard I/N`. N processes share the run, and I is the number of this process, counted from 0."""
     index, _, count = text.partition("/")
     if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
         raise shared_options.build_option_error("--shard", f"{text!r}; expected I/N, from 0/N to N-1/N")
@@ -142,7 +142,7 @@ def _parse_shard(text: str) -> tuple[int, int]:
 
 
 def _print_outcome_and_exit_if_failed(outcome: "BatchOutcome", output: str) -> None:
-    """Print the number of explained images and the reasons of failures. Exit with code 1 if any image failed."""
+    """Print the number of explained images and the reasons for failures. Exit with code 1 if any image failed."""
     from rich.table import Table
 
     done = outcome.n_done_before + outcome.n_processed - outcome.n_failures

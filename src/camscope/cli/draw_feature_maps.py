@@ -59,7 +59,7 @@ def run(
 
 
 def _extract_channels(model: "nn.Module", image: Path, layer: str, preprocess: str | None) -> "Tensor":
-    """Return the activations (K,h,w) of a layer for one image."""
+    """Return the activations (K,h,w) of a layer for an image."""
     from camscope.explainers.core.evaluation_context import get_device_and_dtype, inspect_model
     from camscope.explainers.core.model_input import read_model_input
     from camscope.hooks import extract_features, find_layer

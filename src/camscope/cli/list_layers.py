@@ -62,7 +62,7 @@ def run(
 
 
 def _build_example_input(model: "nn.Module", size: str | None) -> "Tensor":
-    """Return random noise (1,C,*S) as an input of the model.
+    """Return random noise (1,C,*S) that fits the model as an input.
 
     Without `size`, use the size that the model's preprocessing returns.
     """
@@ -106,7 +106,7 @@ class SpatialLayers(NamedTuple):
 
 
 def _find_spatial_layers(model: "nn.Module", x: "Tensor") -> SpatialLayers:
-    """Find the layers with a spatial grid, and among them the default layer."""
+    """Find all layers with a spatial grid. Also find which of them is the default layer."""
     from camscope.explainers.core.evaluation_context import inference_scope, inspect_model
     from camscope.layers.choose_layer import choose_layer
     from camscope.layers.spatial_layers import find_spatial_layers

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def load_plugins(files: Iterable[str]) -> None:
-    """Execute the files of `--plugin`, which register methods. Print a note for each file, and for each failed package."""
+    """Execute the files of `--plugin`, which register methods. A note names each file, and each package that failed."""
     with collect_warnings() as problems:
         METHODS.load()
     for text in problems:
@@ -33,7 +33,7 @@ def load_plugins(files: Iterable[str]) -> None:
 
 
 def parse_methods(method_names: str) -> "dict[str, type[Explainer]]":
-    """Parse a comma-separated list of method names. Return the classes by name. `all` selects all but the slow methods."""
+    """Parse a comma-separated list of method names. Return name -> class. `all` stands for all methods except slow ones."""
     fast_names = [method.name for method in order_methods_by_cost(METHODS.values()) if not method.slow]
     requested = fast_names if method_names == "all" else split_list(method_names)
     if not requested:
@@ -46,7 +46,7 @@ def parse_methods(method_names: str) -> "dict[str, type[Explainer]]":
 
 
 def order_methods_by_cost(explainer_classes: "Iterable[type[Explainer]]") -> "list[type[Explainer]]":
-    """Sort explanation methods by their number of forward and backward passes.
+    """Sort explanation methods by how many forward and backward passes they need.
 
     Methods with a varying number of passes come last. Methods that explain a class come before those that do not.
     """
@@ -66,7 +66,7 @@ def load_model_on_device(
     context: typer.Context | None = None,
     class_names: tuple[str, ...] | None = None,
 ) -> "nn.Module":
-    """Load a model from the values of `--model`, `--weights`, `--device` and `--class-names`.
+    """Load a model as `--model`, `--weights`, `--device` and `--class-names` specify.
 
     With a `context`, a note is printed if the user chose no model.
     """

@@ -26,24 +26,24 @@ _PANEL_BY_OPTION = {f"--{name}": panel for panel, names in PANELS.items() for na
 
 
 def find_help_panel(option_name: str) -> str:
-    """Return the title of the help panel that shows an option such as `--model`. The default is `Advanced`."""
+    """Return the title of the help panel for an option such as `--model`. By default, it is `Advanced`."""
     return _PANEL_BY_OPTION.get(option_name, ADVANCED_PANEL)
 
 
 def complete_method(incomplete: str) -> list[str]:
-    """Return completions of the last method name in a comma-separated list, for the shell."""
+    """Complete the last method name in a comma-separated list. The shell uses the returned names."""
     return _complete_last_name(incomplete, METHODS)
 
 
 def complete_metric(incomplete: str) -> list[str]:
-    """Return completions of the last metric name in a comma-separated list, for the shell."""
+    """Complete the last metric name in a comma-separated list. The shell uses the returned names."""
     from camscope.metrics import METRICS
 
     return _complete_last_name(incomplete, METRICS)
 
 
 def complete_colormap(incomplete: str) -> list[str]:
-    """Return completions of the name of a colormap, for the shell."""
+    """Complete the name of a colormap. The shell uses the returned names."""
     from camscope.render import COLORMAPS
 
     return _complete_last_name(incomplete, ("auto", *COLORMAPS))
@@ -60,12 +60,12 @@ def argument(metavar: str, description: str, **settings: Any) -> Any:
 
 
 def option(names: str, metavar: str | None, description: str, **settings: Any) -> Any:
-    """Create an option of a typer command. `names` are separated by spaces, such as `--layers -l`."""
+    """Create an option of a typer command. `names` separates its names by spaces, such as `--layers -l`."""
     return typer.Option(*names.split(), metavar=metavar, help=description, **settings)
 
 
 def sample_size_option(minimum: int) -> Any:
-    """Create the option for the number of images of a sample."""
+    """Create the option that limits the number of sampled images."""
     return option("--images", None, "Largest number of images, sampled with --seed.", min=minimum)
 
 
@@ -216,7 +216,7 @@ OverwriteOption = Annotated[bool, option("--overwrite", None, "Replace existing 
 
 
 def split_list(text: str) -> list[str]:
-    """Split a comma-separated list such as `a,b,c`. Spaces around items and empty items are dropped.
+    """Split a comma-separated list such as `a,b,c`. Spaces around items are removed, and empty items are dropped.
 
     An item that contains a comma stands in double quotes: `"goldfish, Carassius auratus",tench`.
     """
@@ -228,7 +228,7 @@ def split_list(text: str) -> list[str]:
 
 
 def is_option_set(context: typer.Context, parameter_name: str) -> bool:
-    """Return whether the user passed the option of a command parameter. Passing its default value counts too."""
+    """Return whether the user passed the option of a parameter. An option with its default value counts, if it was passed."""
     source = context.get_parameter_source(parameter_name)
     return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")
 
@@ -239,7 +239,7 @@ def build_option_error(option: str, message: str) -> typer.BadParameter:
 
 
 def check_options_unset(context: typer.Context, parameter_names: Iterable[str], reason: str) -> None:
-    """Raise typer.BadParameter with `reason` if the user passed an option that sets one of the named parameters."""
+    """Raise typer.BadParameter with `reason` if the user passed an option for one of the named parameters."""
     for parameter in context.command.params:
         if parameter.name in parameter_names and is_option_set(context, parameter.name):
             raise build_option_error(parameter.opts[0], reason)

@@ -148,7 +148,7 @@ class ResolveResult(StageResult):
     planned_sizes: tuple[PlannedSize, ...] = ()
 
     def get_explainer_info(self, title: str) -> ExplainerInfo:
-        """Return the information about the explainer with this title."""
+        """Return the information about the explainer that has this title."""
         return next(info for info in self.explainers if info.title == title)
 
 

@@ -41,7 +41,7 @@ MAX_IDS_PER_ISSUE = 20  # ids listed for each issue
 
 
 def check_data(context: AuditContext, results: StageResults) -> DataCheckResult:
-    """Inspect the images of all splits. A patient may occur in several splits."""
+    """Inspect the images of all splits. This also finds patients that occur in several splits."""
     data, columns = context.config.data, context.cohort.full_manifest.table.column_names
     inspection = inspect_images(
         _renumber_rows(context.cohort.full_manifest),
@@ -79,7 +79,7 @@ def check_data(context: AuditContext, results: StageResults) -> DataCheckResult:
 
 
 def _list_annotation_sources(context: AuditContext) -> Iterator[AnnotationSource]:
-    """Yield where the masks of every finding and region come from."""
+    """Yield the sources of the masks of every finding and region."""
     for name, evidence in {**context.ground_truth, **open_region_masks(context)}.items():
         yield AnnotationSource(
             name=name,
@@ -98,7 +98,7 @@ def _find_ground_truth_column(context: AuditContext) -> str | None:
 
 
 def _renumber_rows(manifest: Manifest) -> Manifest:
-    """Return the manifest with rows numbered from 0, and with age bands instead of ages."""
+    """Number the manifest rows from 0, and replace ages by age bands."""
     rows, table = import_arrow().array(np.arange(len(manifest))), manifest.table
     for index, name in enumerate(table.column_names):
         if name.lower() in AGE_COLUMNS and needs_age_bands(name, ages := table[name].to_pylist()):
@@ -140,7 +140,7 @@ def _count_levels(context: AuditContext) -> Iterator[LevelCount]:
 
 
 def try_model_on_one_image(context: AuditContext, results: StageResults) -> ResolveResult:
-    """Load the model and run its methods on one image. Errors appear here before all images are processed."""
+    """Load the model and run its methods on one image. A failing method raises its error before all images are processed."""
     rows = context.first_maps
     model, card = context.model, get_card(context.model)
     source = card.source if card else context.config.model.source
@@ -174,7 +174,7 @@ def _build_explainer_info(explainer: Explainer, row: Mapping[str, Any]) -> Expla
 
 
 def _compute_stride_mm(row: Mapping[str, Any], stride: tuple[float, ...]) -> float | None:
-    """Return the largest distance between map cells in millimeters on the image."""
+    """Return the largest distance between neighboring map cells on the image, in millimeters."""
     if row["affine"] is None or row["placement"] is None:
         return None
     n = len(stride)
