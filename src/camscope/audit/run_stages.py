@@ -193,7 +193,7 @@ def _check_audit_folder(folder: Path) -> None:
 
 
 def _describe_difference(plan: Any, name: str, value: str) -> str:
-    """Say what differs between this audit and an earlier audit in the same folder."""
+    """Name what differs between this audit and an earlier audit in the same folder."""
     previous = plan.get(name) if isinstance(plan, dict) else None
     versions = f" ({previous}; this is {value})" if name == "camscope" and isinstance(previous, str) else ""
     return f"with {DIFFERENCES.get(name, f'another {name}')}{versions}"

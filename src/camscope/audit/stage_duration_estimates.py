@@ -244,7 +244,7 @@ class StageEstimator:
             return time_call(evaluate)
 
     def estimate_sanity_seconds(self, n_samples: int) -> float:
-        """Estimate the seconds of the sanity stage for `n_samples` images."""
+        """Estimate how many seconds the sanity stage takes for `n_samples` images."""
         n_steps, (comparison, pair) = self._n_randomization_steps, self._map_comparison_seconds
         n_tests = len(self.seconds_per_rank_map) + 1  # with the edge detector
         per_image = self.seconds_per_image_read + n_steps * (
@@ -296,7 +296,7 @@ class StageEstimator:
         return (time.perf_counter() - start) / len(self.rows), n_regions
 
     def estimate_shortcut_seconds(self, sizes: SampleSizes) -> float:
-        """Estimate the seconds of the shortcut stage."""
+        """Estimate how many seconds the shortcut stage takes."""
         context, n_rows = self.context, len(self.context.cohort.rows)
         seconds_per_image, n_regions = self._detection_seconds_and_number_of_regions
         n_edited, n_positive = min(n_rows, sizes.interventions), sum(self.count_positives(sizes.interventions // 2))
@@ -314,7 +314,7 @@ class StageEstimator:
 
 
 def estimate_stage_seconds(context: AuditContext) -> Mapping[str, float]:
-    """Estimate the seconds of each stage on this machine. Empty if no image can be read."""
+    """Estimate how many seconds each stage takes on this machine. Empty if no image can be read."""
     estimator = StageEstimator.from_context(context)
     return {} if estimator is None else estimator.estimate()
 

@@ -267,7 +267,7 @@ def _build_numbered_paths(n_images: int) -> "pa.Array":
 
 
 def _map_labels_to_names(labels: Any, class_names: Sequence[str]) -> "pa.Array":
-    """Return the class name of each label index. An index that is no class, such as -1, becomes null."""
+    """Return the class name of each label index. An index without a class, such as -1, becomes null."""
     pa = import_arrow()
     is_class = (labels >= 0) & (labels < len(class_names))
     indices = pa.array(np.where(is_class, np.nan_to_num(labels), 0).astype(np.int64), mask=~is_class)

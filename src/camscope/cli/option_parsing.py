@@ -243,7 +243,7 @@ def list_setting_types(explainer_cls: type) -> dict[str, tuple[Any, ...]]:
 
 
 def parse_settings(setting_pairs: Sequence[str], explainer_classes: dict[str, type]) -> dict[str, dict[str, Any]]:
-    """Parse `name=value` pairs to keyword arguments for each method. A method only gets the settings that it has."""
+    """Parse `name=value` pairs to keyword arguments for each method. A method only gets settings that it accepts."""
     settings_by_method = {name: list_setting_types(method) for name, method in explainer_classes.items()}
     parsed: dict[str, dict[str, Any]] = {name: {} for name in explainer_classes}
     for pair in setting_pairs:

@@ -228,7 +228,7 @@ def split_list(text: str) -> list[str]:
 
 
 def is_option_set(context: typer.Context, parameter_name: str) -> bool:
-    """Return whether the user passed the option of a parameter. An option with its default value counts, if it was passed."""
+    """Return whether the user passed the option of a parameter. Passing its default value counts, too."""
     source = context.get_parameter_source(parameter_name)
     return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")
 

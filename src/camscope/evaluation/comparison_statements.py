@@ -16,7 +16,7 @@ MethodNames = Mapping[tuple[MethodKey, bool], str]
 def iter_statements(
     summaries: Mapping[str, Sequence[MethodSummary]], agreement: MapAgreement, names: MethodNames
 ) -> Iterator[str]:
-    """Yield sentences about the maps, then about all metrics together, then about single metrics and controls."""
+    """Yield sentences about the maps, then about all metrics together, then about single metrics and control methods."""
     for group in agreement.equivalent_groups:
         yield f"{join_names([names[key, False] for key in group])}: the same maps here, as they are displayed"
     if reason := explain_missing_intervals([summary for group in summaries.values() for summary in group]):
@@ -88,7 +88,7 @@ class _MetricRanking:
 
 
 def _iter_control_statements(summaries: Mapping[str, Sequence[MethodSummary]], names: MethodNames) -> Iterator[str]:
-    """Yield sentences that name the metrics by which a method is not better than the best control."""
+    """Yield sentences that name the metrics by which a method is not better than the best control method."""
     metrics_by_control: dict[str, list[str]] = {}
     partial_statements = []
     for metric, group in summaries.items():

@@ -148,7 +148,7 @@ class AnnotationColumn(GroundTruth):
 
     @property
     def source(self) -> str:  # type: ignore[override] # a property in place of a field
-        """A description of the column that contains its name."""
+        """A text that describes the column. It contains the name of the column."""
         return f"the column {self.name!r}"
 
     @property

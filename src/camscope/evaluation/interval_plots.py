@@ -85,7 +85,7 @@ def sort_methods(
     method_names: Sequence[str],
     equivalent_groups: Sequence[Sequence[str]],
 ) -> MethodRows:
-    """Sort methods by their mean rank over metrics. Controls come last. Methods with the same maps stay next to each other."""
+    """Sort methods by their mean rank over metrics. Control methods come last. Methods with the same maps stay adjacent."""
     places: dict[tuple[str, bool], list[int]] = {(name, False): [] for name in method_names}
     for group in summaries.values():
         for place, line in enumerate(group):
@@ -150,7 +150,7 @@ def _draw_panel(
     rows: MethodRows,
     row_summaries: Sequence[MethodSummary | None],
 ) -> None:
-    """Draw the panel of one metric: the interval of each method, and a band for the best control."""
+    """Draw the panel of one metric: the interval of each method, and a band for the best control method."""
     metric = summaries[0].metric
     direction = {True: "higher is better →", False: "← lower is better", None: ""}[METRICS[metric].higher_is_better]
     draw_title_and_subtitle(axes, title, direction)

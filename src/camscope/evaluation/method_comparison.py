@@ -118,7 +118,7 @@ def compare_methods(
 def _build_display_names(
     run: BatchRun, keys: Sequence[MethodKey], summaries: Sequence[MethodSummary]
 ) -> dict[tuple[MethodKey, bool], str]:
-    """Return display names for methods and controls. A name only contains the layer or settings if methods differ by them."""
+    """Return the display names of all methods. A name only contains the layer or settings if methods differ by them."""
     all_keys = dict.fromkeys([*((key, False) for key in keys), *((line.key, line.is_control) for line in summaries)])
     method_keys = [key for key, is_control in all_keys if not is_control]
     names = {key: _build_display_name(key, run, method_keys) for key in method_keys}

@@ -64,12 +64,12 @@ class MethodSummary:
 
     @property
     def beats_control(self) -> bool:
-        """Whether the method is significantly better than the best control, at the 5 % level."""
+        """Whether the method is significantly better than the best control method, at the 5 % level."""
         return is_significant(self.difference_to_control) and self.difference_to_control.mean > 0
 
     @property
     def advantage_over_control(self) -> Estimate | None:
-        """The difference to the best control. None if the metric is not compared with controls."""
+        """The difference to the best control method. None if the metric is not compared with control methods."""
         return self.difference_to_control if is_compared_with_controls(self.metric) else None
 
     @property
@@ -79,7 +79,7 @@ class MethodSummary:
 
 
 def is_compared_with_controls(metric: str) -> bool:
-    """Return whether a metric compares methods with controls. Metrics that need only a map or an explainer do not."""
+    """Return whether control methods are a baseline for a metric. They are not if it only needs a map or an explainer."""
     return METRICS[metric].input_kind not in ("map", "explainer")
 
 
@@ -132,7 +132,7 @@ def _correct_multiple_comparisons(
     look: InterimLook | None,
     n_methods: int | None,
 ) -> dict[str, list[MethodSummary]]:
-    """Correct all differences for the number of comparisons (Bonferroni), and for interim looks at the sample."""
+    """Correct all differences for the number of comparisons (Bonferroni), and for repeated looks at a growing sample."""
     first = {key: group[0] for group in equivalent_groups for key in group}
     ranked = [lines for lines in summaries.values() if METRICS[lines[0].metric].higher_is_better is not None]
     method_sets = [
@@ -176,7 +176,7 @@ def check_group_column(table: "pa.Table", group_column: str | None) -> None:
 
 
 def require_some_ground_truth(table: "pa.Table") -> None:
-    """Raise an InputError if every value of the metrics that need ground truth is missing."""
+    """Raise an InputError if none of the metrics that need ground truth has a value."""
     columns = zip(*(table[name].to_pylist() for name in ("metric", "control", "value", "reason")), strict=True)
     rows = [row for row in columns if METRICS[row[0]].input_kind == "mask" and not row[1]]
     if rows and all(value is None for _, _, value, _ in rows):

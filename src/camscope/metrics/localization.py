@@ -110,7 +110,7 @@ def enrichment(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     chance_level=MASK_AREA_LEVEL,
 )
 def rank_accuracy(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
-    """Select the strongest cells of the map, as many as the mask has pixels. Return the share that lies in the mask, 0..1.
+    """Select the strongest pixels of the map, as many as the mask has. Return the share that lies in the mask, 0..1.
 
     If cells tie for the last places, the share of the mask among them counts.
 
@@ -168,7 +168,7 @@ def average_precision(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     paper="Otsu 1979; as used by Saporta et al. 2022",
 )
 def iou_otsu(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
-    """Select the cells above Otsu's threshold of the map. Return their IoU with the mask, 0..1.
+    """Select the pixels above Otsu's threshold of the map. Return their IoU with the mask, 0..1.
 
     Args:
         attribution: (*S) a map.
@@ -193,7 +193,7 @@ def iou_otsu(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     paper="Zhou et al. 2016, arXiv:1512.04150",
 )
 def iou(attribution: npt.ArrayLike, mask: npt.ArrayLike, threshold: float = 0.5) -> float:
-    """Select the cells that reach `threshold` times the map's maximum. Return their IoU with the mask, 0..1.
+    """Select the pixels that reach `threshold` times the map's maximum. Return their IoU with the mask, 0..1.
 
     A map without a positive value has no value.
 
@@ -253,7 +253,7 @@ def iou_over_thresholds(
     chance_level=MASK_AREA_LEVEL,
 )
 def dice_at_mask_area(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
-    """Select the strongest cells of the map, as many as the mask has pixels. Return their Dice coefficient with the mask, 0..1.
+    """Select the strongest pixels of the map, as many as the mask has. Return their Dice coefficient with the mask, 0..1.
 
     Args:
         attribution: (*S) a map.

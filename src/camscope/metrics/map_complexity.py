@@ -71,7 +71,7 @@ def entropy(attribution: npt.ArrayLike) -> float:
     chance_level="0.9 for a constant map",
 )
 def effective_area(attribution: npt.ArrayLike, share: float = 0.9) -> float:
-    """Return the smallest share of a map's cells that together hold `share` of the sum of absolute values.
+    """Return the smallest share of a map's pixels that together hold `share` of the sum of absolute values.
 
     The result is share / N for a single nonzero cell and `share` for a constant map.
 

@@ -150,7 +150,7 @@ def hog_correlation(first: npt.ArrayLike, second: npt.ArrayLike, cell_size: int 
     chance_level="about 0.05: 0.1 / (2 - 0.1)",
 )
 def jaccard(first: npt.ArrayLike, second: npt.ArrayLike, top_share: float = 0.1) -> float:
-    """Return the Jaccard index of the strongest cells in two maps, 0..1. It is undefined for constant maps.
+    """Return the Jaccard index of the strongest pixels in two maps, 0..1. It is undefined for constant maps.
 
     If cells tie for the last places, each of them counts in part.
 
@@ -257,7 +257,7 @@ def center_and_normalize_rows(rows: FloatArray) -> FloatArray:
 
 
 def _compute_top_membership(values: FloatArray, top_share: float) -> FloatArray:
-    """Return 1 for cells among the strongest `top_share`, and 0 for other cells. Cells tied at the cutoff get a fraction."""
+    """Return 1 for values among the strongest `top_share`, and 0 for other values. Values tied at the cutoff get a fraction."""
     if values.min() == values.max():
         raise UndefinedError("the map is constant: it has no strongest cells")
     n_top = max(1, round(top_share * len(values)))

@@ -140,7 +140,7 @@ class RandomizationResult:
         return int(max(np.isnan(values).sum() for values in self.similarities.values()))
 
     def compute_mean_curve(self, similarity: str) -> FloatArray:
-        """Return the mean similarity after each step, starting with 1 before the first. Undefined means are NaN.
+        """Return the mean similarity after each step. The first value is 1, before any step. Undefined means are NaN.
 
         Args:
             similarity: Name of a similarity of the test.
@@ -162,7 +162,7 @@ class RandomizationResult:
         )
 
     def compute_seed_range(self, similarity: str) -> tuple[FloatArray, FloatArray]:
-        """Average the similarity of each seed. Return the lowest and the highest of these means at each step (1+steps,).
+        """Average the similarity over the images for each seed. Return the lowest and the highest mean at each step (1+steps,).
 
         Args:
             similarity: Name of a similarity of the test.

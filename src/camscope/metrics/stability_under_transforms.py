@@ -64,7 +64,7 @@ def compare_under_transforms(
     similarity: str = "spearman",
     max_probability_change: float = MAX_PROBABILITY_CHANGE,
 ) -> list[TransformAgreement]:
-    """Change x (1,C,*S) by each transform. Compare the maps of the changed inputs with the map of x, at the pixels of x.
+    """Change x (1,C,*S) by each transform. Project each new map back to the pixels of x, and compare it with the map of x.
 
     Args:
         explainer: The method.

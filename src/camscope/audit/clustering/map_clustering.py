@@ -144,7 +144,7 @@ def pool_maps(maps: npt.ArrayLike, grid_size: int) -> FloatArray:
 def smooth_maps_and_find_nonzero(
     pooled_maps: FloatArray, blur_fraction: float
 ) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
-    """Blur pooled maps and scale each map to sum 1. Maps without positive values are dropped. Also return a mask of the rest.
+    """Blur pooled maps, drop maps that are zero, and scale the others to sum 1. Also return a mask (N,) of the maps that stay.
 
     Each map is added to its mirror image, so that left and right count as the same place. `blur_fraction` is the width of
     the blur as a share of each side, by which attribution in neighboring cells is similar.

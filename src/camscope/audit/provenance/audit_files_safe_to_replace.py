@@ -124,7 +124,7 @@ class _FileLog:
 
 
 def _iter_files_at_audit_places(folder: Path) -> Iterator[Path]:
-    """Yield the files with a file name that audits use, and all files in subfolders that audits use."""
+    """Yield the files with a file name that audits use. Also yield all files in the subfolders of an audit."""
     yield from (
         path for name in (LOG_FILE, PROVENANCE_FILE, *EXPECTED_CONTENT) if os.path.lexists(path := folder / name)
     )

@@ -38,7 +38,7 @@ def format_estimate(estimate: EstimateSummary) -> Markup:
 
 
 def format_value_limits_and_width_note(estimate: EstimateSummary) -> tuple[list[tuple[float, str]], str]:
-    """Return (number, text) pairs for an estimate's value and interval limits. Add a note if the interval has no width."""
+    """Return (number, text) pairs for an estimate's value and limits. Also return a note if the interval has no width."""
     if estimate.value is None:
         return [], ""
     numbers, width_note, decimals = [estimate.value], _describe_narrow_interval(estimate), choose_decimals(estimate)

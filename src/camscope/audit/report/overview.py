@@ -139,7 +139,7 @@ def _count_more_concerns(count: int) -> Markup:
 
 
 def _count_verdicts(summary: Summary, stated: Sequence[Concern]) -> Markup:
-    """Say how many verdicts there are. Also count those against the model or the maps that are not yet stated."""
+    """Say how many verdicts there are. Apart from the stated verdicts, count those that contradict the model or the maps."""
     if not summary.verdicts:
         return Markup("")
     data = {"verdicts": [vars(verdict) for verdict in summary.verdicts]}

@@ -264,7 +264,7 @@ def _create_figure_and_curve_axes(x_label: str, y_label: str, height: float = CU
 
 
 def draw_reliability_diagram(performance: FindingPerformance) -> "Figure":
-    """Draw how often a finding was observed at each predicted probability."""
+    """Draw the observed share of a finding for each predicted probability."""
     bins = performance.bins
     figure, axes = _create_figure_and_curve_axes("predicted probability", "share with the finding", 270.0)
     axes.set(xlim=(-0.05, 1.05), ylim=(-0.05, 1.05))

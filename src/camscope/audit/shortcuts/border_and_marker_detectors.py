@@ -201,7 +201,7 @@ def _measure_distances_and_radius_of_aperture(image: NDArray[Any]) -> tuple[Floa
 
 
 def _measure_distances(circle: tuple[float, float, float], points: FloatArray) -> FloatArray:
-    """Return the distances from points (2,...) to a circle, given as (row, column, radius). Inside they are negative."""
+    """Return the distances from points (2,...) to a circle (row, column, radius). Distances inside the circle are negative."""
     row, column, radius = circle
     return np.asarray(np.hypot(points[0] - row, points[1] - column) - radius)
 
@@ -286,7 +286,7 @@ def _is_color_image(image: NDArray[Any]) -> bool:
 
 
 def _to_gray_values(image: NDArray[Any]) -> FloatArray:
-    """Convert an image to gray values (*S). Raise an UndefinedError if all are equal."""
+    """Convert an image to gray values (*S). Raise an UndefinedError if all pixels have the same value."""
     values = np.asarray(image, np.float64)
     values = values.mean(-1) if _is_color_image(image) else values
     if values.min() == values.max():
