@@ -25,6 +25,7 @@ def run(
     layer: Annotated[str, option("--layer -l", "NAME", "Layer; to list them: camscope layers MODEL.")],
     model: shared_options.ModelOption = "phantom",
     weights: shared_options.WeightsOption = None,
+    trust_code: shared_options.TrustCodeOption = False,
     preprocess: shared_options.PreprocessOption = None,
     output: Annotated[str | None, option("--output -o", "FILE", "Output file; default: in camscope-features.")] = None,
     max_channels: Annotated[int, option("--limit", None, "Number of channels to draw.", min=1)] = 64,
@@ -40,7 +41,7 @@ def run(
     pseudonym = ScanOptions().pseudonym(path)
     check_image_exists(path, pseudonym)
     file = resolve_figure_path(output, "camscope-features", path, f"-{slug(layer)}", overwrite, pseudonym)
-    net = load_model_and_methods.load_model_on_device(model, weights, device, context)
+    net = load_model_and_methods.load_model_on_device(model, weights, device, context, trust_code=trust_code)
     maps = _extract_channels(net, path, layer, preprocess)
     channel_grid = draw_channel_grid(maps.float().cpu().numpy(), max_channels=max_channels)
     write_bytes(file, encode_image(channel_grid, file.suffix), overwrite=overwrite)

@@ -3,17 +3,24 @@
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError, TargetError, warn_caller
 from camscope.forward_signature import InputKey, call_model, find_input_key
+from camscope.model_card import get_card
 from camscope.plurals import plural
 from camscope.pytree import concatenate_structures, iter_leaves, map_leaves, select_argument_rows
 from camscope.targets.base import ClassNameLookup, Target
-from camscope.targets.class_targets import Difference, TargetLike, normalize_target, resolve_class_pair
+from camscope.targets.class_targets import (
+    Difference,
+    TargetLike,
+    normalize_target,
+    resolve_class_pair,
+    tensor_to_list,
+)
 from camscope.targets.find_class_scores import (
     ScoreRange,
     are_probabilities,
@@ -77,6 +84,7 @@ class Score:
         if isinstance(target, type):
             name = target.__name__
             raise TargetError(f"the target is the class {name} itself: pass an instance, e.g. {name}(…)")
+        target = replace_class_targets(model, target)
         if isinstance(target, list | tuple) and any(map(callable, target)):
             target = PerSampleTarget(target)
         self.model, self._args, self._kwargs, self.forward_context = model, args, dict(kwargs or {}), forward_context
@@ -354,6 +362,18 @@ class Score:
         items = zip(targets, top, strict=True)
         pairs = [resolve_class_pair(item, best, logits.shape[1], self.class_names) for item, best in items]
         return torch.tensor(pairs, device=logits.device)
+
+
+def replace_class_targets(model: nn.Module, target: TargetLike) -> TargetLike:
+    """Return the target in which the model's own kind of target stands for each class, if its card declares such a kind."""
+    card = get_card(model)
+    if card is None or card.build_class_target is None or callable(target):
+        return target
+    target = tensor_to_list(target) if hasattr(target, "tolist") else target
+    if isinstance(target, list | tuple):
+        return [cast(Any, replace_class_targets(model, item)) for item in target]  # one per sample
+    result: TargetLike = card.build_class_target(normalize_target(target))
+    return result
 
 
 class PerSampleTarget(Target):
