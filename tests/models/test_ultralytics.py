@@ -9,10 +9,13 @@ import torch
 
 ultralytics = pytest.importorskip("ultralytics")
 
-from camscope import GradCAM, LayerCAM, Preprocess, load_model  # noqa: E402 - the line above skips the file without the package
-from camscope.errors import InputError, ModelError, TargetError, WeightsError  # noqa: E402 - as above
+from camscope import METHODS, GradCAM, LayerCAM, Preprocess, load_model  # noqa: E402 - the line above skips the file without the package
+from camscope.errors import CamscopeError, InputError, ModelError, TargetError, WeightsError  # noqa: E402 - as above
 from camscope.model_card import get_card  # noqa: E402 - as above
 from camscope.targets import BestBox, Box  # noqa: E402 - as above
+from tests.untouched import untouched  # noqa: E402 - as above
+from tests.zoo.asked import FEW  # noqa: E402 - as above
+from tests.zoo.of_ultralytics import ROWS  # noqa: E402 - as above
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 
@@ -209,6 +212,7 @@ def test_a_class_alone_explains_its_best_box(name):
     assert explanation.label.startswith(f"class {label} in the box ({corners}) of the image")
     assert explanation.score == pytest.approx(float(rows.probabilities[0, best, label]), rel=1e-4)
     assert float(explanation.attribution.max()) > 0
+    assert explanation.status == "ok"
 
 
 def test_a_batch_has_a_box_for_each_image():
@@ -318,6 +322,70 @@ def test_a_classifier_explains_the_logits_that_predict_makes_probabilities_of():
     assert explanation.label == "kind 7"
     assert explanation.probability == pytest.approx(float(result.probs.data[7]), rel=1e-3)
     assert get_card(load_model("yolo:yolo11n-cls.yaml")).preprocess.resize == 224
+
+
+# --- every method
+
+FEW_PASSES = (
+    *("gradcam", "hirescam", "layercam", "gradcam++", "eigencam", "fem", "reciprocam", "liftcam", "scorecam", "dff"),
+    *("fullgrad", "saliency", "integratedgradients", "smoothgrad", "occlusion", "rise", "drise", "randomcam"),
+)
+WITHOUT_MAP = {
+    "cam": "uses the classifier weights",
+    "finercam": "compares a class",
+    "rollout": "no self-attention ran",
+    "excitationbackprop": "no rule for some operations",
+    "guidedbackprop": "no ReLU can be reached",
+}
+
+
+@pytest.mark.parametrize("method", FEW_PASSES)
+def test_each_method_has_a_repeatable_map_and_leaves_no_trace(method):
+    made, (x, _) = model_object("yolov8n"), Preprocess.letterbox(SIDE)(image())
+    cls = METHODS[method]
+    settings = {key: value for key, value in FEW.items() if key in cls.__dataclass_fields__}
+    corners, label, _ = pick_box("yolov8n", 16)
+    tool, target = cls(made, **settings), Box(*corners, label=label)
+    for parameter in made.model.parameters():
+        parameter.requires_grad_(False)
+    try:
+        with untouched(made.model, x):
+            first = tool.explain(x, target)
+        frozen = tool.explain(x, target)
+    finally:
+        for parameter in made.model.parameters():
+            parameter.requires_grad_(True)
+    for values in (first.attribution, frozen.attribution):
+        assert values.dtype == np.float32
+        assert np.isfinite(values).all()
+    np.testing.assert_allclose(
+        frozen.attribution, first.attribution, atol=1e-5 * float(np.abs(first.attribution).max())
+    )
+
+
+@pytest.mark.parametrize("method", WITHOUT_MAP)
+def test_a_method_without_a_map_says_why(method):
+    made, (x, _) = model_object("yolov8n"), Preprocess.letterbox(SIDE)(image())
+    with untouched(made.model, x), pytest.raises(CamscopeError, match=WITHOUT_MAP[method]):
+        METHODS[method](made).explain(x, 3)
+
+
+def test_drise_of_a_box_is_bright_where_masks_hide_its_score():
+    """D-RISE by hand: the mean of the masks, weighed by the score of the box on each masked image."""
+    made, (x, _) = model_object("yolov8n"), Preprocess.letterbox(SIDE)(image())
+    corners, label, _ = pick_box("yolov8n", 8)
+    explanation = METHODS["drise"](made, n_samples=64).explain(x, Box(*corners, label=label))
+    assert explanation.status == "ok"
+    again = METHODS["drise"](made, n_samples=64, batch_size=3).explain(x, Box(*corners, label=label))
+    np.testing.assert_allclose(
+        explanation.attribution, again.attribution, atol=1e-4 * float(explanation.attribution.max())
+    )
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_the_page_of_models_has_the_layers_and_grids(row):
+    explanation = GradCAM(model_object(row.name)).explain(torch.rand(3, *row.size), 0)
+    assert (explanation.layer, explanation.grid) == (row.layer, row.grid)
 
 
 # --- files

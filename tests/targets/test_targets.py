@@ -14,6 +14,7 @@ from camscope.errors import TargetError
 from camscope.explainers import METHODS, AblationCAM, GradCAM, HiResCAM, LayerCAM
 from camscope.model_card import ModelCard, attach_card
 from camscope.targets import (
+    BestBox,
     Box,
     Class,
     Classes,
@@ -593,3 +594,38 @@ def test_a_list_with_a_target_object_goes_with_altered_inputs(name):
     method, questions = METHODS[name](model), [LogProbability(0), 2]
     apart = torch.cat([method.attribute(x[n : n + 1], question) for n, question in enumerate(questions)])
     torch.testing.assert_close(method.attribute(x, questions), apart, rtol=1e-8, atol=1e-14)
+
+
+# --- the best detection of a class
+
+
+def found(boxes, scores, labels):
+    return {"boxes": torch.tensor(boxes), "scores": torch.tensor(scores), "labels": torch.tensor(labels)}
+
+
+def test_the_best_box_is_that_of_the_highest_score_and_stays_the_target():
+    sample = found([[0.0, 0, 4, 4], [4.0, 4, 8, 8], [5.0, 1, 5, 9]], [0.5, 0.7, 0.9], [1, 1, 1])
+    score = Score(nn.Identity(), BestBox(1), input_size=(8, 8))
+    assert score.read_score([sample], 1).tolist() == pytest.approx([0.7])  # 0.9 is the score of a box without area
+    assert score.describe(0) == "class 1 in the box (4, 4, 8, 8) of the model's input"
+    changed = found([[0.0, 0, 4, 4], [4.0, 4, 8, 8]], [0.8, 0.2], [1, 1])
+    assert score.read_score([changed], 1).tolist() == pytest.approx([0.2])  # not 0.8 of the other object
+
+
+def test_the_best_box_of_each_sample_is_its_own():
+    samples = [found([[0.0, 0, 4, 4]], [0.5], [2]), found([[4.0, 4, 8, 8]], [0.7], [1])]
+    score = Score(nn.Identity(), BestBox(), input_size=(8, 8))
+    assert score.read_score(samples, 2).tolist() == pytest.approx([0.5, 0.7])
+    assert [score.describe(i)[:17] for i in (0, 1)] == ["class 2 in the bo", "class 1 in the bo"]
+
+
+@pytest.mark.parametrize(
+    ("label", "expected"), [(0, "of class 0"), (3, "of class 3"), (None, "sample 0 has no detection$")]
+)
+def test_a_class_that_is_not_detected_is_one_error(label, expected):
+    boxes = [] if label is None else [[0.0, 0, 4, 4]]
+    sample = found(torch.tensor(boxes).reshape(-1, 4).tolist(), [0.5] * len(boxes), [1] * len(boxes))
+    sample["boxes"] = sample["boxes"].reshape(-1, 4)
+    names = [f"kind {i}" for i in range(5)]
+    with pytest.raises(TargetError, match=expected):
+        Score(nn.Identity(), BestBox(label), class_names=names, input_size=(8, 8)).read_score([sample], 1)

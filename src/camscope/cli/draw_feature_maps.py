@@ -65,7 +65,7 @@ def _extract_channels(model: "nn.Module", image: Path, layer: str, preprocess: s
     from camscope.explainers.core.model_input import read_model_input
     from camscope.hooks import extract_features, find_layer
     from camscope.images.preprocess import as_preprocess
-    from camscope.layers.layout import CHANNELS_FIRST_MODULES
+    from camscope.layers.layout import returns_channels_first
     from camscope.layers.layout_noise_probe import OutputLocation, build_contradicted_layout_error, probe_layout
     from camscope.layers.layout_verdict import LayoutVerdict
     from camscope.layers.spatial_layers import find_layout_doubt_reason, infer_layer_layout, record_layout_hints
@@ -80,7 +80,7 @@ def _extract_channels(model: "nn.Module", image: Path, layer: str, preprocess: s
         layout_hints = record_layout_hints(inner, scope)
         output = extract_features(inner, module, x)[name]
     layout = infer_layer_layout(inner, name, output, x, layout_hints)
-    if not isinstance(module, CHANNELS_FIRST_MODULES):
+    if not returns_channels_first(module):
         (finding,) = probe_layout(inner, [OutputLocation(name)], layout, x, inner)
         undecided = finding.verdict is LayoutVerdict.UNDECIDED
         reason = find_layout_doubt_reason(inner, layout, output.shape, layout_hints) if undecided else finding.reason

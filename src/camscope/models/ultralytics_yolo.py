@@ -39,6 +39,8 @@ class NeckLevels(nn.Module):
     gradient of a box lies at the level that predicts it, spread over the repeated cells, and is zero at the others.
     """
 
+    returns_channels_first = True
+
     def forward(self, levels: Sequence[Tensor]) -> Tensor:
         """Join the levels, of which the first is the finest."""
         size = levels[0].shape[2:]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from camscope.errors import TargetError
@@ -69,22 +70,17 @@ class BestBox(Target):
         return target.resolve_choices(output, input_size, class_names)
 
     def _find_box(self, sample: int, detections: Detections, class_names: Sequence[str] | None) -> Box:
-        probabilities = detections.probabilities.detach()
-        is_found = probabilities.numel() > 0
-        n_classes = max(probabilities.shape[1], len(class_names or ()))
+        boxes, probabilities = detections.boxes.detach(), detections.probabilities.detach()
         label = self.label
         if label is not None:
-            label = resolve_class_index(label, n_classes, class_names)
-            is_found = is_found and label < probabilities.shape[1] and bool((probabilities[:, label] > 0).any())
-        if not is_found:
+            label = resolve_class_index(label, max(probabilities.shape[1], len(class_names or ())), class_names)
+        columns = probabilities if label is None else probabilities[:, label : label + 1]
+        has_area = (boxes[:, 2:] > boxes[:, :2]).all(1)
+        scores = torch.where(has_area, columns.amax(1), 0) if columns.numel() else boxes.new_zeros(1)
+        row = int(scores.argmax())
+        if not scores[row] > 0:
             raise TargetError(f"sample {sample} has no detection{'' if label is None else f' of class {label}'}")
-        column = probabilities.amax(1) if label is None else probabilities[:, label]
-        row = int(column.argmax())
-        x0, y0, x1, y1 = detections.boxes[row].detach().tolist()
-        if not (x0 < x1 and y0 < y1):
-            raise TargetError(
-                f"the best detection of sample {sample} has no area: ({x0:.1f}, {y0:.1f}, {x1:.1f}, {y1:.1f})"
-            )
+        x0, y0, x1, y1 = boxes[row].tolist()
         image_corners = None
         if self.to_image is not None:
             ends = self.to_image([[y0, x0], [y1, x1]])
