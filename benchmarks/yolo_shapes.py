@@ -26,11 +26,12 @@ from benchmarks.trained import DATA
 CLASSES = ("circle", "square", "triangle")
 N_TRAINING_PHOTOS = 25
 SCENE_SIZE = (320, 240)  # width, height in pixels
-SIDE_PIXELS = (28, 96)  # shortest and longest side of a shape
+SIDE_PIXELS = (28, 160)  # shortest and longest side of a shape
 N_TRAINING_SCENES, N_HELD_OUT_SCENES = 400, 120
 INPUT_PIXELS = 192  # of the model
 EPOCHS = 20
 MIN_CONFIDENCE, MIN_IOU = 0.25, 0.5
+N_SCENES_IN_PICTURE, GAP_PIXELS = 3, 4
 METHODS_MEASURED = ("layercam", "hirescam", "gradcam")
 ACTIVATIONS = "activations of visualize=True"
 RESULTS = Path(__file__).parent / "results" / "yolo_shapes.json"
@@ -267,7 +268,6 @@ def _mean_inside(values: Any, shape: Shape) -> float:
 
 def _mean_activations(theirs: Any, scene: Scene, count: int) -> list[Any]:
     """Return the mean absolute activation of the finest level, which `visualize=True` draws by channel: equal for all boxes."""
-    import cv2
     import torch
 
     from camscope import Preprocess
@@ -280,7 +280,7 @@ def _mean_activations(theirs: Any, scene: Scene, count: int) -> list[Any]:
         network.eval()(x[None])
     handle.remove()
     values, _ = placement.project(kept[0][0].abs().mean(0).float().numpy())
-    return [cv2.GaussianBlur(values, (0, 0), 0.01)] * count
+    return [values] * count
 
 
 def compare_letterboxes() -> float:
@@ -300,16 +300,47 @@ def compare_letterboxes() -> float:
     return worst
 
 
+def draw_picture(model_file: Path, destination: Path) -> None:
+    """Draw held-out scenes with two detected shapes of one class: the scene, and the LayerCAM map of each of the two."""
+    from ultralytics import YOLO
+
+    from camscope import LayerCAM, load_model
+    from camscope.targets import Box
+
+    cam, theirs = LayerCAM(load_model(f"yolo:{model_file}")), YOLO(model_file)
+    rows: list[list[Image.Image]] = []
+    for scene in iter_scenes(list_photos(held_out=True), N_HELD_OUT_SCENES, seed=2):
+        found = match_detections(scene, theirs)
+        pair = next(([a, b] for i, a in enumerate(found) for b in found[i + 1 :] if a.label == b.label), None)
+        if pair is None or len(rows) == N_SCENES_IN_PICTURE:
+            continue
+        explanations = cam.explain_classes(scene.image, [Box(*shape.corners, label=shape.label) for shape in pair])
+        pictures = [scene.image, *(Image.fromarray(explanation.overlay()) for explanation in explanations)]
+        for picture, shapes in zip(pictures, (pair, *([shape] for shape in pair)), strict=True):
+            for shape in shapes:
+                ImageDraw.Draw(picture).rectangle(shape.corners, outline="white", width=2)
+        rows.append(pictures)
+    width, height = SCENE_SIZE
+    page = Image.new("RGB", (3 * width + 2 * GAP_PIXELS, len(rows) * (height + GAP_PIXELS) - GAP_PIXELS), "white")
+    for y, pictures in enumerate(rows):
+        for x, picture in enumerate(pictures):
+            page.paste(picture, (x * (width + GAP_PIXELS), y * (height + GAP_PIXELS)))
+    page.save(destination, quality=82, method=6)
+
+
 def main() -> None:
     """Run the command line of this file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--train", type=Path, metavar="FILE.pt")
     parser.add_argument("--model", type=Path, metavar="FILE.pt")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--picture", type=Path, metavar="FILE.webp")
     options = parser.parse_args()
     if options.train:
         train(options.train)
-    if options.model:
+    if options.model and options.picture:
+        draw_picture(options.model, options.picture)
+    elif options.model:
         figures = {"machine": machine("cpu"), "input_pixels": INPUT_PIXELS, "epochs": EPOCHS, **measure(options.model)}
         text = json.dumps(figures, indent=1)
         print(text)

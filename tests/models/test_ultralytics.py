@@ -1,7 +1,10 @@
 """YOLO and RT-DETR of Ultralytics: the same boxes and scores as its own `predict`, and the maps of a plain hook."""
 
+import subprocess
+import sys
 import warnings
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,16 +12,18 @@ import torch
 
 ultralytics = pytest.importorskip("ultralytics")
 
-from camscope import METHODS, GradCAM, LayerCAM, Preprocess, load_model  # noqa: E402 - the line above skips the file without the package
+import camscope  # noqa: E402 - the line above skips the file without the package
+from camscope import METHODS, GradCAM, LayerCAM, Preprocess, load_model  # noqa: E402 - as above
 from camscope.errors import CamscopeError, InputError, ModelError, TargetError, WeightsError  # noqa: E402 - as above
 from camscope.model_card import get_card  # noqa: E402 - as above
 from camscope.targets import BestBox, Box  # noqa: E402 - as above
 from tests.untouched import untouched  # noqa: E402 - as above
 from tests.zoo.asked import FEW  # noqa: E402 - as above
-from tests.zoo.of_ultralytics import ROWS  # noqa: E402 - as above
+from tests.zoo.of_ultralytics import ROWS, section  # noqa: E402 - as above
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "models.md"
 SIDE = 96
 DETECTORS = ("yolov5n", "yolov8n", "yolov9t", "yolov10n", "yolo11n", "yolo12n", "yolo26n")
 OTHERS = (
@@ -382,6 +387,10 @@ def test_drise_of_a_box_is_bright_where_masks_hide_its_score():
     )
 
 
+def test_the_page_of_models_has_the_section():
+    assert PAGE.read_text("utf-8").endswith(section())
+
+
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_the_page_of_models_has_the_layers_and_grids(row):
     explanation = GradCAM(model_object(row.name)).explain(torch.rand(3, *row.size), 0)
@@ -502,6 +511,36 @@ def test_trust_executes_and_says_so(tmp_path):
     with pytest.warns(match="code in it is executed"):
         load_model(f"yolo:{tmp_path}/best.pt", trust_code=True)
     assert (tmp_path / "mark").exists()
+
+
+def test_the_command_line_trusts_only_by_its_option(tmp_path):
+    network = ultralytics.YOLO("yolo11n.yaml").model
+    network.extra = Evil(tmp_path / "mark")
+    save({"model": network}, tmp_path / "best.pt")
+    command = [sys.executable, "-m", "camscope", "layers", f"yolo:{tmp_path}/best.pt", "--size", "64"]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert refused.returncode != 0
+    assert "--trust-code" in refused.stderr
+    assert not (tmp_path / "mark").exists()
+    trusted = subprocess.run([*command, "--trust-code"], capture_output=True, text=True, check=True)
+    assert "code in the file is executed" in " ".join(trusted.stderr.split())
+    assert (tmp_path / "mark").exists()
+    assert "neck" in trusted.stdout
+
+
+def test_no_run_config_or_page_can_trust():
+    from camscope.audit.core.config import Config
+
+    folder = Path(camscope.__file__).parent
+    texts = {
+        path: path.read_text("utf-8")
+        for part in ("audit", "batch", "evaluation", "integrations")
+        for path in (folder / part).rglob("*.*")
+        if path.suffix in (".py", ".html", ".js", ".toml")
+    }
+    assert len(texts) > 50
+    assert not [path for path, text in texts.items() if "trust" in text and "trust_code" in text.replace("-", "_")]
+    assert "trust_code" not in Config.model_fields
 
 
 @pytest.mark.parametrize(

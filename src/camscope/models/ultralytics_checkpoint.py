@@ -27,7 +27,7 @@ def read_checkpoint(path: str, *, trust_code: bool) -> nn.Module:
     """Read the model of a checkpoint of Ultralytics, in float32 on the CPU.
 
     Ultralytics pickles whole models. Its restricted loader reads them by `torch.load(weights_only=True)` and an allow-list
-    of its own layers and those of PyTorch. With `trust_code`, all code in the file is executed as the file says.
+    of layers of Ultralytics and PyTorch. With `trust_code`, all code in the file is executed as the file says.
 
     Args:
         path: The file.

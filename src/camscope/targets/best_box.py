@@ -79,7 +79,8 @@ class BestBox(Target):
         scores = torch.where(has_area, columns.amax(1), 0) if columns.numel() else boxes.new_zeros(1)
         row = int(scores.argmax())
         if not scores[row] > 0:
-            raise TargetError(f"sample {sample} has no detection{'' if label is None else f' of class {label}'}")
+            of_class = "" if label is None else f" of class {label}"
+            raise TargetError(f"sample {sample} has no detection{of_class}")
         x0, y0, x1, y1 = boxes[row].tolist()
         image_corners = None
         if self.to_image is not None:
