@@ -246,7 +246,7 @@ def _count(tally: Tally, found: list[Shape], pairs: list[tuple[Shape, Shape]], m
     """Add what the maps (H,W) of the detections of one scene show."""
     by_shape = dict(zip(found, maps, strict=True))
     for shape, values in by_shape.items():
-        row, column = np.unravel_index(int(values.argmax()), values.shape)
+        row, column = map(int, np.unravel_index(int(values.argmax()), values.shape))
         tally.peaks_in_own_box += _contains(shape, row, column)
         others = [other for other in found if other is not shape and other.label == shape.label]
         tally.peaks_in_another_of_its_class += any(_contains(other, row, column) for other in others)

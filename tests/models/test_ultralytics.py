@@ -13,7 +13,7 @@ import torch
 ultralytics = pytest.importorskip("ultralytics")
 
 import camscope  # noqa: E402 - the line above skips the file without the package
-from camscope import METHODS, GradCAM, LayerCAM, Preprocess, load_model  # noqa: E402 - as above
+from camscope import METHODS, GradCAM, LayerCAM, Preprocess, compare, load_model  # noqa: E402 - as above
 from camscope.errors import CamscopeError, InputError, ModelError, TargetError, WeightsError  # noqa: E402 - as above
 from camscope.model_card import get_card  # noqa: E402 - as above
 from camscope.targets import BestBox, Box  # noqa: E402 - as above
@@ -218,6 +218,36 @@ def test_a_class_alone_explains_its_best_box(name):
     assert explanation.score == pytest.approx(float(rows.probabilities[0, best, label]), rel=1e-4)
     assert float(explanation.attribution.max()) > 0
     assert explanation.status == "ok"
+
+
+def test_the_object_has_one_wrapper_until_it_gets_another_model():
+    made = ultralytics.YOLO("yolo11n.yaml")
+    first = GradCAM(made).model
+    assert LayerCAM(made).model is first
+    assert load_model(made) is first
+    made.model.names = {i: f"kind {i}" for i in range(80)}
+    assert GradCAM(made).class_names[3] == "kind 3"
+    made.model = ultralytics.YOLO("yolo11n.yaml").model
+    assert GradCAM(made).model is not first
+    figure = compare(
+        model_object("yolov8n"),
+        image(),
+        methods=["gradcam", "layercam"],
+        targets=[3],
+        preprocess=Preprocess.letterbox(SIDE),
+    )
+    assert len({explanation.label for explanation in figure.explanations}) == 1
+
+
+def test_a_class_of_a_run_is_restored(tmp_path):
+    from PIL import Image
+
+    Image.fromarray(image()).save(tmp_path / "a.png")
+    made = model_object("yolov8n")
+    explanation = LayerCAM(made, preprocess=Preprocess.letterbox(SIDE)).explain(tmp_path / "a.png", 3)
+    assert explanation.target == 3
+    (alone,) = LayerCAM(made, preprocess=Preprocess.letterbox(SIDE)).explain_batch([tmp_path / "a.png"], [None])
+    assert alone.label.startswith(f"class {alone.target} in the box")
 
 
 def test_a_batch_has_a_box_for_each_image():

@@ -18,7 +18,7 @@ CHANNELS_FIRST_MODULES = (
 )
 
 
-def returns_channels_first(module: nn.Module) -> bool:
+def returns_channels_first(module: nn.Module | None) -> bool:
     """Return whether a module returns (N,K,*grid) by its type, or by its own statement."""
     return isinstance(module, CHANNELS_FIRST_MODULES) or getattr(module, "returns_channels_first", False) is True
 

@@ -1,6 +1,8 @@
 """Load a model by name from torchvision, timm, Hugging Face, the package itself or the user's own code."""
 
 from contextlib import nullcontext
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -25,6 +27,7 @@ from camscope.models.user_function import load_model_from_user_function
 __all__ = ["load_model", "load_state_dict_strictly", "read_state_dict"]
 
 
+_wrappers: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()  # of YOLO objects
 MODEL_SPEC_FORMS = (
     "phantom, torchvision:NAME, timm:NAME, hf:ORG/NAME or hf:FOLDER, clip:…, yolo:FILE.pt or yolo:NAME.yaml, "
     "FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION"
@@ -79,6 +82,16 @@ def load_model(spec: str | nn.Module, *, weights: WeightsSource = None, trust_co
     return model
 
 
+def _wrap_once(yolo: Any) -> tuple[nn.Module, ModelCard]:
+    """Wrap a `YOLO` object. Return the same wrapper each time, until the object gets another model."""
+    model, card = wrap_model(yolo)
+    existing = _wrappers.get(yolo)
+    if existing is not None and existing.model is yolo.model:
+        return existing, card
+    _wrappers[yolo] = model
+    return model, card
+
+
 def _is_meta_default_device() -> bool:
     try:
         return torch.get_default_device().type == "meta"
@@ -108,7 +121,7 @@ def _load_model_and_card(
     if is_ultralytics_object(spec):
         if weights is not None:
             raise ModelError("a YOLO object has its own weights; omit weights=")
-        return wrap_model(spec)
+        return _wrap_once(spec)
     if not isinstance(spec, str) or not spec:
         raise ModelError(f"the model is {spec!r}; expected one of {MODEL_SPEC_FORMS}")
     if spec == "phantom":

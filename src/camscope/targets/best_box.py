@@ -88,7 +88,7 @@ class BestBox(Target):
             (top, left), (bottom, right) = ends.min(0).tolist(), ends.max(0).tolist()
             image_corners = (left, top, right, bottom)
         index = int(probabilities[row].argmax()) if label is None else label
-        return Box(x0, y0, x1, y1, index, image_corners=image_corners)
+        return Box(x0, y0, x1, y1, index, image_corners=image_corners, is_best=True)
 
     def __call__(self, output: Any) -> Tensor:
         """Raise TargetError, because `resolve_choices` replaces this target by that of a box."""

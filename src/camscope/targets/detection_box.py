@@ -73,6 +73,7 @@ class Box(Target):
         heads: The detection heads of the model, which `prepare_for_model` sets.
         input_size: Size of the model's input, which `prepare_for_image` and `resolve_choices` set.
         image_corners: The corners in pixels of the original image, which `prepare_for_image` sets.
+        is_best: Whether the box is the best of its class, which `BestBox` sets. Then results store the class as their target.
         strides: For rows of YOLO, the stride of the level that predicts the box in each sample, which `resolve_choices` sets.
 
     Raises:
@@ -93,6 +94,7 @@ class Box(Target):
     input_size: tuple[int, ...] | None = field(default=None, kw_only=True, repr=False)
     image_corners: tuple[float, float, float, float] | None = field(default=None, kw_only=True, repr=False)
     strides: tuple[float, ...] = field(default=(), kw_only=True, repr=False)
+    is_best: bool = field(default=False, kw_only=True, repr=False)
 
     dense = True
 
@@ -113,6 +115,10 @@ class Box(Target):
     def corners(self) -> tuple[float, float, float, float]:
         """The left, top, right and bottom edge, as (x0, y0, x1, y1)."""
         return self.x0, self.y0, self.x1, self.y1
+
+    def get_class_index(self, sample: int) -> int | None:
+        """Return the class if the box is the best of its class, and otherwise None."""
+        return self.label if self.is_best and isinstance(self.label, int) else None
 
     def prepare_for_model(self, model: nn.Module) -> "Box":
         """Return the box with the settings of the Hugging Face detectors in the model."""

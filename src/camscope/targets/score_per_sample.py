@@ -312,6 +312,8 @@ class Score:
 
     def class_index(self, sample: int) -> int | None:
         """Return the class index of one sample. Return None before the first call, or if the target is not a single class."""
+        if isinstance(self.target, Target):
+            return self.target.get_class_index(sample)
         first, second = self._get_class_pair(sample)
         return first if second is None else None
 
@@ -411,6 +413,10 @@ class PerSampleTarget(Target):
         n_samples = len(self.targets)
         parts = (select_rows(output, torch.tensor([i], device="cpu"), n_samples) for i in range(n_samples))
         return torch.cat([score.read_score(part, 1) for score, part in zip(self._scores, parts, strict=True)])
+
+    def get_class_index(self, sample: int) -> int | None:
+        """Return the class of one sample's target, if the class alone restores it."""
+        return self._scores[sample].class_index(0) if self._scores else None
 
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
         """Describe the target of one sample."""
