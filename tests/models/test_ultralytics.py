@@ -1,9 +1,5 @@
 """YOLO and RT-DETR of Ultralytics: the same boxes and scores as its own `predict`, and the maps of a plain hook."""
 
-import subprocess
-import sys
-import warnings
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +8,11 @@ import torch
 
 ultralytics = pytest.importorskip("ultralytics")
 
-import camscope  # noqa: E402 - the line above skips the file without the package
-from camscope import METHODS, GradCAM, LayerCAM, Preprocess, compare, load_model  # noqa: E402 - as above
-from camscope.errors import CamscopeError, InputError, ModelError, TargetError, WeightsError  # noqa: E402 - as above
+from camscope import METHODS, GradCAM, LayerCAM, Preprocess, compare, load_model  # noqa: E402 - the line above skips the file without the package
+from camscope.errors import CamscopeError, InputError, ModelError, TargetError  # noqa: E402 - as above
 from camscope.model_card import get_card  # noqa: E402 - as above
 from camscope.targets import BestBox, Box  # noqa: E402 - as above
+from tests.ultralytics_nets import RTDETR, SIDE, image, model_object, pick_box, predictions, preprocess, rows_on_image  # noqa: E402 - as above
 from tests.untouched import untouched  # noqa: E402 - as above
 from tests.zoo.asked import FEW  # noqa: E402 - as above
 from tests.zoo.of_ultralytics import ROWS, section  # noqa: E402 - as above
@@ -24,13 +20,11 @@ from tests.zoo.of_ultralytics import ROWS, section  # noqa: E402 - as above
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "models.md"
-SIDE = 96
 DETECTORS = ("yolov5n", "yolov8n", "yolov9t", "yolov10n", "yolo11n", "yolo12n", "yolo26n")
 OTHERS = (
-    *("yolov8n-seg", "yolov8n-pose", "yolov8n-obb", "yolo11n-seg", "yolo11n-pose", "yolo11n-obb"),
-    *("yolo26n-seg", "yolo26n-pose", "yolo26n-obb", "yolov8n-rtdetr"),
+    *("yolov8n-seg", "yolov8n-pose", "yolov8n-obb", "yolo11n-seg", "yolo11n-obb"),
+    *("yolo26n-pose", "yolo26n-obb", "yolov8n-rtdetr"),
 )
-RTDETR = "yolov8n-rtdetr"
 
 
 @pytest.fixture(autouse=True)
@@ -39,89 +33,6 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-@cache
-def image():
-    """(96,128,3): smooth blobs of color, unlike noise, so that the levels differ."""
-    coarse = np.random.default_rng(3).integers(0, 256, (9, 12, 3), np.uint8)
-    from PIL import Image
-
-    return np.asarray(Image.fromarray(coarse).resize((128, 96), Image.Resampling.BICUBIC))
-
-
-def make_lively(network):
-    """Give BatchNorm the statistics of an image, and the class scores a spread: as they come, all are nearly the same."""
-    for module in network.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
-            module.momentum = None
-            module.reset_running_stats()
-    head, x = network.model[-1], Preprocess.letterbox(SIDE)(image())[0][None]
-    is_rtdetr = type(head).__name__ == "RTDETRDecoder"
-    last = [level[-1] for name in ("cv3", "one2one_cv3") for level in getattr(head, name, ())]
-    sides = [level[-1] for name in ("cv2", "one2one_cv2") for level in getattr(head, name, ())]
-    last += [*head.dec_score_head, head.enc_score_head] if is_rtdetr else []
-    kept = []
-    handles = [layer.register_forward_hook(lambda *args: kept.append((args[0], args[2]))) for layer in last + sides]
-    with torch.no_grad():
-        for mlp in (*head.dec_bbox_head, head.enc_bbox_head) if is_rtdetr else ():
-            torch.nn.init.normal_(mlp.layers[-1].weight, std=0.02)
-        for layer in last + sides:
-            torch.nn.init.normal_(layer.weight, std=0.1)
-        network.train()
-        head.train(not is_rtdetr)
-        network.predict(torch.cat([x, x.flip(3), 1 - x, x.flip(2)]))
-        network.eval()
-        kept.clear()
-        network.predict(x)
-        for layer, output in kept:
-            is_side = any(layer is other for other in sides)
-            layer.weight *= (0.3 if is_side else 1) / output.std()
-            layer.bias.fill_(1.0 if is_side else -1.5)
-            if is_side and head.reg_max > 1:  # the most probable distance is one or two cells
-                layer.bias.copy_(-(torch.arange(head.reg_max) - 1.4).abs().repeat(4) * 2)
-    for handle in handles:
-        handle.remove()
-
-
-@cache
-def model_object(name):
-    """A `YOLO` object with random weights, whose scores depend on the image."""
-    kind = ultralytics.RTDETR if name == RTDETR else ultralytics.YOLO
-    torch.manual_seed(0)
-    made = kind(f"{name}.yaml")
-    make_lively(made.model)
-    return made
-
-
-def predictions(made, **settings):
-    """What the package's own `predict` finds: boxes (D,4) on the image, scores (D,), classes (D,)."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        result = made.predict(
-            np.ascontiguousarray(image()[..., ::-1]), imgsz=SIDE, conf=0.05, max_det=100, verbose=False, **settings
-        )[0]
-    found = result.boxes if result.boxes is not None else result.obb
-    return found.xyxy.clone(), found.conf.clone(), found.cls.long().clone()
-
-
-def preprocess(name):
-    return get_card(load_model(model_object(name))).preprocess if name == RTDETR else Preprocess.letterbox(SIDE)
-
-
-def rows_on_image(name):
-    """Boxes (A,4) on the image and probabilities (A,K), from the wrapper."""
-    model = load_model(model_object(name)).eval()
-    if name == RTDETR:
-        way = Preprocess(resize=(SIDE, SIDE), mean=(0,) * 3, std=(1,) * 3, interpolation="opencv-bilinear")
-    else:
-        way = Preprocess.letterbox(SIDE)
-    x, place = way(image())
-    with torch.no_grad():
-        rows = model(x[None])
-    ends = [place.to_image(rows.boxes[0, :, [column + 1, column]].numpy()) for column in (0, 2)]
-    boxes = torch.tensor(np.concatenate([end[:, ::-1] for end in ends], 1))
-    return boxes, rows.probabilities[0]
 
 
 @pytest.mark.parametrize("name", DETECTORS + OTHERS)
@@ -155,21 +66,6 @@ def state(made):
         )
         for name, module in made.named_modules()
     ]
-
-
-def pick_box(name, stride):
-    """A row of a level with a moderate score: its box, its class, and its number."""
-    x, _ = preprocess(name)(image())
-    with torch.no_grad():
-        rows = load_model(model_object(name)).eval()(x[None])
-    boxes = rows.boxes[0]
-    is_inside = (boxes > -SIDE / 2).all(1) & (boxes < SIDE * 1.5).all(1) & (boxes[:, 2:] - boxes[:, :2] > 4).all(1)
-    middle = (boxes[:, :2] + boxes[:, 2:]) / 2
-    is_inside &= ((middle > 16) & (middle < 60)).all(1)
-    of_level = ((rows.strides[0] == stride) & is_inside).nonzero()[:, 0]
-    scores, labels = rows.probabilities[0, of_level].max(1)
-    place = int((scores - 0.6).abs().argmin())
-    return rows.boxes[0, of_level[place]].tolist(), int(labels[place]), int(of_level[place])
 
 
 @pytest.mark.parametrize("name", ["yolov8n", "yolo11n", "yolov10n", "yolo26n"])
@@ -425,169 +321,6 @@ def test_the_page_of_models_has_the_section():
 def test_the_page_of_models_has_the_layers_and_grids(row):
     explanation = GradCAM(model_object(row.name)).explain(torch.rand(3, *row.size), 0)
     assert (explanation.layer, explanation.grid) == (row.layer, row.grid)
-
-
-# --- files
-
-
-class Evil:
-    """Pickled, it is a call that writes a file."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return exec, (f"open({str(self.path)!r}, 'w').close()",)
-
-
-def save(content, path, **settings):
-    torch.save(content, path, **settings)
-    return path
-
-
-def poisoned(kind, folder, mark):
-    """A malicious file of each kind, which would write `mark`, and what the error says."""
-    network = ultralytics.YOLO("yolo11n.yaml").model
-    code = f"open({str(mark)!r}, 'w').close() or nn.SiLU()"
-    description = {"nc": 2, "activation": code, "backbone": [[-1, 1, "Conv", [8, 3, 2]]], "head": []}
-    path = folder / "best.pt"
-    if kind == "object":
-        save({"model": Evil(mark)}, path)
-        return path, r"names .*exec"
-    if kind == "attribute":
-        network.model[0].extra = Evil(mark)
-        save({"model": network}, path)
-        return path, r"names .*exec"
-    if kind == "old format":
-        save({"model": Evil(mark)}, path, _use_new_zipfile_serialization=False)
-        return path, r"names .*exec"
-    if kind == "pickle":
-        import pickle
-
-        path.write_bytes(pickle.dumps({"model": Evil(mark)}))
-        return path, "is not read|cannot be read"
-    if kind == "call of a layer":
-        from ultralytics.nn.tasks import DetectionModel
-
-        class Call:
-            def __reduce__(self):
-                return DetectionModel, (description,)
-
-        save({"model": Call()}, path)
-        return path, "cannot be read|is not read"
-    if kind == "getattr":
-
-        class Call:
-            def __reduce__(self):
-                return getattr, (torch.nn.Module, "__subclasses__")
-
-        save({"model": Call()}, path)
-        return path, "cannot be read|is not read|names"
-    if kind == "TorchScript":
-        torch.jit.script(torch.nn.ReLU()).save(str(path))
-        return path, "TorchScript"
-    path = folder / "net.yaml"
-    if kind == "activation":
-        path.write_text(
-            f"nc: 2\nactivation: {code!r}\nbackbone:\n- [-1, 1, Conv, [8, 3, 2]]\nhead:\n- [[0], 1, Detect, [nc]]\n"
-        )
-        return path, "is code"
-    if kind == "function":
-        path.write_text("nc: 2\nbackbone:\n- [-1, 1, check_requirements, [evil]]\nhead:\n- [[0], 1, Detect, [nc]]\n")
-        return path, "is not a layer"
-    path.write_text(f"nc: !!python/object/apply:os.system ['touch {mark}']\nbackbone: []\nhead: []\n")
-    return path, "cannot be built"
-
-
-KINDS = (
-    *("object", "attribute", "old format", "pickle", "call of a layer", "getattr", "TorchScript"),
-    *("activation", "function", "yaml object"),
-)
-
-
-@pytest.mark.filterwarnings("ignore")  # PyTorch warns of TorchScript
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_malicious_file_executes_nothing(kind, tmp_path):
-    allowed = set(map(str, torch.serialization.get_safe_globals()))
-    mark = tmp_path / "mark"
-    path, expected = poisoned(kind, tmp_path, mark)
-    with pytest.raises((WeightsError, ModelError), match=expected):
-        load_model(f"yolo:{path}")
-    assert not mark.exists()
-    added = set(map(str, torch.serialization.get_safe_globals())) - allowed
-    assert not [entry for entry in added if "ultralytics" in entry or "getattr" in entry or "torch.nn" in entry]
-
-
-@pytest.mark.parametrize("name", ["yolov8n-pose", "yolov10n", "yolo26n", RTDETR])
-def test_a_checkpoint_of_the_package_is_read_without_trust(name, tmp_path):
-    made = model_object(name)
-    made.model.names = {i: f"kind {i}" for i in range(len(made.model.names))}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        made.save(tmp_path / "best.pt")
-        theirs = type(made)(tmp_path / "best.pt")  # in half precision, as in the file
-    model, (x, _) = load_model(f"yolo:{tmp_path}/best.pt"), Preprocess.letterbox(SIDE)(image())
-    assert get_card(model).class_names == tuple(made.model.names.values())
-    assert not model.training
-    with torch.no_grad():
-        torch.testing.assert_close(vars(model(x[None])), vars(load_model(theirs)(x[None])))
-    made.model.names = {i: str(i) for i in range(len(made.model.names))}
-
-
-def test_trust_executes_and_says_so(tmp_path):
-    network = ultralytics.YOLO("yolo11n.yaml").model
-    network.extra = Evil(tmp_path / "mark")
-    save({"model": network}, tmp_path / "best.pt")
-    with pytest.warns(match="code in it is executed"):
-        load_model(f"yolo:{tmp_path}/best.pt", trust_code=True)
-    assert (tmp_path / "mark").exists()
-
-
-def test_the_command_line_trusts_only_by_its_option(tmp_path):
-    network = ultralytics.YOLO("yolo11n.yaml").model
-    network.extra = Evil(tmp_path / "mark")
-    save({"model": network}, tmp_path / "best.pt")
-    command = [sys.executable, "-m", "camscope", "layers", f"yolo:{tmp_path}/best.pt", "--size", "64"]
-    refused = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert refused.returncode != 0
-    assert "--trust-code" in refused.stderr
-    assert not (tmp_path / "mark").exists()
-    trusted = subprocess.run([*command, "--trust-code"], capture_output=True, text=True, check=True)
-    assert "code in the file is executed" in " ".join(trusted.stderr.split())
-    assert (tmp_path / "mark").exists()
-    assert "neck" in trusted.stdout
-
-
-def test_no_run_config_or_page_can_trust():
-    from camscope.audit.core.config import Config
-
-    folder = Path(camscope.__file__).parent
-    texts = {
-        path: path.read_text("utf-8")
-        for part in ("audit", "batch", "evaluation", "integrations")
-        for path in (folder / part).rglob("*.*")
-        if path.suffix in (".py", ".html", ".js", ".toml")
-    }
-    assert len(texts) > 50
-    assert not [path for path, text in texts.items() if "trust" in text and "trust_code" in text.replace("-", "_")]
-    assert "trust_code" not in Config.model_fields
-
-
-@pytest.mark.parametrize(
-    ("spec", "settings", "message"),
-    [
-        ("yolo:nowhere.pt", {}, "downloads none"),
-        ("yolo:yolo11n.onnx", {}, r"expected a checkpoint FILE\.pt, or NAME\.yaml"),
-        ("yolo:nowhere.yaml", {}, "cannot be built"),
-        ("yolo:yolo26n-depth.yaml", {}, "depth"),
-        ("yolo:yoloe-11n.yaml", {}, "cannot be built"),
-        ("yolo:https://example.org/best.yaml", {}, "downloads none"),
-        ("resnet18", {"trust_code": True}, r"trust_code is for yolo:FILE\.pt"),
-    ],
-)
-def test_what_cannot_be_loaded_is_one_error(spec, settings, message):
-    with pytest.raises((ModelError, WeightsError), match=message):
-        load_model(spec, **settings)
 
 
 def test_a_model_of_open_vocabulary_is_one_error():
