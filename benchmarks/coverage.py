@@ -44,7 +44,7 @@ MANY: Final = (
     "enrichment", "pointing-game", "average-precision", "rank-accuracy", "iou-swept", "peak-distance", "sparseness",
     "effective-area",
 )  # fmt: skip
-WORDS: Final = ("supported", "not supported", "not testable")
+WORDS: Final = ("supported", "not supported", "not decided")
 Sample = tuple[Any, list[int]]  # values, and whose they are
 Random = np.random.Generator
 

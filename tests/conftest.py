@@ -111,7 +111,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the processor time of the run, and of the files that take most of it."""
-    slowest = ", ".join(f"{file} {seconds:.0f}" for file, seconds in SECONDS.most_common(5))
+    slowest = ", ".join(f"{file} {seconds:.0f}" for file, seconds in SECONDS.most_common(12))
     terminalreporter.write_line(f"processor time of the tests: {SECONDS.total():.0f} s (most: {slowest})")
     for file, seconds in files_over_budget():
         terminalreporter.write_line(

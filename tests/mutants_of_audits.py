@@ -18,7 +18,7 @@ from tests.mutants import Mutant
 
 def the_whole_interval_counts() -> None:
     one = EstimateSummary(value=0.8, low=0.6, high=0.9, n_values=10, n_groups=10)
-    assert judged.decide_above_margin(one, 0.7)[0] == "not testable"
+    assert judged.decide_above_margin(one, 0.7)[0] == "not decided"
 
 
 def a_share_is_of_what_is_positive() -> None:
@@ -42,7 +42,7 @@ def open_against_a_control() -> None:
         value=EstimateSummary(value=4.0, low=3.0, high=5.0),
         difference_to_control=EstimateSummary(value=0.2, low=-0.3, high=0.7, n_groups=10),
     )
-    assert map_verdicts._decide_above_control(one)[0] == "not testable"
+    assert map_verdicts._decide_above_control(one)[0] == "not decided"
 
 
 def one_donor() -> None:
@@ -61,7 +61,7 @@ def few_patients_show_no_absence() -> None:
         InterventionEffect(region="marker", finding="nodule", kind="remove", imputation=fill, effect=effect)
         for fill in ("mean", "blur")
     ]
-    assert intervention_effects_and_reliance.judge_reliance([], gone)[0] == "not testable"
+    assert intervention_effects_and_reliance.judge_reliance([], gone)[0] == "not decided"
     assert intervention_effects_and_reliance.judge_reliance([], gone, prevalence=0.2)[0] == "not supported"
 
 

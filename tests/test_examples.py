@@ -70,7 +70,7 @@ def test_two_nets_of_the_same_accuracy_are_told_apart_by_their_audits(tmp_path, 
     printed = capsys.readouterr().out
     areas = [float(line.partition("AUROC ")[2][:5]) for line in printed.splitlines() if "AUROC" in line]
     assert min(areas) > 0.95
-    assert "relies on the region “marker”.\n    clean: not testable; confounded: supported" in printed, (
+    assert "relies on the region “marker”.\n    clean: not decided; confounded: supported" in printed, (
         "72 images have too few patients"
     )
     assert (tmp_path / "clean" / "audit" / "report.html").is_file()

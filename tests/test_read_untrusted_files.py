@@ -220,7 +220,7 @@ def _writes(call):
 
 # readers of files that path_in made
 JOINED = {
-    "audit/provenance/files_written_by_audit.py",
+    "audit/provenance/audit_files_safe_to_replace.py",
     "audit/run_stages.py",
     "cli/benchmark_methods_on_synthetic_radiographs.py",
 }

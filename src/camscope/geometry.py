@@ -197,7 +197,7 @@ class Placement:
         return (self.matrix.tobytes(), self.input_size, self.image_size)
 
     def _build_placement_of_new_input(self, linear: FloatArray, offset: ArrayLike, size: Sequence[int]) -> Self:
-        """Return the placement of a new input of shape `size`.
+        """Return where a new input of shape `size` lies on the original image.
 
         `linear` and `offset` transform the coordinates of the new input to coordinates of the present input.
         """

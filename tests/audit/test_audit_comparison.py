@@ -160,11 +160,11 @@ def test_claims_of_two_findings_that_are_worded_alike_are_two_claims():
     assert list(audit_comparison.find_verdict_changes(alike, alike)) == []
     moved = [
         alike[0],
-        claimed("The maps stay.", "effusion", "not testable"),
+        claimed("The maps stay.", "effusion", "not decided"),
         claimed("Another.", "nodule", "supported"),
     ]
     found = list(audit_comparison.find_verdict_changes(alike, moved))
-    change = audit_comparison.VerdictChange("The maps stay.", "not supported", "not testable", "effusion")
+    change = audit_comparison.VerdictChange("The maps stay.", "not supported", "not decided", "effusion")
     assert found == [change, audit_comparison.VerdictChange("Another.", "absent", "supported", "nodule")]
     assert list(audit_comparison.find_verdict_changes(moved, alike))[1:] == [
         audit_comparison.VerdictChange("Another.", "supported", "absent", "nodule")
@@ -177,9 +177,9 @@ def test_a_claim_that_is_worded_differently_is_the_same_claim():
     assert list(audit_comparison.find_verdict_changes(first, reworded)) == []
     assert list(audit_comparison.find_verdict_changes(first, reworded[::-1])) == []
     (n,) = [n for n, one in enumerate(first) if (one.question, one.finding) == ("performance", "effusion")]
-    reworded[n] = reworded[n].model_copy(update={"conclusion": "not testable"})
+    reworded[n] = reworded[n].model_copy(update={"conclusion": "not decided"})
     (change,) = audit_comparison.find_verdict_changes(first, reworded)
-    assert (change.claim, change.first, change.second) == (reworded[n].claim, first[n].conclusion, "not testable")
+    assert (change.claim, change.first, change.second) == (reworded[n].claim, first[n].conclusion, "not decided")
 
 
 def test_no_two_verdicts_of_an_audit_make_the_same_claim():

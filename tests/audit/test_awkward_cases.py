@@ -93,8 +93,8 @@ def test_of_two_findings_each_has_its_own_evidence_or_none(tmp_path):
         (one.question, one.finding): one for one in made.verdicts if one.question in ("localization", "ground truth")
     }
     assert words["ground truth", "lesion"].conclusion == "supported"
-    assert words["ground truth", "clear"].conclusion == "not testable"
-    assert words["localization", "clear"].conclusion == "not testable"
+    assert words["ground truth", "clear"].conclusion == "not decided"
+    assert words["localization", "clear"].conclusion == "not decided"
     assert {one.finding for one in made.summary.localization.metric_summaries} == {"lesion"}
     assert {one.finding for one in made.summary.shortcut.interventions if one.region == "marker"} == {"lesion", "clear"}
     with pytest.raises(InputError, match="is for one finding, but the audit has 2 findings"):

@@ -15,10 +15,10 @@ import pyarrow as pa
 
 from camscope.audit import run_audit
 from camscope.audit.core.stage_result_schema import MetricsResult, StoppingLook
-from camscope.audit.provenance.files_written_by_audit import remove_outputs
+from camscope.audit.provenance.audit_files_safe_to_replace import remove_outputs
 from camscope.audit.stages.metrics_on_growing_sample import SampledStage
 from camscope.audit.verdicts import derive_verdicts
-from camscope.audit.verdicts.early_stopping import judge_faithfulness_at_look, judge_robustness_at_look
+from camscope.audit.verdicts.early_stopping import forecast_faithfulness_verdict, forecast_robustness_verdict
 from camscope.audit.verdicts.limitations_and_warnings import list_limitations
 from camscope.audit.verify_finished_audit import verify_audit
 from camscope.metrics.mean_estimates import estimate_mean
@@ -75,7 +75,9 @@ def stage(values, metrics=("stability",), judge=None, *, first=(), sequential=Tr
     methods = [SimpleNamespace(composed_name=name) for name in values if name != "center"]
     cohort = Cohort(patients or {row: row for row in ROWS})
     audit = SimpleNamespace(config=SimpleNamespace(sequential=sequential), cohort=cohort)
-    return Stage(audit, "robustness", metrics, methods, judge or partial(judge_robustness_at_look, 0.5), first, values)
+    return Stage(
+        audit, "robustness", metrics, methods, judge or partial(forecast_robustness_verdict, 0.5), first, values
+    )
 
 
 def drawn(mean, spread, seed=0):
@@ -131,7 +133,7 @@ def test_switched_off_there_is_one_look_with_the_usual_interval():
 def test_faithfulness_that_is_worse_everywhere_is_decided_early():
     metrics = ("insertion", "road")
     worse = {"worse": drawn(0.1, 0.02), "center": drawn(0.8, 0.02, 1)}
-    found = stage(worse, metrics, partial(judge_faithfulness_at_look, 1)).evaluate_finding(FINDING, ROWS)
+    found = stage(worse, metrics, partial(forecast_faithfulness_verdict, 1)).evaluate_finding(FINDING, ROWS)
     (look,) = found.stopping_looks
     assert (look.reason, look.n_images) == ("decided", 16)  # ten patients are too few for several comparisons
     assert all(line.difference_to_control.high < 0 for line in found.summaries if not line.control)
@@ -152,7 +154,7 @@ def test_the_verdict_and_the_report_say_where_a_test_stopped():
         one for one in derive_verdicts(summary) if one.question == "robustness" and one.qualifier == line.method
         and one.finding == line.finding
     )  # fmt: skip
-    assert verdict.conclusion == "not testable"
+    assert verdict.conclusion == "not decided"
     assert "stopped after 10 of 24 images" in verdict.reason
     (text,) = (text for text in list_limitations(summary) if "interim look" in text)
     assert "interim look 1 of 3, after 10 of 24 images: the other images would hardly have decided it" in text

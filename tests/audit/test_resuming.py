@@ -47,7 +47,7 @@ def test_whatever_the_batch_size_the_numbers_are_the_same_and_what_is_skipped_is
         assert one == pytest.approx(other, abs=1e-6)
     assert not alone.summary.sanity.tested
     assert "skipped" in alone.summary.sanity.reason
-    assert word(alone, "sanity").conclusion == "not testable"
+    assert word(alone, "sanity").conclusion == "not decided"
 
 
 def test_a_second_start_computes_nothing_and_another_config_is_refused(cases, without_figures):

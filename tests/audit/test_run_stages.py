@@ -33,7 +33,7 @@ def test_the_confounded_net_is_found_out_and_the_clean_one_is_not_accused(cases)
 
 def test_grad_cam_alone_says_that_the_token_is_too_small_for_it_not_that_there_is_none(cases):
     found = word(cases["confounded"][1], "attribution mass", "marker · gradcam")
-    assert found.conclusion == "not testable"
+    assert found.conclusion == "not decided"
     assert "below the resolution" in found.reason
     assert word(cases["confounded"][1], "attribution mass", "marker · integratedgradients").conclusion == "supported"
 
@@ -58,7 +58,7 @@ def test_of_five_patients_the_randomization_test_has_a_number_and_no_word(cases)
     run = cases["confounded"][1]
     ends = [one.final_similarity for test in run.summary.sanity.tests for one in test.similarities]
     assert {(one.n_values, one.n_groups, one.low) for one in ends} == {(5, 5, None)}
-    assert word(run, "sanity", "gradcam").conclusion == "not testable"
+    assert word(run, "sanity", "gradcam").conclusion == "not decided"
     assert "5, and 10 are needed" in word(run, "sanity", "gradcam").reason
 
 
@@ -76,10 +76,10 @@ def test_what_one_token_did_is_not_read_as_five_causes(cases):
 def test_there_is_no_single_score_and_every_verdict_has_its_numbers_and_its_rule(cases):
     for _, run in cases.values():
         for one in run.verdicts:
-            assert one.conclusion in ("supported", "not supported", "not testable")
+            assert one.conclusion in ("supported", "not supported", "not decided")
             assert one.rule
-            assert one.reason or one.conclusion != "not testable"
-            assert one.effect.value is not None or one.conclusion == "not testable"
+            assert one.reason or one.conclusion != "not decided"
+            assert one.effect.value is not None or one.conclusion == "not decided"
             if one.effect.value is not None:
                 assert one.effect.n_values > 0
         assert not {"score", "trust", "grade"} & set(run.summary.model_dump())

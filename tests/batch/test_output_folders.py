@@ -108,7 +108,7 @@ def test_a_folder_with_another_programs_audit_json_is_no_audit(tmp_path):
 
 def own_audit(folder: Path) -> Path:
     """What an audit that was stopped leaves behind, and some files of the user's own beside it."""
-    from camscope.audit.provenance.files_written_by_audit import REPORT_STAGE, log_stage_start
+    from camscope.audit.provenance.audit_files_safe_to_replace import REPORT_STAGE, log_stage_start
 
     (folder / "stages").mkdir(parents=True)
     plan = dict.fromkeys(("camscope", "code", "config", "data", "model", "source", "masks"), "x")
@@ -131,7 +131,7 @@ def files_below(folder: Path) -> dict[str, bytes]:
 
 def logged_audit(folder: Path) -> Path:
     """What an audit leaves behind that wrote down what it wrote."""
-    from camscope.audit.provenance.files_written_by_audit import REPORT_STAGE, log_stage_files, log_stage_start
+    from camscope.audit.provenance.audit_files_safe_to_replace import REPORT_STAGE, log_stage_files, log_stage_start
 
     own_audit(folder)
     for stage in ("check", "explain", "faithfulness", "localization", REPORT_STAGE):
@@ -143,7 +143,7 @@ def logged_audit(folder: Path) -> Path:
 @pytest.mark.parametrize("audit", [own_audit, logged_audit])
 def test_of_an_audit_only_what_an_audit_wrote_is_removed(audit, tmp_path):
     pytest.importorskip("pydantic")
-    from camscope.audit.provenance.files_written_by_audit import list_audit_files, remove_outputs
+    from camscope.audit.provenance.audit_files_safe_to_replace import list_audit_files, remove_outputs
 
     folder = audit(tmp_path / "audit")
     (folder / "maps" / f".{'0' * 16}.part").write_bytes(b"half")
@@ -159,7 +159,7 @@ FOREIGN = ["maps/precious.txt", "stages/notes.md", "robustness/r.txt", "faithful
 @pytest.mark.parametrize("audit", [own_audit, logged_audit])
 def test_all_that_no_audit_wrote_is_listed_and_nothing_is_removed(audit, tmp_path):
     pytest.importorskip("pydantic")
-    from camscope.audit.provenance.files_written_by_audit import remove_outputs
+    from camscope.audit.provenance.audit_files_safe_to_replace import remove_outputs
 
     folder = audit(tmp_path / "audit")
     for name in FOREIGN:
@@ -179,7 +179,7 @@ def test_all_that_no_audit_wrote_is_listed_and_nothing_is_removed(audit, tmp_pat
 )
 def test_a_run_of_the_users_own_in_an_audit_is_not_removed(place, tmp_path):
     pytest.importorskip("pydantic")
-    from camscope.audit.provenance.files_written_by_audit import remove_outputs
+    from camscope.audit.provenance.audit_files_safe_to_replace import remove_outputs
 
     folder = logged_audit(tmp_path / "audit")
     store = RunStore(folder / place)
@@ -198,7 +198,7 @@ def test_a_run_of_the_users_own_in_an_audit_is_not_removed(place, tmp_path):
 )
 def test_what_was_changed_since_an_audit_wrote_it_is_not_removed(name, tmp_path):
     pytest.importorskip("pydantic")
-    from camscope.audit.provenance.files_written_by_audit import remove_outputs
+    from camscope.audit.provenance.audit_files_safe_to_replace import remove_outputs
 
     folder = logged_audit(tmp_path / "audit")
     (folder / name).write_bytes((folder / name).read_bytes() + b"\n")
@@ -210,7 +210,7 @@ def test_what_was_changed_since_an_audit_wrote_it_is_not_removed(name, tmp_path)
 
 def test_a_stage_that_was_stopped_leaves_what_may_be_removed(tmp_path):
     pytest.importorskip("pydantic")
-    from camscope.audit.provenance.files_written_by_audit import log_stage_start, remove_outputs
+    from camscope.audit.provenance.audit_files_safe_to_replace import log_stage_start, remove_outputs
 
     folder = logged_audit(tmp_path / "audit")
     log_stage_start(folder, "robustness", [0, 2])
@@ -230,7 +230,7 @@ def test_a_stage_that_was_stopped_leaves_what_may_be_removed(tmp_path):
 )
 def test_a_foreign_file_under_a_name_of_an_audit_is_an_error_and_stays(name, tmp_path):
     pytest.importorskip("pydantic")
-    from camscope.audit.provenance.files_written_by_audit import remove_outputs
+    from camscope.audit.provenance.audit_files_safe_to_replace import remove_outputs
 
     folder = own_audit(tmp_path / "audit")
     (folder / name).write_text('{"mine": 1}')

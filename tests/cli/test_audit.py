@@ -69,7 +69,7 @@ def test_it_says_how_long_it_takes_what_it_found_and_where_the_report_is(made):
     assert "The prediction for “lesion” relies on the region “marker”." in told.output
     assert "● supported" in told.output
     assert "change of the log odds, in SD" in told.output
-    assert "localization was not tested" in told.output
+    assert "Localization was not tested" in told.output
     assert re.search(r"AUROC +lesion: [01]\.\d+ \[.*\], \d+ images of \d+ patients\. ", told.output)
     assert re.search(
         r"concern The prediction for “lesion” relies on .*: .* receivers, \d+ donors; the whole interval", told.output

@@ -17,6 +17,7 @@ from camscope.metrics import (
     NoisyLinearImputation,
     PerturbationTest,
     aopc,
+    imputation,
     removal_curve,
     scoring_scope,
 )
@@ -254,6 +255,29 @@ def test_imputed_pixels_are_the_weighted_means_of_their_neighbors(size):
         weights = torch.tensor([0.5 ** (sum(map(abs, s)) - 1) for s, _ in near], dtype=torch.float64)
         values = torch.stack([made[(image, slice(None), *at)] for _, at in near])
         torch.testing.assert_close(made[(image, slice(None), *place)], weights @ values / weights.sum())
+
+
+def test_a_gray_image_with_several_channels_is_solved_once(monkeypatch):
+    """The channels of a gray image differ in offset and scale, as after normalization."""
+    gray = torch.rand(3, 1, 12, 10, dtype=torch.float64)
+    x = torch.cat([gray, 2.5 * gray - 1, -gray], 1)
+    removed = torch.rand(3, 12, 10) > 0.4
+    solved = []
+    solve = imputation._solve_by_conjugate_gradients
+    monkeypatch.setattr(
+        imputation,
+        "_solve_by_conjugate_gradients",
+        lambda values, *rest: solved.append(values.shape[1]) or solve(values, *rest),
+    )
+    together = impute_linearly(x, removed, 1e-12)
+    alone = torch.cat([impute_linearly(x[:, [c]], removed, 1e-12) for c in range(3)], 1)
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-10)
+    colored = x + torch.tensor([0.0, 0.0, 1e-3]).view(3, 1, 1) * torch.rand(12, 10)
+    apart = torch.cat([impute_linearly(colored[:, [c]], removed, 1e-12) for c in range(3)], 1)
+    torch.testing.assert_close(impute_linearly(colored, removed, 1e-12), apart, rtol=0, atol=1e-10)
+    constant = torch.ones(1, 3, 12, 10)
+    assert torch.equal(impute_linearly(constant, removed[:1]), constant)
+    assert solved == [1, 1, 1, 1, 1, 1, 1, 3, 1]  # the colored image alone needs all three channels
 
 
 def test_imputation_of_everything_is_the_mean_and_its_noise_is_a_share_of_the_spread():

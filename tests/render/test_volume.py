@@ -266,37 +266,37 @@ def test_a_projection_shows_the_strongest_value_along_its_axis():
 )
 def test_an_empty_or_a_flat_map_says_so(values, words):
     one = Volume(np.zeros((3, 4, 6), np.uint8), np.broadcast_to(values, (3, 4, 2)).repeat(3, 2))
-    assert one.warning == words
+    assert one.map_warning == words
     assert one.peak == (1, 2, 3), "the middle"
     for picture in (draw_planes(one), draw_slices(one), draw_projection(one)):
         assert (picture == WARNING_COLOR).all(2).sum() > 100
     silent = Volume(one.image, one.values, flag="")
     assert not (draw_planes(silent) == WARNING_COLOR).all(2).any()
-    assert Volume(one.image, one.values, flag="flat").warning == "flat"
+    assert Volume(one.image, one.values, flag="flat").map_warning == "flat"
 
 
 def test_what_is_not_covered_is_hatched_and_holds_no_peak():
     covered = np.ones((5, 7, 9), bool)
     covered[:, :, :5] = False
     one = volume(covered=covered)
-    assert one.warning == "the map is 0 everywhere", "2.0 lies where nothing is covered"
+    assert one.map_warning == "the map is 0 everywhere", "2.0 lies where nothing is covered"
     picture = draw_slice(one, one.views[0], 1, 10.0)
     hatched = hatch_uncovered(np.zeros((70, 90, 3), np.uint8), covered[0].repeat(10, 0).repeat(10, 1))
     np.testing.assert_array_equal(picture, hatched)
     nowhere = volume(covered=np.zeros((5, 7, 9), bool))
-    assert nowhere.warning == "the map covers no part of this volume"
+    assert nowhere.map_warning == "the map covers no part of this volume"
     assert draw_planes(nowhere).ndim == 3
 
 
 def test_grays_of_any_kind_of_numbers():
     numbers = np.linspace(-1000, 1000, 1000).reshape(10, 10, 10)
     one = Volume(numbers, np.zeros((10, 10, 10)), window=(-500.0, 500.0))
-    assert one.gray_image.min() == 0
-    assert one.gray_image.max() == 255
-    assert abs(int(one.gray_image[5, 0, 0]) - 128) <= 1
-    assert (one.gray_image == 0).mean() == pytest.approx(0.25, abs=0.01)
-    assert (Volume(numbers * 0, numbers * 0).gray_image == 128).all()
-    assert Volume(np.where(numbers > 900, np.nan, numbers), numbers * 0).gray_image.max() == 255
+    assert one.image_as_uint8.min() == 0
+    assert one.image_as_uint8.max() == 255
+    assert abs(int(one.image_as_uint8[5, 0, 0]) - 128) <= 1
+    assert (one.image_as_uint8 == 0).mean() == pytest.approx(0.25, abs=0.01)
+    assert (Volume(numbers * 0, numbers * 0).image_as_uint8 == 128).all()
+    assert Volume(np.where(numbers > 900, np.nan, numbers), numbers * 0).image_as_uint8.max() == 255
     color = np.zeros((3, 4, 5, 3), np.uint8)
     color[..., 0] = 200
     assert (draw_slice(Volume(color, np.zeros((3, 4, 5))), choose_views(None)[0], 0, 8.0) == [200, 0, 0]).all()

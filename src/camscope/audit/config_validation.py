@@ -206,7 +206,7 @@ def _check_half_of_masks_readable(
 ) -> None:
     """Read some masks of a source. Raise an InputError if fewer than half of them can be read."""
     n_read, problems = 0, list[str]()
-    for row in _iter_annotated_rows(context, ground_truth):
+    for row in _sample_annotated_rows(context, ground_truth):
         try:
             if (size := _read_image_size(context, row, image_sizes)) is not None:
                 ground_truth.load_mask(row, size)
@@ -225,7 +225,7 @@ def _check_half_of_masks_readable(
         )
 
 
-def _iter_annotated_rows(context: AuditContext, ground_truth: GroundTruth) -> Iterator[Mapping[str, Any]]:
+def _sample_annotated_rows(context: AuditContext, ground_truth: GroundTruth) -> Iterator[Mapping[str, Any]]:
     """Yield manifest rows, spread over those that have a value if the source is a column."""
     manifest = context.cohort.manifest
     positions = list(range(len(manifest)))

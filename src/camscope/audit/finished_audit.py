@@ -16,7 +16,7 @@ from camscope.atomic_writes_and_folder_locks import (
     read_bytes,
 )
 from camscope.audit.core.summary_schema import Summary, Verdict
-from camscope.audit.provenance.files_written_by_audit import (
+from camscope.audit.provenance.audit_files_safe_to_replace import (
     FAILURES_FILE,
     METRICS_FILE,
     PLAN_FILE,
@@ -160,7 +160,7 @@ class AuditRun:
 
     def __repr__(self) -> str:
         conclusions = Counter(verdict.conclusion for verdict in self.summary.verdicts)
-        counts = ", ".join(f"{conclusions[name]} {name}" for name in ("supported", "not supported", "not testable"))
+        counts = ", ".join(f"{conclusions[name]} {name}" for name in ("supported", "not supported", "not decided"))
         contradicted = [verdict for verdict in self.summary.verdicts if verdict.direction == "contradicts"]
         n_contradicting = Counter(find_topic(verdict.question) for verdict in contradicted)
         topics = ", ".join(f"{n_contradicting[name]} against the {name}" for name in ("model", "maps"))

@@ -19,7 +19,7 @@ from camscope.audit.core.stored_predictions import Predictions
 from camscope.audit.core.summary_schema import Summary
 from camscope.audit.finished_audit import AuditRun
 from camscope.audit.provenance import provenance_file
-from camscope.audit.provenance.files_written_by_audit import (
+from camscope.audit.provenance.audit_files_safe_to_replace import (
     FAILURES_FILE,
     GALLERY_FILE,
     METRICS_FILE,

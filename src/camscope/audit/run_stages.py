@@ -17,8 +17,7 @@ from camscope.audit.core.stored_predictions import StageResults
 from camscope.audit.core.summary_entries import describe_images
 from camscope.audit.core.summary_schema import Summary
 from camscope.audit.provenance import provenance_file
-from camscope.audit.provenance.digests import digest_images, find_changed_images
-from camscope.audit.provenance.files_written_by_audit import (
+from camscope.audit.provenance.audit_files_safe_to_replace import (
     PLAN_FILE,
     REPORT_STAGE,
     STAGES_FOLDER,
@@ -30,6 +29,7 @@ from camscope.audit.provenance.files_written_by_audit import (
     read_json_or_none,
     remove_outputs,
 )
+from camscope.audit.provenance.digests import digest_images, find_changed_images
 from camscope.audit.sample_sizes_for_time_budget import BudgetWarning, describe_missed_budget, plan_sample_sizes
 from camscope.audit.stage_duration_estimates import RemainingTime, estimate_stage_seconds
 from camscope.audit.stages.check_data_and_try_model import check_data, try_model_on_one_image
@@ -164,7 +164,7 @@ def _run_stage_and_measure_seconds(
     if name in context.config.skip:
         result = result_cls(tested=False, reason="skipped by the config")
     elif getattr(context.sample_sizes, name, 1) == 0:
-        result = result_cls(tested=False, reason=f"it does not fit the budget of {context.config.budget_description}")
+        result = result_cls(tested=False, reason=f"it does not fit the budget of {context.config.budget_in_words}")
     else:
         on_progress(name, 0, 1)
         class_indices = [finding.class_index for finding in context.findings] if name != "check" else []

@@ -101,7 +101,7 @@ class StageEstimator:
 
     @cached_property
     def seconds_per_map(self) -> dict[str, float]:
-        """The seconds of a map of each method, as the user configured it."""
+        """The seconds that one map takes with each method, at the settings that the user chose."""
         measured = reduce_integration_steps(self.context).seconds_by_method
         seconds = {name: times.configured for name, times in measured.items() if times.configured >= SHORT_SECONDS}
         return {

@@ -26,11 +26,11 @@ from camscope.batch.result_rows import OutputNames, hash_parameters
 from camscope.batch.run_store import RunStore
 from camscope.errors import InputError, TargetError
 from camscope.explainers import Explainer
-from camscope.explainers.core.keywords_of_other_toolkits import reject_foreign_keywords
 from camscope.explainers.core.model_input import accepts_scans
 from camscope.explainers.core.redacted_settings_text import format_without_address, redact_parameters
 from camscope.explainers.core.run_methods_in_shared_passes import get_library_versions
 from camscope.explainers.core.setting_checks import check_positive_integer
+from camscope.explainers.core.translate_keywords_of_other_toolkits import reject_foreign_keywords
 from camscope.hooks.find_layers import unwrap
 from camscope.images.scans.scan import parse_window
 from camscope.model_card import compute_model_digest, get_card

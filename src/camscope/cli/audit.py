@@ -38,7 +38,7 @@ app = typer.Typer(
     epilog="Example: camscope audit init manifest.csv --model models.py:net -o audit.toml",
 )
 MAX_CARD_BYTES = 10_000_000
-VERDICT_SYMBOLS = {"supported": "●", "not supported": "○", "not testable": "–"}
+VERDICT_SYMBOLS = {"supported": "●", "not supported": "○", "not decided": "–"}
 DIRECTION_STYLES = {"supports": "green", "contradicts": "bold red", "neither": ""}
 MAPS_CONTRADICT_STYLE = "yellow"  # a verdict on maps does not count against the model
 
@@ -188,8 +188,8 @@ def compare(
         names = console_output.to_printable_line(row.name), console_output.to_printable_line(row.finding)
         p = "" if row.difference.p_value is None else f"{row.difference.p_value:.2g}"
         values = (
-            _format_value_or_dash(row.first),
-            _format_value_or_dash(row.second),
+            format_interval(row.first),
+            format_interval(row.second),
             format_interval(row.difference),
             p,
         )
@@ -278,11 +278,11 @@ def export(
     from camscope.audit import AuditRun
     from camscope.audit.report.huggingface_model_card import update_model_card
     from camscope.audit.report.markdown_summary import write_markdown_summary
-    from camscope.audit.report.render_html_page import render_summary_page
+    from camscope.audit.report.render_html_page import render_one_page_overview
 
     if output is None and model_card is None:
         raise InputError("no file to write is named: pass -o summary.md, -o summary.html or --model-card README.md")
-    writers = {".md": write_markdown_summary, ".html": render_summary_page}
+    writers = {".md": write_markdown_summary, ".html": render_one_page_overview}
     if output is not None and output.suffix.lower() not in writers:
         raise InputError(f"{output}: expected a name that ends in .md or .html")
     summary = AuditRun(audit_folder).summary
@@ -403,12 +403,9 @@ def build_verdict_table(audit: "AuditRun") -> "Table":
     return table
 
 
-def _format_value_or_dash(estimate: "EstimateSummary") -> str:
-    return "–" if estimate.value is None else f"{estimate.value:.3f}"
-
-
 def format_interval(estimate: "EstimateSummary") -> str:
-    """Format an estimate, with its 95 % confidence interval if there is one."""
-    if estimate.value is None or estimate.low is None or estimate.high is None:
-        return _format_value_or_dash(estimate)
-    return f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
+    """Format an estimate as the report does, with its 95 % confidence interval if there is one."""
+    from camscope.audit.report.number_format import format_estimate
+    from camscope.audit.report.overview import write_plain_text
+
+    return write_plain_text(format_estimate(estimate))

@@ -53,7 +53,7 @@ def run(
 ) -> None:
     """Export rows of a run as images, arrays, a table for spreadsheets, or COCO annotations."""
     from camscope.batch import BatchRun, Query
-    from camscope.batch.exporter import FORMATS, IMAGE_FORMATS, Exporter
+    from camscope.batch.export_rows_to_files import FORMATS, IMAGE_FORMATS, Exporter
 
     format_names = list(dict.fromkeys(shared_options.split_list(formats.lower())))
     if not format_names or (unknown := [name for name in format_names if name not in FORMATS]):

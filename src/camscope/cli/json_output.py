@@ -216,7 +216,7 @@ VERDICT_FIELDS = {
     "claim": "the claim",
     "question": "key of the question",
     "finding": "the finding",
-    "conclusion": "`supported`, `not supported` or `not testable`",
+    "conclusion": "`supported`, `not supported` or `not decided`",
     "direction": "`supports`, `contradicts` or `neither`",
     "reason": "why, as text",
     "effect": "the value, or null",

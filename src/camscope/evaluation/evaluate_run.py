@@ -24,8 +24,8 @@ from camscope.evaluation.model_based_metrics import ModelMetricEvaluator
 from camscope.evaluation.model_free_metrics import MapMetricEvaluator, Row, build_value_schema
 from camscope.evaluation.run_replay import RunReplay
 from camscope.explainers import Explainer
-from camscope.explainers.core.keywords_of_other_toolkits import reject_foreign_keywords
 from camscope.explainers.core.setting_checks import check_positive_integer
+from camscope.explainers.core.translate_keywords_of_other_toolkits import reject_foreign_keywords
 from camscope.metrics import METRICS, Metric
 from camscope.metrics.imputation import DEFAULT_IMPUTATIONS, IMPUTATION_NAMES
 from camscope.plurals import plural

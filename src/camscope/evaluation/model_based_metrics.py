@@ -83,7 +83,7 @@ def group_rows_into_cases(replay: RunReplay, rows: Sequence[Row]) -> list[Evalua
     return all_cases
 
 
-def iter_run_maps(
+def iter_stored_maps(
     replay: RunReplay, cases: Sequence[EvaluationCase], x: Tensor, targets: Any, explainers: Mapping[str, Explainer]
 ) -> Iterator[MapBatch]:
     """Yield the stored maps of the cases with inputs x (N,C,*S), one method at a time."""
@@ -169,7 +169,7 @@ class ModelMetricEvaluator:
                 model, x, targets, class_names=class_names, mode=cases[0].mode, forward_options=cases[0].forward_options
             ) as scorer:
                 tie_seeds = [case.first_row["row"] for case in cases]  # the number of each image
-                for batch in iter_run_maps(self.replay, cases, x, targets, self.explainers):
+                for batch in iter_stored_maps(self.replay, cases, x, targets, self.explainers):
                     yield from self._evaluate_maps(map_metrics, scorer, tie_seeds, batch)
                 for batch in iter_control_maps(self.replay, cases, x):
                     yield from self._evaluate_maps(map_metrics, scorer, tie_seeds, batch, is_control=True)

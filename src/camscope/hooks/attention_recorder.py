@@ -273,7 +273,9 @@ class AttentionBlockFinder(Hooks):
         for name, module in self._model.named_modules():
             if not isinstance(module, torch.jit.ScriptModule):
                 self.add_handle(module.register_forward_pre_hook(thread_local_hook(self._enter_module)))
-                self.add_handle(module.register_forward_hook(thread_local_hook(partial(self._leave_module, name))))
+                self.add_handle(
+                    module.register_forward_hook(thread_local_hook(partial(self._record_attention_block, name)))
+                )
 
     def find_blocks(self, attentions: Sequence[Attention]) -> list[AttentionBlock]:
         """Return the block around each attention. Raise LayerError if an attention has no block, or if blocks differ in
@@ -297,7 +299,7 @@ class AttentionBlockFinder(Hooks):
             self._blocks.clear()
         self._open_modules.append((module, len(self._attentions)))
 
-    def _leave_module(self, name: str, module: nn.Module, args: object, layer_output: Any) -> Any:
+    def _record_attention_block(self, name: str, module: nn.Module, args: object, layer_output: Any) -> Any:
         before = next((count for item, count in reversed(self._open_modules) if item is module), -1)
         while self._open_modules and self._open_modules.pop()[0] is not module:
             pass

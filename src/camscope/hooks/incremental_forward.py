@@ -127,7 +127,7 @@ class WindowTensor(Tensor):
         return windows
 
     def with_window(self, clean: Tensor, window: Tensor, window_start: Tensor | None = None) -> "WindowTensor":
-        """Return variants with another window and clean tensor, and the same cost tracker."""
+        """Return a copy with another window and another unperturbed tensor. The cost tracker is shared."""
         return WindowTensor(
             clean, window, self.window_start if window_start is None else window_start, self.cost_tracker
         )

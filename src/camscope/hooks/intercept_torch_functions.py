@@ -47,9 +47,7 @@ def get_function_name(func: Callable[..., Any]) -> str:
 
 
 def bypass_torch_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function with the same body that is not sent to function modes itself. Functions that it calls are
-    sent.
-    """
+    """Copy a function so that calls of the copy bypass function modes. Calls inside it do not."""
     body = FunctionType(function.__code__, {**function.__globals__, "has_torch_function": lambda _: False})
     body.__defaults__, body.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
     return body

@@ -439,7 +439,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return [] if cells is None or self._depends_on_no_cell(cells) else self._find_covered_parts_of_cells(cells)
 
     def _find_covered_parts_of_cells(self, cells: Tensor) -> list[Extent | None]:
-        """Return the extents of the channels of cell numbers (N,K,*grid), as `_find_covered_part_of_each_channel` does."""
+        """Return the extent that each channel of cell numbers (N,K,*grid) covers, or None if its cells are in another order."""
         if cells.ndim != self._n_axes:
             return []
         planes = cells[tuple(slice(0, None if stride else 1) for stride in cells.stride()[:2])].flatten(0, 1)
@@ -530,6 +530,6 @@ def _is_constant_along(cells: Tensor, axis: int) -> bool:
     )
 
 
-def is_interception_exact(model: nn.Module) -> bool:
+def is_output_unchanged_by_interception(model: nn.Module) -> bool:
     """Whether a model gives bit-exact results while its function calls are intercepted. Fused modules do not."""
     return not any(isinstance(module, FUSED_MODULES) for module in model.modules())

@@ -20,7 +20,7 @@ from camscope.images.files.strict_jpeg_decoding import (
     DamagedJPEGError,
     decode_jpeg,
     describe_jpeg_damage,
-    read_jpeg_size,
+    read_jpeg_height_and_width,
 )
 from camscope.images.files.tiff_and_png_damage import load_pixels
 from camscope.unusual_tensors import describe_unusual_tensor
@@ -237,7 +237,7 @@ def _decode_jpeg_strictly(image: "Image", name: str, max_pixels: int) -> Pixels 
         data = file.read(MAX_JPEG_METADATA_BYTES + MAX_JPEG_BYTES_PER_PIXEL * image.width * image.height)
     finally:
         file.seek(position)
-    size, stored_size = (image.height, image.width), read_jpeg_size(data)
+    size, stored_size = (image.height, image.width), read_jpeg_height_and_width(data)
     if stored_size is None:
         return None
     _check_pixel_count(stored_size[::-1], name, MAX_PIXELS if stored_size != size else max_pixels)

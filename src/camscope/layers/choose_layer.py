@@ -20,7 +20,7 @@ from camscope.layers.layout_verdict import LayoutVerdict
 from camscope.layers.spatial_layers import SpatialLayer, find_spatial_layers, hook_layer_outputs, probe_layer_layout
 from camscope.targets.score_per_sample import Score
 
-ENCODER_NAMES = ("backbone", "encoder", "vision_model")
+ENCODER_NAMES = ("backbone", "encoder", "vision_model", "vision_encoder", "image_encoder")
 LAYERS_PER_PASS = 12  # layers that are probed in one forward pass, from the end
 
 

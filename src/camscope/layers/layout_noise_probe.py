@@ -145,9 +145,7 @@ def probe_layout(
 
 
 def _lower_verdict_of_misplaced_layer(result: LayoutProbeResult) -> LayoutProbeResult:
-    """Lower the verdict of a layer with misplaced cells. A contradiction gets the reason, other verdicts become
-    undecided.
-    """
+    """Lower the layout verdict of a layer with misplaced cells to UNDECIDED. CONTRADICTED stays, with this reason."""
     if result.verdict is LayoutVerdict.CONTRADICTED:
         cause = (
             "the model crops, pads or shifts its maps: apply that to the image first, and explain the rest of the model"

@@ -14,6 +14,9 @@ from camscope.unusual_tensors import check_ordinary_tensor
 
 JACOBI_DAMPING = 0.8  # damping factor of a Jacobi step
 MAX_ITERATIONS = 500  # safeguard against an endless solution
+GRAY_TOLERANCE = (
+    1e-5  # largest difference of the channels of a gray image, as a share of the largest deviation from the mean
+)
 LinearOperator = Callable[[Tensor], Tensor]
 
 
@@ -27,8 +30,24 @@ def impute_linearly(x: Tensor, removed_mask: Tensor, tolerance: float = 1e-4) ->
     values = full_precision(x)
     mean = values.mean(tuple(range(2, x.ndim)), keepdim=True)
     # of values minus their mean, a row without remaining pixels solves to 0
-    deviations = _solve_by_conjugate_gradients(values - mean, removed_mask[:, None].to(values), tolerance)
-    return torch.where(removed_mask[:, None], (mean + deviations).to(x.dtype), x)
+    deviations, unknown_mask = values - mean, removed_mask[:, None].to(values)
+    scale = _find_scale_of_gray_channels(deviations)
+    channels = deviations if scale is None else deviations[:, :1]
+    solution = _solve_by_conjugate_gradients(channels, unknown_mask, tolerance)
+    solution = solution if scale is None else solution * scale
+    return torch.where(removed_mask[:, None], (mean + solution).to(x.dtype), x)
+
+
+def _find_scale_of_gray_channels(deviations: Tensor) -> Tensor | None:
+    """Return by how much each channel (R,C,1,...) is a multiple of the first, as in gray images. None if one is not."""
+    if deviations.shape[1] == 1:
+        return None
+    first = deviations[:, :1]
+    energy = _dot_product_by_row(first, first)
+    scale = torch.where(energy > 0, _dot_product_by_row(deviations, first) / energy, 0)
+    axes = tuple(range(2, deviations.ndim))
+    error, size = ((values.abs().amax(axes)) for values in (deviations - scale * first, deviations))
+    return scale if bool((error <= GRAY_TOLERANCE * size).all()) else None
 
 
 def _solve_by_conjugate_gradients(values: Tensor, unknown_mask: Tensor, tolerance: float) -> Tensor:

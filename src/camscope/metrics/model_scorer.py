@@ -9,17 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError
+from camscope.explainers.core.chunk_perturbed_copies_by_memory import (
+    count_copies_that_fit_in_memory,
+    measure_activation_bytes,
+    process_chunks,
+)
 from camscope.explainers.core.evaluation_context import (
     EvaluationContext,
     Mode,
     Precision,
     evaluation_context,
     inspect_model,
-)
-from camscope.explainers.core.memory_chunks import (
-    count_copies_that_fit_in_memory,
-    measure_activation_bytes,
-    process_chunks,
 )
 from camscope.explainers.core.model_input import NO_EXTRA_INPUTS, ExtraInputs
 from camscope.explainers.core.setting_checks import check_one_of, check_positive_integer

@@ -16,14 +16,14 @@ def draw_slice(volume: Volume, view: AnatomicalView, slice_index: int, pixels_pe
     """Draw one slice of a volume with its map as an image (h,w,3)."""
     covered = None if volume.covered is None else view.extract_slices(volume.covered)[slice_index]
     outlines = [outline._replace(mask=view.extract_slices(outline.mask)[slice_index]) for outline in volume.outlines]
-    image, values = (view.extract_slices(array)[slice_index] for array in (volume.gray_image, volume.values))
+    image, values = (view.extract_slices(array)[slice_index] for array in (volume.image_as_uint8, volume.values))
     return draw_slice_overlay(volume, view, image, values, covered, outlines, pixels_per_mm)
 
 
 def draw_slice_overlay(
     volume: Volume,
     view: AnatomicalView,
-    gray_image: RGBImage,
+    image_as_uint8: RGBImage,
     values: Values,
     covered: NDArray[np.bool_] | None,
     outlines: Sequence[MaskOutline],
@@ -34,7 +34,7 @@ def draw_slice_overlay(
     The map is interpolated before it is colored.
     """
     size = tuple(max(1, round(length * pixels_per_mm)) for length in volume.get_slice_height_and_width_mm(view))
-    rgb = resize_slice(gray_image, size)
+    rgb = resize_slice(image_as_uint8, size)
     rgb = np.repeat(rgb[..., None], 3, axis=2) if rgb.ndim == 2 else rgb
     normalized = normalize_between(np.asarray(values, np.float32), *volume.value_range, volume.colormap)
     covered_pixels = None if covered is None else resize_slice(covered.astype(np.uint8), size, nearest=True) > 0

@@ -189,7 +189,7 @@ def _draw_slice_cell(
     volume: Volume, view: AnatomicalView, slice_index: int, pixels_per_mm: float, font_size: int
 ) -> RGBImage:
     plane = draw_slice(volume, view, slice_index, pixels_per_mm)
-    is_peak = slice_index == volume.peak[view.normal_axis] and not volume.warning
+    is_peak = slice_index == volume.peak[view.normal_axis] and not volume.map_warning
     plane = pad_image(plane, 2, 2, 2, 2, background=ACCENT_COLOR if is_peak else DARK_BACKGROUND_COLOR)
     position = format_slice_position(volume, get_middle_voxel(volume, view, slice_index), view.normal_axis)
     text_color = ACCENT_COLOR if is_peak else LIGHT_TEXT_COLOR
@@ -211,7 +211,7 @@ def draw_projection(
     size: int | None = None,
     caption: str = "",
 ) -> RGBImage:
-    """Draw the projection of a volume (D,H,W) along an axis: the maximum of the map over the projected image.
+    """Project a volume (D,H,W) along an axis: draw the map's maximum onto the projected image.
 
     In a signed map, the value of the largest magnitude is drawn with its sign. A pixel is covered if any voxel on its line
     of sight is covered.
@@ -261,7 +261,7 @@ def project_strongest(values: Values, axis: int, colormap: str) -> Values:
 def _draw_projected_view(
     volume: Volume, view: AnatomicalView, background: str, pixels_per_mm: float, font_size: int
 ) -> RGBImage:
-    gray = view.extract_slices(volume.gray_image)
+    gray = view.extract_slices(volume.image_as_uint8)
     background_plane = gray.max(0) if background == "max" else _stretch_contrast(gray.mean(0, dtype=np.float32))
     covered = None if volume.covered is None else np.asarray(view.extract_slices(volume.covered).any(0))
     masks = [outline._replace(mask=np.asarray(view.extract_slices(outline.mask).any(0))) for outline in volume.outlines]

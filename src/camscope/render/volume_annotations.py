@@ -124,8 +124,10 @@ def draw_side_panel(
     edge, gap = max(2, font_size // 4), font_size // 2
     panel_width = 12 * font_size
     pieces = []
-    if volume.warning is not None:
-        pieces.append(draw_text(volume.warning, font_size, width=panel_width, max_lines=4, background=WARNING_COLOR))
+    if volume.map_warning is not None:
+        pieces.append(
+            draw_text(volume.map_warning, font_size, width=panel_width, max_lines=4, background=WARNING_COLOR)
+        )
     parts = [part for text in text_lines for part in text.split(" · ") if part]
     below = [draw_text_on_dark(truncate_legend_line(part), font_size) for part in parts]
     below += [pad_on_dark(key, left=edge) for key in draw_outline_legend_items(volume.outlines, font_size)]
@@ -167,7 +169,7 @@ def describe_orientation(view: AnatomicalView, volume: Volume) -> str:
 def describe_voxel(volume: Volume, voxel: VoxelIndex) -> list[str]:
     """Describe a voxel as lines of text: its map value, index and position."""
     value = float(volume.values[voxel])
-    label = "peak" if voxel == volume.peak and not volume.warning else "value"
+    label = "peak" if voxel == volume.peak and not volume.map_warning else "value"
     descriptions = [f"{label} {format_range_number(value, value, value)}", f"voxel {voxel[0]}, {voxel[1]}, {voxel[2]}"]
     if volume.affine_matrix is not None:
         descriptions.append(f"{'  '.join(format_xyz_location(volume.affine_matrix, voxel))} mm")
@@ -179,4 +181,4 @@ def describe_peak(volume: Volume) -> list[str]:
 
     The list is empty if the map is invisible, empty or flat.
     """
-    return describe_voxel(volume, volume.peak) if volume.alpha > 0 and not volume.warning else []
+    return describe_voxel(volume, volume.peak) if volume.alpha > 0 and not volume.map_warning else []

@@ -199,7 +199,7 @@ class Volume:
         return int(d), int(r), int(c)
 
     @cached_property
-    def warning(self) -> str | None:
+    def map_warning(self) -> str | None:
         """The warning to display: `flag`, or that the map is empty or flat. None without a warning."""
         if self.flag is not None:
             return self.flag or None
@@ -218,7 +218,7 @@ class Volume:
         return prepare_outlines(self.masks, self.shape)
 
     @cached_property
-    def gray_image(self) -> RGBImage:
+    def image_as_uint8(self) -> RGBImage:
         """The image as uint8, (D,H,W) or (D,H,W,3)."""
         if self.image.dtype == np.uint8 and self.window is None:
             return self.image

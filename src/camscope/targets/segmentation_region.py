@@ -14,15 +14,10 @@ from camscope.errors import TargetError
 from camscope.geometry import project_mask_to_input
 from camscope.mask_labels import find_multiple_labels, format_count_and_names
 from camscope.plurals import plural
-from camscope.pytree import iter_leaves
 from camscope.targets.base import ClassNameLookup, ImageContext, parse_finite_numbers
 from camscope.targets.class_targets import ClassTarget
-from camscope.targets.find_class_scores import (
-    check_no_detections,
-    check_scores_are_ordinary_tensor,
-    full_precision,
-    get_output_tensor,
-)
+from camscope.targets.find_class_scores import full_precision
+from camscope.targets.score_maps_in_outputs import find_class_score_maps
 from camscope.unusual_tensors import check_ordinary_tensor
 
 ADAPTIVE_POOLS: dict[int, Callable[..., Tensor]] = dict(
@@ -34,7 +29,8 @@ ADAPTIVE_POOLS: dict[int, Callable[..., Tensor]] = dict(
 class Region(ClassTarget):
     """The mean score of a class over a region of a segmentation output (N,K,*s) (Vinogradova et al. 2020).
 
-    Without `mask` and `point` the region is where the model predicts the class.
+    Without `mask` and `point` the region is where the model predicts the class. A depth model has the one class 0, and the
+    masks of a model with prompts (SAM) take the place of classes.
 
     Args:
         label: Index or name of the class, or None for the class that scores most in the region.
@@ -93,7 +89,7 @@ class Region(ClassTarget):
 
     def resolve_choices(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Region":
         """Return the target with its class fixed, and with weights (N,*s) of the output cells."""
-        maps = full_precision(find_class_score_maps(output)).detach()
+        maps = full_precision(find_class_score_maps(output, len(input_size))).detach()
         grid, input_size = tuple(maps.shape[2:]), tuple(input_size) or tuple(maps.shape[2:])
         if len(grid) != len(input_size):
             raise TargetError(
@@ -116,7 +112,8 @@ class Region(ClassTarget):
         """Compute the mean scores (N,K) of all classes over the region."""
         if self.cell_weights is None:
             raise TargetError("a Region must be resolved in a first forward pass: use it through a method, or a Score")
-        maps, weights = full_precision(find_class_score_maps(output)), self.cell_weights
+        weights = self.cell_weights
+        maps = full_precision(find_class_score_maps(output, weights.ndim - 1))
         if maps.shape[2:] != weights.shape[1:]:
             weights = ADAPTIVE_POOLS[weights.ndim - 1](weights[:, None], maps.shape[2:])[:, 0]
         shares = weights.flatten(1) / weights.flatten(1).sum(1, keepdim=True)
@@ -149,19 +146,6 @@ class Region(ClassTarget):
         mask = torch.as_tensor(_to_boolean_mask(self.mask), dtype=maps.dtype, device=maps.device)
         _check_mask_has_input_size(mask, input_size)
         return ADAPTIVE_POOLS[len(grid)](mask[None, None], grid)[0].expand(len(maps), *grid)
-
-
-def find_class_score_maps(output: Any) -> Tensor:
-    """Find the class scores (N,K,*s) at every position *s of a segmentation output."""
-    check_no_detections(output)
-    named = [output, *(get_output_tensor(output, name) for name in ("out", "logits"))]
-    candidates = [item for item in named if isinstance(item, Tensor)][:1]
-    candidates = candidates or [leaf for _, leaf in iter_leaves(output) if leaf.is_floating_point() and leaf.ndim > 2]
-    if len(candidates) != 1 or candidates[0].ndim < 3:
-        shapes = ", ".join(str(tuple(leaf.shape)) for _, leaf in iter_leaves(output)) or type(output).__name__
-        raise TargetError(f"a Region needs class scores at every position (N,K,*s), but the output is {shapes}")
-    check_scores_are_ordinary_tensor(candidates[0])
-    return candidates[0]
 
 
 def _to_boolean_mask(mask: ArrayLike | Tensor) -> NDArray[np.bool_]:

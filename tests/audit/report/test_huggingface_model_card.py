@@ -10,7 +10,7 @@ pytest.importorskip("pyarrow")
 
 from camscope.audit.report.huggingface_model_card import END_MARK, START_MARK, update_model_card
 from camscope.audit.report.markdown_summary import write_markdown_summary
-from camscope.audit.report.render_html_page import render_summary_page
+from camscope.audit.report.render_html_page import render_one_page_overview
 from camscope.errors import InputError
 from tests.audit_summary import full, nothing
 from tests.report_consistency import find_unsupported_claims
@@ -75,7 +75,7 @@ def test_text_of_users_is_no_markup():
 
 
 def test_the_page_of_its_own_has_no_links_and_numbers_of_the_summary():
-    html = render_summary_page(full())
+    html = render_one_page_overview(full())
     assert "href=" not in html.replace('<use href="#', "")
     assert "<script" not in html
     assert "Biggest concern" in html

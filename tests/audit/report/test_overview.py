@@ -32,8 +32,8 @@ from camscope.audit.core.stage_result_schema import (
 from camscope.audit.core.summary_schema import RegionOverlap, Summary, Verdict
 from camscope.audit.report.concerns import iter_concerns
 from camscope.audit.report.open_questions import OPEN_QUESTIONS, iter_open_questions
-from camscope.audit.report.overview import build_overview, iter_unproven_conclusions, write_plain_text
-from camscope.audit.report.render_html_page import render_page, render_summary_page
+from camscope.audit.report.overview import build_overview, describe_model, iter_unproven_conclusions, write_plain_text
+from camscope.audit.report.render_html_page import render_one_page_overview, render_page
 from camscope.audit.report.result_sentences import build_result_sentence, describe_effect, explain_conclusion
 from camscope.audit.report.sentences import (
     describe_clusters,
@@ -62,7 +62,7 @@ from tests.audit_summary import full, nothing, num, verdict
 from tests.report_consistency import find_unsupported_claims
 
 FINDING = "nodule"
-CONCLUSIONS = ("supported", "not supported", "not testable")
+CONCLUSIONS = ("supported", "not supported", "not decided")
 CLAIM_FIELDS = {
     "column": "site",
     "region": "the border",
@@ -166,7 +166,7 @@ def without_reasons() -> Summary:
             "predict": whole.predict.model_copy(update={"performance": tuple(performance)}),
             "verdicts": (
                 bare,
-                asked.model_copy(update={"conclusion": "not testable", "finding": "other", "reason": ""}),
+                asked.model_copy(update={"conclusion": "not decided", "finding": "other", "reason": ""}),
             ),
             "localization": MetricsResult(tested=False),
         }
@@ -230,7 +230,7 @@ def test_other_numbers_of_images_are_explained():
 
 
 def one_open_question() -> Summary:
-    open_verdict = build_verdict("performance", FINDING, ("not testable", ""), EstimateSummary(), 0.7)
+    open_verdict = build_verdict("performance", FINDING, ("not decided", ""), EstimateSummary(), 0.7)
     return full(findings=(FINDING,), verdicts=(open_verdict,))
 
 
@@ -244,12 +244,32 @@ def inverted() -> Summary:
 def with_donors() -> Summary:
     """A region was pasted from donors into receivers, and one such verdict is open."""
     roles = {"n_groups_by_role": (("receivers", 49), ("donors", 20), ("controls", 20))}
-    sizes = EstimateSummary(value=0.02, low=-0.2, high=0.3, n_values=49, n_groups=49, **roles)
+    sizes = EstimateSummary(value=0.02, low=-0.2, high=0.3, n_values=49, n_groups=20, **roles)
     decided = build_verdict(
-        "shortcut", FINDING, ("not supported", ""), num(0.0, 0.05).model_copy(update=roles), 0.1, "border", region="the border"
+        "shortcut",
+        FINDING,
+        ("not supported", ""),
+        num(0.0, 0.05).model_copy(update=roles),
+        0.1,
+        "border",
+        region="the border",
     )
-    undecided = build_verdict("shortcut", FINDING, ("not testable", ""), sizes, 0.1, "corners", region="the corners")
+    undecided = build_verdict("shortcut", FINDING, ("not decided", ""), sizes, 0.1, "corners", region="the corners")
     return full(findings=(FINDING,), verdicts=(decided, undecided.model_copy(update={"patients_needed": 360})))
+
+
+def constant() -> Summary:
+    """A model whose output hardly depends on the image."""
+    summary = with_auroc(0.53, 0.19)
+    (performance,) = summary.predict.performance
+    update = {"performance": (performance.model_copy(update={"log_odds_std": 0.003}),)}
+    return summary.model_copy(update={"predict": summary.predict.model_copy(update=update)})
+
+
+def without_patients() -> Summary:
+    """Nothing says which images show the same patient, and the donors are few."""
+    summary = with_donors()
+    return summary.model_copy(update={"check": summary.check.model_copy(update={"has_patient_column": False})})
 
 
 TABLES_OF_TEMPLATES = ("STAGE_DESCRIPTIONS", "OPEN_QUESTIONS")
@@ -280,6 +300,8 @@ SUMMARIES = {
     "one open question": one_open_question,
     "stopped early": stopped_early,
     "donors and receivers": with_donors,
+    "constant": constant,
+    "no patient column": without_patients,
 }  # fmt: skip
 
 
@@ -287,7 +309,8 @@ def sentences_of(summary: Summary) -> list[str]:
     overview = build_overview(summary)
     concerns = [overview.concern, *overview.other_concerns, *overview.results, *iter_concerns(summary)]
     parts = [overview.model, overview.data, overview.patients, overview.chance, *overview.unproven]
-    parts += [overview.more_concerns, overview.all_verdicts, overview.all_open_questions, *overview.notes]
+    parts += [overview.more_concerns, overview.all_verdicts, overview.all_open_questions]
+    parts += [overview.further_questions, *overview.notes]
     parts += [part for concern in concerns for part in (concern.sentence, concern.details)]
     parts += [part for answer in overview.answers for part in (answer.estimate, answer.sample, answer.sentence)]
     parts += [part for item in iter_open_questions(summary) for part in (item.question, item.reason)]
@@ -325,7 +348,7 @@ def test_every_sentence_is_whole_whatever_the_results_are(name, pytestconfig):
     with nullcontext() if has_charts else figures_left_out():
         page = render_page(summary)
     assert find_unsupported_claims(page, sources) == []
-    assert find_unsupported_claims(render_summary_page(summary), sources) == []
+    assert find_unsupported_claims(render_one_page_overview(summary), sources) == []
 
 
 def templates_of(module) -> list[str]:
@@ -368,7 +391,7 @@ def test_every_template_is_filled_by_one_of_these_results():
 def test_only_a_decided_verdict_is_a_result_and_each_open_one_is_listed(name):
     summary = SUMMARIES[name]()
     overview = build_overview(summary)
-    open_claims = {verdict.answer for verdict in summary.verdicts if verdict.conclusion == "not testable"}
+    open_claims = {verdict.answer for verdict in summary.verdicts if verdict.conclusion == "not decided"}
     told = {
         write_plain_text(result.sentence) for result in (*overview.results, *overview.other_concerns, overview.concern)
     }
@@ -378,7 +401,7 @@ def test_only_a_decided_verdict_is_a_result_and_each_open_one_is_listed(name):
     assert overview.open_questions == open_questions[: len(overview.open_questions)]
     sections = {item.section for item in open_questions}
     for one in summary.verdicts:
-        if one.conclusion == "not testable" and one.section not in untested:
+        if one.conclusion == "not decided" and one.section not in untested:
             assert one.section in sections
     assert len([item for item in open_questions if item.section == "missing"]) >= len(untested)
 
@@ -402,8 +425,52 @@ def test_an_answer_says_what_the_conclusion_is(question, conclusion):
 def test_the_words_of_an_insertion_are_explained_and_receivers_are_counted():
     overview = build_overview(with_donors())
     assert "(of the donor) is pasted into another (of the receiver)" in overview.notes[0]
-    assert write_plain_text(overview.open_questions[0].reason) == "needs about 360 receivers; there are 49"
+    assert (
+        write_plain_text(overview.open_questions[0].reason)
+        == "needs about 360 patients of each kind; there are 20 donors"
+    )
     assert not any("donor" in note for note in build_overview(sound()).notes)
+    reason = build_overview(without_patients()).open_questions[0].reason
+    assert write_plain_text(reason) == "needs about 360 images of each kind; there are 20 donors"
+
+
+def test_a_model_that_answers_the_same_for_all_images_is_a_concern():
+    sentences = [write_plain_text(concern.sentence) for concern in iter_concerns(constant())]
+    assert "The model answers nearly the same for all images, with “nodule” or without." in sentences
+    assert not any("nearly the same" in write_plain_text(concern.sentence) for concern in iter_concerns(full()))
+
+
+def test_reasons_speak_of_images_where_patients_are_unknown():
+    summary = with_auroc(0.7, 0.1)
+    assert any("patient" in verdict.reason for verdict in derive_verdicts(summary))
+    unknown = summary.model_copy(update={"check": summary.check.model_copy(update={"has_patient_column": False})})
+    assert not any("patient" in verdict.reason for verdict in derive_verdicts(unknown))
+
+
+@pytest.mark.parametrize("name", ["full", "untestable"])
+def test_open_questions_that_are_not_listed_are_named(name):
+    summary = SUMMARIES[name]()
+    overview, questions = build_overview(summary), list(iter_open_questions(summary))
+    names = {question.short_name for question in questions[len(overview.open_questions) :]}
+    assert names
+    assert all(short_name in write_plain_text(overview.further_questions) for short_name in names)
+    n_open = sum(verdict.conclusion == "not decided" for verdict in summary.verdicts)
+    assert write_plain_text(overview.all_open_questions) == f"All {n_open} verdicts that are not decided"
+
+
+@pytest.mark.parametrize(
+    ("source", "architecture", "said"),
+    [
+        ("chest, with weights", "ResNet", "chest (class ResNet), 11,000 parameters"),
+        ("resnet", "ResNet", "resnet, 11,000 parameters"),
+        ("chest", "", "chest, 11,000 parameters"),
+    ],
+)
+def test_a_model_is_described_by_its_class_and_size(source, architecture, said):
+    summary = full()
+    update = {"model": source, "architecture": architecture, "n_parameters": 11_000}
+    changed = summary.model_copy(update={"resolve": summary.resolve.model_copy(update=update)})
+    assert write_plain_text(describe_model(changed)).startswith(f"{said}; classes: ")
 
 
 # Performance
@@ -421,18 +488,19 @@ def test_the_words_of_an_insertion_are_explained_and_receivers_are_counted():
         (
             0.55,
             0.10,
-            "It is not shown that the model detects “nodule”: the interval includes chance (0.5) and lies below the required 0.7.",
+            "It is not shown that the model detects “nodule”: the interval includes chance (0.5) and lies below the required "
+            "0.7.",
             "contradicts",
         ),
         (0.3, 0.1, "The ranking is inverted: images without “nodule” score higher than images with it.", "contradicts"),
-        (0.6, 0.05, "The whole interval lies below 0.7, the AUROC that was required before the audit.", "contradicts"),
+        (0.6, 0.05, "The whole interval lies below 0.7, the minimum that was set before the audit.", "contradicts"),
         (
             0.7,
             0.1,
-            "It is better than chance. The interval includes 0.7, the AUROC that was required before the audit.",
+            "It is better than chance. The interval includes 0.7, the minimum that was set before the audit.",
             "untested",
         ),
-        (0.9, 0.05, "The whole interval lies above 0.7, the AUROC that was required before the audit.", "supports"),
+        (0.9, 0.05, "The whole interval lies above 0.7, the minimum that was set before the audit.", "supports"),
     ],
 )
 def test_an_auroc_counts_for_the_model_only_above_its_margin(value, spread, said, tone):
@@ -448,7 +516,7 @@ def test_an_auroc_counts_for_the_model_only_above_its_margin(value, spread, said
     if tone != "supports":
         held_back = [one for one in summary.verdicts if NO_PERFORMANCE_REASON in one.reason]
         assert held_back
-        assert all(one.direction == "neither" and one.conclusion != "not testable" for one in held_back)
+        assert all(one.direction == "neither" and one.conclusion != "not decided" for one in held_back)
 
 
 @pytest.mark.parametrize(
@@ -594,9 +662,7 @@ def test_what_is_no_reliance_says_which_share_of_patients_it_could_have_missed(n
     decision = judge_reliance([effect], [], 0.1, 0.1)
     assert (decision[0] == "not supported") == said  # 29 patients for 10 %
     made = build_verdict("shortcut", FINDING, decision, num(0.01, 0.02, n, n), 0.1, "border", region="the border")
-    clause = (
-        "with 49 patients, a reliance in fewer than 5.9 % of patients could have been missed, and the rule allows 10 %"
-    )
+    clause = "with 49 patients, a reliance in fewer than 5.9 % of patients could have been missed, and the config allows 10 %"
     assert write_plain_text(explain_conclusion(made)).endswith(clause) == said
 
 
@@ -609,10 +675,10 @@ def test_what_is_no_reliance_says_which_share_of_patients_it_could_have_missed(n
         ("shortcut", 1.0, 0.2, "supported", "the whole interval lies above the margin of 0.1"),
         ("shortcut", -1.0, 0.2, "supported", "the whole interval lies below the margin of −0.1"),
         ("shortcut", 0.01, 0.02, "not supported", "the whole interval lies within the margin of ±0.1"),
-        ("shortcut", 0.1, 0.2, "not testable", "the interval includes the margin of 0.1"),
+        ("shortcut", 0.1, 0.2, "not decided", "the interval includes the margin of 0.1"),
         ("robustness", 0.05, 0.02, "not supported", "the whole interval lies below the margin of 0.1"),
         ("localization", 0.5, 0.02, "not supported", "center scores as well"),
-        ("robustness", 0.5, None, "not testable", "the margin is 0.1"),
+        ("robustness", 0.5, None, "not decided", "the margin is 0.1"),
         ("sanity", 0.5, None, "supported", "center scores as well"),
         ("leakage", 0.9, 0.05, "supported", "center scores as well"),
         ("leakage", 0.05, 0.02, "not supported", "the whole interval lies below the margin of 0.1"),
@@ -662,7 +728,7 @@ def test_the_patients_that_would_decide_follow_from_the_interval(question, value
     made = build_verdict(
         question,
         FINDING,
-        ("not testable", "more images are needed"),
+        ("not decided", "more images are needed"),
         num(value, spread, n, n),
         margin,
         "border",
@@ -681,7 +747,7 @@ def test_the_patients_that_would_decide_do_so_in_four_of_five_audits():
     random, mean, margin, n = np.random.default_rng(0), 0.5, 0.2, 20
     half = 1.959964 / np.sqrt(n)  # of a mean of values with variance 1
     made = build_verdict(
-        "robustness", FINDING, ("not testable", "needed"), num(mean, round(half, 6), n, n), margin, **CLAIM_FIELDS
+        "robustness", FINDING, ("not decided", "needed"), num(mean, round(half, 6), n, n), margin, **CLAIM_FIELDS
     )
     needed = estimate_patients_needed(made, full())
     assert needed is not None
@@ -693,7 +759,7 @@ def test_open_questions_with_one_reason_stand_together():
     regions = ("border", "corners", "marker")
     made = tuple(
         build_verdict(
-            "shortcut", FINDING, ("not testable", "more are needed"), num(0.01, 0.02, 20, 20), 0.1, name, region=name
+            "shortcut", FINDING, ("not decided", "more are needed"), num(0.01, 0.02, 20, 20), 0.1, name, region=name
         )
         for name in regions
     )
@@ -712,7 +778,7 @@ def test_another_number_or_another_reason_is_told():
         "10 patients of each kind are needed, and there is 1 donor",
     )
     made = [
-        build_verdict("shortcut", FINDING, ("not testable", "more are needed"), num(0.0, 0.2, 20, 20), 0.1, name, region=name)
+        build_verdict("shortcut", FINDING, ("not decided", "more are needed"), num(0.0, 0.2, 20, 20), 0.1, name, region=name)
         .model_copy(update={"patients_needed": n})
         for name, n in numbers.items()
     ]  # fmt: skip
@@ -728,7 +794,7 @@ def test_another_number_or_another_reason_is_told():
 
 def test_open_questions_on_maps_name_the_method():
     made = [
-        build_verdict(question, FINDING, ("not testable", "why"), num(1.0, 0.1), 0.1, qualifier, **CLAIM_FIELDS)
+        build_verdict(question, FINDING, ("not decided", "why"), num(1.0, 0.1), 0.1, qualifier, **CLAIM_FIELDS)
         for question, qualifier in (
             ("faithfulness", "gradcam"), ("faithfulness", "integratedgradients"), ("localization", "gradcam"),
             ("localization by subgroup", "site"), ("attribution mass", "border · gradcam"), ("sanity", ""),

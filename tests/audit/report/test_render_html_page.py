@@ -300,7 +300,7 @@ def test_regions_that_overlap_are_told_to_be_one_cause(whole, bare):
         assert "These regions overlap: one cause may be counted several times." in block
         claims = re.findall(r"<bdi>(The prediction[^<]*relies[^<]*)</bdi>", block)
         assert claims == [
-            f"The prediction for {finding} relies on the region {name}." for name in ("“marker”", "the frame")
+            f"The prediction for “{finding}” relies on the region {name}." for name in ("“marker”", "the frame")
         ]
     assert 'href="#overlaps"' in board
     assert 'href="#overlaps"' not in bare
@@ -331,7 +331,7 @@ def test_limits_and_missing_tests_are_in_every_report(whole, bare):
     assert "No verdict contradicts" not in text
     assert "Stages not tested: check , resolve" in text
     assert "No question was tested." in text
-    untested = [one for one in full().verdicts if one.conclusion == "not testable"]
+    untested = [one for one in full().verdicts if one.conclusion == "not decided"]
     missing = " ".join(whole.partition('<section id="missing"')[2].partition("</section>")[0].split())
     assert untested
     assert all(one.claim in missing and one.reason in missing for one in untested)

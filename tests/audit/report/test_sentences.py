@@ -43,7 +43,7 @@ from tests.audit_summary import FINDINGS, full, nothing, num, verdict
 from tests.report_consistency import find_unsupported_claims
 
 ROUNDS = 80
-WORDS = ("supported", "not supported", "not testable")
+WORDS = ("supported", "not supported", "not decided")
 REGION, FINDING = "token", "nodule"
 
 
@@ -88,7 +88,7 @@ def some_verdicts(random):
     for n in range(random.choice([0, 1, 3, 16])):
         question = questions[random.integers(len(questions))]
         word = only if only != "any" else str(random.choice(WORDS))
-        speaks = "neither" if word == "not testable" else str(random.choice(["supports", "contradicts", "neither"]))
+        speaks = "neither" if word == "not decided" else str(random.choice(["supports", "contradicts", "neither"]))
         made.append(
             verdict(question, f"claim {n}", FINDING, word, speaks, num(1.0, 0.1), 0.1, "shortcut", str(n), "why")
         )
@@ -103,7 +103,7 @@ def test_nothing_speaks_against_only_what_could_be_tested(seed):
         of_topic = [question for question in QUESTIONS if find_topic(question) == name]
         said = text(explain_missing_contradictions(made, f"the {name}", of_topic))
         about = [one for one in made.verdicts if find_topic(one.question) == name]
-        tested = [one for one in about if one.conclusion != "not testable"]
+        tested = [one for one in about if one.conclusion != "not decided"]
         if found := re.match(r"No verdict contradicts .*: (\d+) of (\d+) (questions?) could be decided", said):
             assert (int(found[1]), int(found[2])) == (len(tested), len(about))
             assert found[3] == ("question" if len(about) == 1 else "questions")
@@ -123,7 +123,7 @@ def test_nothing_speaks_against_only_what_could_be_tested(seed):
 
 def test_ten_questions_that_could_not_be_tested_clear_nobody():
     open_ones = tuple(
-        verdict("shortcut", f"claim {n}", FINDING, "not testable", "neither", num(1.0), 0.1, "shortcut", str(n), "few")
+        verdict("shortcut", f"claim {n}", FINDING, "not decided", "neither", num(1.0), 0.1, "shortcut", str(n), "few")
         for n in range(10)
     )
     html = render_page(nothing().model_copy(update={"verdicts": open_ones}))
@@ -210,7 +210,7 @@ def test_what_is_said_of_insertion_and_removal_is_so(seed):
         assert all(each.effect.low > -0.1 and each.effect.high < 0.1 for each in counted)
     if "no image has it" in one.reason:
         assert any(each.effect.value is None for each in every)
-    if one.conclusion != "not testable":
+    if one.conclusion != "not decided":
         assert one.effect.n_groups >= 10
     assert one.reason
 
@@ -239,7 +239,7 @@ def test_a_removal_that_is_shown_was_tested():
     assert one.reason == (
         "every effect that counts lies within the margin; removal was measured but does not count, because every image of "
         "this test has such a region; with 80 patients, a reliance in fewer than 3.7 % of patients could have been missed, and "
-        "the rule allows 5 %"
+        "the config allows 5 %"
     )
 
 
@@ -292,7 +292,7 @@ def test_what_is_said_of_maps_is_so(seed):
     if "what maps of other patients have" in on_region.reason:
         assert mass.enrichment.low <= mass.enrichment.baseline
     for one in (on_finding, on_region):
-        assert one.reason or one.conclusion != "not testable"
+        assert one.reason or one.conclusion != "not decided"
 
 
 def assert_the_interval_is_as_told(one, value):

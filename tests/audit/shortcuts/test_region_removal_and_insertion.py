@@ -221,11 +221,11 @@ RULE = {
         "every effect that counts lies within the margin; with 60 patients, a reliance in fewer than",
     ),
     "nothing, one way": ([], [NOTHING, NOTHING], "not supported", "insertion was not tested"),
-    "one fill": ([NOTHING], [FOR], "not testable", "one imputation"),
-    "fills disagree": ([NOTHING], [FOR, NOTHING], "not testable", "the imputations disagree"),
-    "fills contradict": ([], [FOR, AGAINST], "not testable", "the imputations disagree"),
-    "wide": ([WIDE], [NOTHING, NOTHING], "not testable", "more images are needed"),
-    "none": ([], [], "not testable", "there is no insertion or removal that counts"),
+    "one fill": ([NOTHING], [FOR], "not decided", "one imputation"),
+    "fills disagree": ([NOTHING], [FOR, NOTHING], "not decided", "the imputations disagree"),
+    "fills contradict": ([], [FOR, AGAINST], "not decided", "the imputations disagree"),
+    "wide": ([WIDE], [NOTHING, NOTHING], "not decided", "more images are needed"),
+    "none": ([], [], "not decided", "there is no insertion or removal that counts"),
 }
 
 
@@ -243,15 +243,15 @@ def test_the_rule_of_reliance(case):
 def test_reliance_needs_patients_and_a_margin():
     few = [effect(*FOR, None, groups=9)]
     why = "fewer than 10 patients are given the region, have it, or lack it: 9"
-    assert judge_reliance(few, []) == ("not testable", why)
+    assert judge_reliance(few, []) == ("not decided", why)
     why = "there are fewer than 10 patients with the region: 9"
-    assert judge_reliance([], [effect(*FOR, groups=9), effect(*FOR, "blur", groups=9)]) == ("not testable", why)
+    assert judge_reliance([], [effect(*FOR, groups=9), effect(*FOR, "blur", groups=9)]) == ("not decided", why)
     assert judge_reliance(few, [effect(*NOTHING), effect(*NOTHING, "blur")])[0] == "not supported"
     assert judge_reliance([], [removed("marker", "mean", [], [], 1.0)]) == (
-        "not testable",
+        "not decided",
         "no image has the region, or every image has it",
     )
-    assert judge_reliance([effect(*FOR, None)], [], margin=0.3)[0] == "not testable"
+    assert judge_reliance([effect(*FOR, None)], [], margin=0.3)[0] == "not decided"
     assert judge_reliance([effect(*FOR, None)], [], margin=0.6)[0] == "not supported"
 
 
@@ -263,16 +263,19 @@ def test_an_absence_needs_as_many_patients_as_would_have_shown_what_was_declared
 
     assert 0.95**58 > 0.05 > 0.95**59  # with 58 patients one in twenty is met with less than 95 % certainty
     word, reason = found(58)
-    assert word == "not testable"
-    assert "fewer than 5.0 % of patients could have been missed: 59 patients are needed for 5 %" in reason
+    assert word == "not decided"
+    assert (
+        "fewer than 5.0 % of patients could have been missed: 59 patients are needed for the 5 % of the config"
+        in reason
+    )
     word, reason = found(100)
     assert (word, "fewer than 3.0 % of patients could have been missed" in reason) == ("not supported", True)  # 3 / 100
     assert found(59)[0] == found(29, 0.1)[0] == "not supported"
-    assert found(28, 0.1)[0] == "not testable"
+    assert found(28, 0.1)[0] == "not decided"
     assert found(20, insert=[effect(*NOTHING, None, 59)])[0] == "not supported"  # the same question, by another way
     assert (
         judge_reliance([], [effect(*NOTHING, fill, 20) for fill in ("mean", "blur")], must_support=True)[0]
-        == "not testable"
+        == "not decided"
     )
 
 
@@ -302,7 +305,7 @@ def test_where_patients_are_lacking_for_an_insertion_it_says_of_which_kind(recei
     kinds = {"donors": (n % donors).tolist(), "controls": (n % others).tolist()}
     made = inserted("border", np.zeros(16), 3 + n / 100, 1.0, (n % receivers).tolist(), **kinds)
     why = f"10 patients of each kind are needed, and there are {lacking}"
-    assert judge_reliance([made], []) == ("not testable", why)
+    assert judge_reliance([made], []) == ("not decided", why)
     assert (
         inserted("border", np.zeros(16), 3 + n / 100, 1.0, n.tolist(), **dict.fromkeys(kinds, n.tolist())).effect.reason
         == ""
@@ -317,7 +320,7 @@ def test_where_few_patients_lack_a_region_each_is_the_third_before_any_is_so_aga
         assert (rows != others).all()
 
 
-@pytest.mark.parametrize(("donors", "word"), [(2, "not testable"), (9, "not testable"), (10, "supported")])
+@pytest.mark.parametrize(("donors", "word"), [(2, "not decided"), (9, "not decided"), (10, "supported")])
 def test_a_region_of_few_donors_says_nothing_of_the_region_however_many_are_given_it(donors, word):
     truth, carried = np.arange(70) < 30, np.arange(70) < donors
     rows, givers, _ = match_receivers_donors_and_controls(truth, carried)
@@ -376,11 +379,11 @@ def test_one_patient_with_most_of_the_images_gives_no_interval_and_no_verdict():
     for one in gone:  # 3 in every image: without most of one patient that has an interval, which is a point
         assert (one.effect.value, one.effect.low, one.effect.high) == (pytest.approx(3.0), None, None)
         assert "one patient has 80 % of the images: they weigh as 1.6 patients" in one.effect.reason
-    assert judge_reliance([], gone)[0] == "not testable"
+    assert judge_reliance([], gone)[0] == "not decided"
     pasted = inserted("marker", clean, clean + random.normal(3, 1, 200), 1.0, donors=patients.tolist())
     assert (pasted.effect.low, pasted.effect.high) == (None, None)
     assert "one of the donors has 80 % of the insertions" in pasted.effect.reason
-    assert judge_reliance([pasted], []) == ("not testable", pasted.effect.reason)
+    assert judge_reliance([pasted], []) == ("not decided", pasted.effect.reason)
     assert pasted.effect.interval_method == ""
     even = inserted("marker", clean, clean + random.normal(3, 1, 200), 1.0, donors=(np.arange(200) % 20).tolist())
     assert judge_reliance([even], [])[0] == "supported"
@@ -447,4 +450,4 @@ def test_saturated_probabilities_change_no_verdict_and_no_effect(cases):
 
 def test_too_few_images_accuse_nobody_and_clear_nobody(cases):
     case = cases[0.95]
-    assert power.judged(case.net, case.study.select(np.arange(14))).word == "not testable"
+    assert power.judged(case.net, case.study.select(np.arange(14))).word == "not decided"

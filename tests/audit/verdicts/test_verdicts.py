@@ -27,7 +27,7 @@ from tests.audit_summary import full, levels, num
 
 @pytest.mark.parametrize(
     ("low", "high", "word"),
-    [(0.71, 0.9, "supported"), (0.5, 0.69, "not supported"), (0.6, 0.8, "not testable"), (None, None, "not testable")],
+    [(0.71, 0.9, "supported"), (0.5, 0.69, "not supported"), (0.6, 0.8, "not decided"), (None, None, "not decided")],
 )
 def test_an_interval_has_to_lie_wholly_on_one_side_of_the_margin(low, high, word):
     assert decide_above_margin(EstimateSummary(value=0.7, low=low, high=high, n_values=10, n_groups=10), 0.7)[0] == word
@@ -35,7 +35,7 @@ def test_an_interval_has_to_lie_wholly_on_one_side_of_the_margin(low, high, word
 
 def test_what_is_the_margin_throughout_is_not_for_more_images_to_tell():
     flat = EstimateSummary(value=0.0, low=0.0, high=0.0, n_values=10, n_groups=10)
-    assert decide_above_margin(flat, 0.0) == ("not testable", "every image has the same value, equal to the margin")
+    assert decide_above_margin(flat, 0.0) == ("not decided", "every image has the same value, equal to the margin")
     assert "more images" in decide_above_margin(flat.model_copy(update={"high": 0.1}), 0.0)[1]
 
 
@@ -82,7 +82,7 @@ def test_a_region_that_nobody_could_try_is_not_testable_and_says_why():
         with_shortcut(region_counts={"token": 1}, markers_by_finding={"nodule": ("token",)}, interventions=(one,)),
         "shortcut",
     )[0]
-    assert (made.conclusion, made.direction, made.reason) == ("not testable", "neither", "no image to change")
+    assert (made.conclusion, made.direction, made.reason) == ("not decided", "neither", "no image to change")
 
 
 def test_fills_that_disagree_on_the_blanked_organ_decide_nothing():
@@ -92,7 +92,7 @@ def test_fills_that_disagree_on_the_blanked_organ_decide_nothing():
     both = told(with_shortcut(masked_auroc=(blank("mean", 0.9), blank("blur", 0.9))), "masked organ")[0]
     assert (both.conclusion, both.direction) == ("supported", "contradicts")
     one = told(with_shortcut(masked_auroc=(blank("mean", 0.9), blank("blur", 0.5))), "masked organ")[0]
-    assert (one.conclusion, one.reason) == ("not testable", "the imputations disagree")
+    assert (one.conclusion, one.reason) == ("not decided", "the imputations disagree")
     none = told(with_shortcut(masked_auroc=(blank("mean", 0.5), blank("blur", 0.55))), "masked organ")[0]
     assert (none.conclusion, none.direction) == ("not supported", "supports")
     assert none.effect.value == 0.55  # the fill under which most is left
@@ -105,8 +105,8 @@ def test_fills_that_disagree_on_the_blanked_organ_decide_nothing():
         ((0.0, 0.0), 0.0, "supported", (1.0, 1.0, 1.0)),
         ((0.03, 0.97), 0.02, "supported", (0.97, 0.95, 0.99)),
         ((0.45, 0.5), 0.05, "not supported", (0.55, 0.5, 0.6)),
-        ((0.45, 0.45), 0.2, "not testable", (0.55, 0.35, 0.75)),
-        ((0.52, 0.52), 0.25, "not testable", (0.52, 0.27, 0.77)),
+        ((0.45, 0.45), 0.2, "not decided", (0.55, 0.35, 0.75)),
+        ((0.52, 0.52), 0.25, "not decided", (0.52, 0.27, 0.77)),
     ],
 )
 def test_answers_that_are_turned_round_are_answers_too(areas, spread, word, shown):
@@ -123,7 +123,7 @@ def test_answers_that_are_turned_round_are_answers_too(areas, spread, word, show
 def test_an_inverted_area_whose_interval_reaches_the_other_margin_clears_nobody():
     area = EstimateSummary(value=0.52, low=0.25, high=0.68, n_values=40, n_groups=40)
     one = MaskedAuroc(region="the organ", finding="nodule", kind="mask", imputation="mean", auroc=area)
-    assert told(with_shortcut(masked_auroc=(one,)), "masked organ")[0].conclusion == "not testable"
+    assert told(with_shortcut(masked_auroc=(one,)), "masked organ")[0].conclusion == "not decided"
 
 
 def test_areas_that_there_are_not_decide_nothing_and_are_shown_last():
@@ -131,7 +131,7 @@ def test_areas_that_there_are_not_decide_nothing_and_are_shown_last():
         region="the organ", finding="nodule", kind="mask", imputation="mean", auroc=EstimateSummary(reason="one class")
     )
     found = told(with_shortcut(masked_auroc=(none,)), "masked organ")[0]
-    assert (found.conclusion, found.reason, found.effect.value) == ("not testable", "one class", None)
+    assert (found.conclusion, found.reason, found.effect.value) == ("not decided", "one class", None)
     some = none.model_copy(update={"imputation": "blur", "auroc": num(0.5, 0.1)})
     assert told(with_shortcut(masked_auroc=(none, some)), "masked organ")[0].effect.value == 0.5
 
@@ -164,9 +164,9 @@ def test_no_effect_beyond_the_margin_is_shown_beside_not_supported_nor_one_withi
     found = shown("token", *calm, few)
     assert (found.conclusion, found.effect.value) == ("not supported", -0.02)
     found = shown("token", *calm[:1], pushed("token", "remove", 0.5, 0.1, "blur"), pushed("token", "insert", 0.0, 0.05))
-    assert (found.conclusion, found.effect.value) == ("not testable", 0.5)
+    assert (found.conclusion, found.effect.value) == ("not decided", 0.5)
     assert shown("token", few).effect.value == 3.0
-    assert shown("token", few).conclusion == "not testable"
+    assert shown("token", few).conclusion == "not decided"
 
 
 def test_the_pixels_of_the_finding_have_to_speak_for_it():
@@ -176,7 +176,7 @@ def test_the_pixels_of_the_finding_have_to_speak_for_it():
         assert (found.conclusion, found.direction, found.effect.value) == ("not supported", "contradicts", -0.4)
         assert "these pixels count against the finding" in found.reason
     found = shown("the finding", *against, pushed("the finding", "insert", 0.4, 0.1))
-    assert found.conclusion == "not testable"
+    assert found.conclusion == "not decided"
     assert "contradict" in found.reason
     assert (
         shown("token", pushed("token", "insert", -0.4, 0.1)).conclusion == "supported"
@@ -190,7 +190,7 @@ def test_a_region_that_all_have_says_why_nothing_was_inserted():
     filled = [pushed("border", "remove", 5.0, 0.1, fill) for fill in FILLS]
     made = with_shortcut(region_counts={"border": 80}, interventions=(*filled, none))
     found = told(made, "shortcut", qualifier="border")[0]
-    assert (found.conclusion, found.effect.value) == ("not testable", 5.0)
+    assert (found.conclusion, found.effect.value) == ("not decided", 5.0)
     assert found.reason == (
         "nobody gives; removal was measured but does not count, because every image of this test has such a region"
     )
@@ -203,9 +203,9 @@ def test_a_region_that_all_have_says_why_nothing_was_inserted():
     ("over", "word", "reason"),
     [
         (num(1.0, 0.5), "supported", ""),
-        (num(0.2, 0.5), "not testable", "it does not differ clearly from a map that only marks the image center"),
-        (num(0.5), "not testable", "its difference from a map that only marks the image center has no interval"),
-        (None, "not testable", "it was not compared with a map that only marks the image center"),
+        (num(0.2, 0.5), "not decided", "it does not differ clearly from a map that only marks the image center"),
+        (num(0.5), "not decided", "its difference from a map that only marks the image center has no interval"),
+        (None, "not decided", "it was not compared with a map that only marks the image center"),
         (num(-0.5, 0.5), "not supported", "a map that only marks the image center scores as well"),
         (num(-2.0, 0.5), "not supported", "a map that only marks the image center scores better"),
     ],
@@ -252,7 +252,7 @@ def test_randomization_says_nothing_where_the_edge_detector_passes_too():
         ].conclusion
 
     assert word(edges=False) == "supported"
-    assert word(edges=True) == "not testable"
+    assert word(edges=True) == "not decided"
 
 
 def test_where_a_map_lies_accuses_nobody():
@@ -297,7 +297,7 @@ def test_the_published_schema_is_that_of_the_summary():
     assert json.loads(file.read_text(encoding="utf-8")) == Summary.model_json_schema()
 
 
-@pytest.mark.parametrize(("patients", "word"), [(58, "not testable"), (59, "supported")])
+@pytest.mark.parametrize(("patients", "word"), [(58, "not decided"), (59, "supported")])
 def test_what_a_region_adds_is_called_the_same_only_of_as_many_patients_as_would_show_what_is_rare(patients, word):
     made = full(findings=("nodule",))
     (level,) = levels("nodule", {("site", "A against B"): (0.9, 0.0, "equivalent")}, 0.1, "token")
@@ -307,21 +307,21 @@ def test_what_a_region_adds_is_called_the_same_only_of_as_many_patients_as_would
     summary = made.model_copy(update={"shortcut": made.shortcut.model_copy(update={"subgroup_differences": (level,)})})
     (found,) = told(summary, "shortcut by subgroup")
     assert found.conclusion == word
-    assert ("59 patients are needed for 5 %" in found.reason) == (word == "not testable")
+    assert ("59 patients are needed for the 5 % of the config" in found.reason) == (word == "not decided")
 
 
 def test_how_rare_a_reliance_may_be_is_declared():
     calm = [pushed("token", "remove", 0.0, 0.05, fill) for fill in FILLS]
     few = tuple(one.model_copy(update={"effect": one.effect.model_copy(update={"n_groups": 29})}) for one in calm)
     made = with_shortcut(region_counts={"token": 80}, markers_by_finding={"nodule": ("token",)}, interventions=few)
-    assert told(made, "shortcut")[0].conclusion == "not testable"
+    assert told(made, "shortcut")[0].conclusion == "not decided"
     declared = made.model_copy(update={"margins": {**made.margins, "reliance_prevalence": 0.1}})
     assert told(declared, "shortcut")[0].conclusion == "not supported"
     finding = tuple(one.model_copy(update={"region": "the finding"}) for one in few)
     own = with_shortcut(
         region_counts={"the finding": 80}, markers_by_finding={"nodule": ("the finding",)}, interventions=finding
     )
-    assert told(own, "ground truth")[0].conclusion == "not testable"  # nor is the model accused by so few
+    assert told(own, "ground truth")[0].conclusion == "not decided"  # nor is the model accused by so few
 
 
 def test_subgroups_are_judged_finding_by_finding():

@@ -32,6 +32,7 @@ from camscope.audit.shortcuts.region_removal_and_insertion import InterventionRu
 from camscope.audit.verdicts import derive_verdicts
 from camscope.audit.verdicts.limitations_and_warnings import list_warnings
 from camscope.audit.verdicts.map_verdicts import FAITHFULNESS_VERDICT_METRICS
+from camscope.audit.verdicts.patients_needed import HARDLY_DECIDABLE
 from camscope.audit.verdicts.verdict_rules import build_verdict, decide_above_margin
 from camscope.metrics import estimate_mean
 from camscope.metrics.intervals_and_p_values import compute_min_detectable_prevalence
@@ -67,7 +68,7 @@ def test_few_patients_bear_no_interval_and_fewer_than_ten_no_word():
     assert five.reason == "too few patients for an interval: 5, and 6 are needed"
     assert six.low is not None
     assert six.reason == ""
-    assert decide_above_margin(six, 0.5) == ("not testable", "too few patients: 6, and 10 are needed")
+    assert decide_above_margin(six, 0.5) == ("not decided", "too few patients: 6, and 10 are needed")
     assert decide_above_margin(six.model_copy(update={"n_groups": MIN_PATIENTS_FOR_VERDICT}), 0.5) == (
         "supported",
         "the whole interval lies above the margin",
@@ -97,8 +98,8 @@ def test_of_eight_patients_nothing_is_said_but_why():
     ]:
         level["conclusion"] = "different"
     found = derive_verdicts(Summary.model_validate(fewer(whole, 8)))
-    assert {one.conclusion for one in derive_verdicts(full())} == {"supported", "not supported", "not testable"}
-    assert {one.conclusion for one in found} == {"not testable"}
+    assert {one.conclusion for one in derive_verdicts(full())} == {"supported", "not supported", "not decided"}
+    assert {one.conclusion for one in found} == {"not decided"}
     assert all(one.reason for one in found)
 
 
@@ -108,8 +109,8 @@ def test_of_eight_patients_nothing_is_said_but_why():
 def test_no_word_stands_beside_no_value():
     missing = EstimateSummary(reason="no map")
     found = build_verdict("leakage", "nodule", ("not supported", ""), missing, column="site")
-    assert (found.conclusion, found.direction, found.reason) == ("not testable", "neither", "no map")
-    assert build_verdict("leakage", "nodule", ("not testable", ""), EstimateSummary(), column="site").reason
+    assert (found.conclusion, found.direction, found.reason) == ("not decided", "neither", "no map")
+    assert build_verdict("leakage", "nodule", ("not decided", ""), EstimateSummary(), column="site").reason
 
 
 def test_every_open_verdict_says_why():
@@ -121,7 +122,7 @@ def test_every_open_verdict_says_why():
     for summary in (full(), nothing(), silent):
         for one in derive_verdicts(summary):
             assert one.reason, one
-            assert one.effect.value is not None or one.conclusion == "not testable", one
+            assert one.effect.value is not None or one.conclusion == "not decided", one
     assert one_of(silent, "localization", finding="nodule").reason == "no masks, boxes or points mark “nodule”"
 
 
@@ -159,7 +160,7 @@ def randomized(method: str, passes: bool | None, finding: str = "nodule", patien
 def test_maps_of_zeros_are_not_accused_of_ignoring_the_training():
     tests = (randomized("gradcam", None), randomized("edges", False))
     found = one_of(with_part("sanity", tests=tests), "sanity")
-    assert (found.conclusion, found.direction, found.reason) == ("not testable", "neither", "nothing to compare")
+    assert (found.conclusion, found.direction, found.reason) == ("not decided", "neither", "nothing to compare")
 
 
 def test_each_finding_has_its_own_edge_detector_and_its_own_images():
@@ -172,7 +173,7 @@ def test_each_finding_has_its_own_edge_detector_and_its_own_images():
     both = whole.model_copy(update={"sanity": whole.sanity.model_copy(update={"tests": tests})})
     assert [(one.finding, one.conclusion, one.effect.n_values) for one in told(both, "sanity")] == [
         ("nodule", "supported", 12),
-        ("effusion", "not testable", 11),
+        ("effusion", "not decided", 11),
     ]
     alone = whole.model_copy(update={"sanity": whole.sanity.model_copy(update={"tests": tests[:2]})})
     assert one_of(alone, "sanity", finding="effusion").reason == "too few images with “effusion” share a size"
@@ -210,8 +211,8 @@ def test_what_is_left_when_all_training_is_lost_has_an_interval_by_patient():
         (0.8, 0.1, True, "supported"),
         (0.55, 0.04, True, "supported"),
         (0.5, 0.08, False, "not supported"),
-        (0.62, 0.15, False, "not testable"),
-        (0.8, 0.1, False, "not testable"),
+        (0.62, 0.15, False, "not decided"),
+        (0.8, 0.1, False, "not decided"),
     ],
 )
 def test_a_small_study_clears_no_leak(value, spread, readable, word):
@@ -238,7 +239,7 @@ def test_maps_below_a_map_that_knows_nothing_do_not_lie_on_the_finding_whatever_
         "not supported",
         "a map that only marks the image center scores better; 0.41 of their attribution lies inside",
     )
-    assert one_of(enrichment(num(1.6, 0.2), num(0.1, 0.2)), "localization").conclusion == "not testable"
+    assert one_of(enrichment(num(1.6, 0.2), num(0.1, 0.2)), "localization").conclusion == "not decided"
 
 
 def test_a_claim_says_what_is_judged_and_the_share_inside_stands_beside():
@@ -255,7 +256,7 @@ def test_a_margin_out_of_reach_accuses_nobody():
     weak = num(1.2, 0.05)
     assert one_of(enrichment(weak, num(0.1, 0.05), most=3.0), "localization").conclusion == "not supported"
     found = one_of(enrichment(weak, num(0.1, 0.05), most=1.3), "localization")
-    assert found.conclusion == "not testable"
+    assert found.conclusion == "not decided"
     assert "an enrichment of only 1.30, and the margin is 1.5" in found.reason
     masses = [
         one for one in full().shortcut.attribution_mass if one.region == "outside the organ" and one.method == "gradcam"
@@ -265,7 +266,7 @@ def test_a_margin_out_of_reach_accuses_nobody():
         one_of(with_part("shortcut", attribution_mass=(weak_mass,)), "attribution mass").conclusion == "not supported"
     )
     large = weak_mass.model_copy(update={"max_enrichment": 1.5})
-    assert one_of(with_part("shortcut", attribution_mass=(large,)), "attribution mass").conclusion == "not testable"
+    assert one_of(with_part("shortcut", attribution_mass=(large,)), "attribution mass").conclusion == "not decided"
 
 
 # Subgroups
@@ -274,15 +275,15 @@ def test_a_margin_out_of_reach_accuses_nobody():
 def test_what_is_open_by_subgroup_says_which_level_and_why():
     alike = levels("nodule", {("site", "A"): (0.9, 0.0, "equivalent")}, 0.05)[0]
     few = EstimateSummary(reason="C: 3 groups; expected at least 10")
-    small = alike.model_copy(update={"level": "C", "conclusion": "not testable", "value": few, "difference": few})
+    small = alike.model_copy(update={"level": "C", "conclusion": "not tested", "value": few, "difference": few})
     assert (
         one_of(with_part("localization", subgroup_differences=(alike, small)), "localization by subgroup").reason
         == few.reason
     )
     apart = alike.model_copy(update={"level": "B", "conclusion": "different", "difference": num(0.05, 0.04)})
     found = one_of(with_part("localization", subgroup_differences=(apart, alike)), "localization by subgroup")
-    assert found.conclusion == "not testable"
-    assert found.reason == "B differs, but perhaps by less than the margin: more images are needed"
+    assert found.conclusion == "not decided"
+    assert found.reason == f"B differs, but perhaps by less than the margin: {HARDLY_DECIDABLE}"
     wide = alike.model_copy(update={"level": "B", "conclusion": "undecided", "difference": num(0.0, 0.2)})
     reason = one_of(with_part("localization", subgroup_differences=(wide, small)), "localization by subgroup").reason
     assert reason == f"the interval includes the margin: more images are needed; {few.reason}"
@@ -328,24 +329,24 @@ def ranking(**over: tuple[float, ...]) -> Summary:
         ),
         (
             {"deletion": (0.4, 0.3), "insertion": (-0.4, -0.3)},
-            "not testable",
+            "not decided",
             -0.4,
             "the metrics do not all agree: better than the best control map by Deletion, worse than",
         ),
         (
             {"deletion": (-0.4, -0.3), "insertion": (0.4, 0.0)},
-            "not testable",
+            "not decided",
             0.0,
             "worse than the best control map by Deletion",
         ),
         (
             {"deletion": (0.4, -0.3), "road": (0.5,)},
-            "not testable",
+            "not decided",
             -0.3,
-            "better than the best control map by ROAD, not clearly different clearly worse by Deletion",
+            "better than the best control map by ROAD, not clearly different by Deletion",
         ),
-        ({"deletion": (0.05, 0.05), "road": (0.05,)}, "not testable", 0.05, "the interval includes the margin"),
-        ({"lerf_morf_gap": (-0.4, 0.0)}, "not testable", -0.4, "the interval includes the margin"),
+        ({"deletion": (0.05, 0.05), "road": (0.05,)}, "not decided", 0.05, "the interval includes the margin"),
+        ({"lerf_morf_gap": (-0.4, 0.0)}, "not decided", -0.4, "the interval includes the margin"),
     ],
 )
 def test_maps_are_faithful_by_every_metric_that_goes_by_their_order(over, word, shown, reason):
@@ -364,13 +365,13 @@ def test_maps_are_faithful_by_every_metric_that_goes_by_their_order(over, word, 
         (
             1,
             24,
-            "not testable",
+            "not decided",
             "one cluster was found, but among 24 patients two clusters are often missed: 100 are needed",
         ),
         (
             1,
             99,
-            "not testable",
+            "not decided",
             "one cluster was found, but among 99 patients two clusters are often missed: 100 are needed",
         ),
         (
@@ -429,7 +430,7 @@ def test_rules_and_comments_state_the_numbers_that_the_code_goes_by():
 
 @pytest.mark.parametrize(
     ("low", "high", "word"),
-    [(0.2, 0.4, "supported"), (0.11, 0.2, "supported"), (0.05, 0.2, "not testable"), (-0.05, 0.09, "not supported")],
+    [(0.2, 0.4, "supported"), (0.11, 0.2, "supported"), (0.05, 0.2, "not decided"), (-0.05, 0.09, "not supported")],
 )
 def test_a_reliance_is_judged_as_its_rule_says(low, high, word):
     # "the interval of an insertion lies wholly beyond the margin"; "every interval that counts lies within the margin"

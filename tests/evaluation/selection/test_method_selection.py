@@ -46,9 +46,9 @@ from camscope.evaluation.selection.rank_and_drop_candidates import (
     LOCALIZATION_METRIC,
     CandidateState,
     SelectionSample,
-    collect_reference_values,
     compute_quality,
     drop_worse_candidates,
+    pool_and_sort_metric_values,
     rank_candidates,
 )
 from camscope.metrics.intervals_and_p_values import adjust_holm
@@ -84,17 +84,17 @@ def standing(title, values, **others):
 
 def test_quality_is_the_share_of_what_all_made_at_first_and_does_not_depend_on_who_is_left():
     racing = [standing("a", [3.0, 1.0]), standing("b", [3.0, 2.0]), standing("c", [1.0, np.nan])]
-    known = collect_reference_values(racing)
+    known = pool_and_sort_metric_values(racing)
     np.testing.assert_array_equal(known[FAITHFULNESS_METRIC], [1, 1, 2, 3, 3])
     np.testing.assert_allclose(compute_quality(racing, known), [[0.8, 0.2], [0.8, 0.5], [0.2, 0.0]])
     np.testing.assert_allclose(compute_quality(racing[1:], known), [[0.8, 0.5], [0.2, 0.0]])
     for n, one in enumerate(racing, start=1):
         one.metric_values |= {"enrichment": [float(n), np.nan], "stability": [0.1 * n] * 2}
     np.testing.assert_allclose(
-        compute_quality(racing, collect_reference_values(racing))[:, 0], [(0.8 + 1 / 6) / 2, 0.65, (0.2 + 5 / 6) / 2]
+        compute_quality(racing, pool_and_sort_metric_values(racing))[:, 0], [(0.8 + 1 / 6) / 2, 0.65, (0.2 + 5 / 6) / 2]
     )
     np.testing.assert_allclose(
-        compute_quality(racing, collect_reference_values(racing))[:, 1], [0.2, 0.5, 0.0]
+        compute_quality(racing, pool_and_sort_metric_values(racing))[:, 1], [0.2, 0.5, 0.0]
     )  # no evidence in any: left out
 
 
@@ -102,7 +102,7 @@ def test_at_the_end_a_loser_is_out_by_students_t_and_holm():
     drawn = np.random.default_rng(0)
     good = drawn.normal(1.0, 0.3, 24)
     racing = [standing("good", good), standing("alike", good + drawn.normal(0, 0.3, 24)), standing("bad", good - 0.3)]
-    known = collect_reference_values(racing)
+    known = pool_and_sort_metric_values(racing)
     leader, *rest = rank_candidates(racing, known)
     q = compute_quality([leader, *rest], known)
     p = adjust_holm([float(stats.ttest_rel(q[0], other).pvalue) for other in q[1:]])
@@ -115,9 +115,9 @@ def test_at_the_end_a_loser_is_out_by_students_t_and_holm():
 def test_values_that_differ_by_rounding_are_equal():
     values = np.random.default_rng(0).random(24)
     racing = [standing("a", values), standing("b", values - 1e-12)]
-    one, two = compute_quality(racing, collect_reference_values(racing))
+    one, two = compute_quality(racing, pool_and_sort_metric_values(racing))
     np.testing.assert_array_equal(one, two)
-    drop_worse_candidates(racing, collect_reference_values(racing), 24)
+    drop_worse_candidates(racing, pool_and_sort_metric_values(racing), 24)
     assert not any(one.drop_reason for one in racing)
 
 
@@ -125,7 +125,7 @@ def test_values_that_differ_by_rounding_are_equal():
 def test_so_many_images_are_no_surer_than_they_can_be(images, lost):
     best = np.linspace(10, 11, images)
     racing = [standing("best", best)] + [standing(str(n), best - 5 - n) for n in range(5)]
-    known = collect_reference_values(racing)
+    known = pool_and_sort_metric_values(racing)
     drop_worse_candidates(racing, known, images)
     assert [bool(one.drop_reason) for one in racing] == [False] + [bool(lost)] * 5  # 2^(1 - images) beside 0.05 / 15
 
@@ -162,11 +162,11 @@ def test_before_the_end_a_candidate_must_be_surely_worse():
 
 def test_few_images_tell_nothing_and_equal_values_never_lose():
     one, other = standing("a", [1.0] * 7), standing("b", [0.0] * 7)
-    drop_worse_candidates([one, other], collect_reference_values([one, other]), 7)
+    drop_worse_candidates([one, other], pool_and_sort_metric_values([one, other]), 7)
     assert not other.drop_reason
     same = [standing("a", [1.0, 2.0, 1.5] * 3), standing("b", [1.0, 2.0, 1.5] * 3)]
-    drop_worse_candidates(same, collect_reference_values(same), 12)
-    drop_worse_candidates(same, collect_reference_values(same), 9)
+    drop_worse_candidates(same, pool_and_sort_metric_values(same), 12)
+    drop_worse_candidates(same, pool_and_sort_metric_values(same), 9)
     assert not any(each.drop_reason for each in same)
 
 
@@ -177,7 +177,7 @@ def test_of_candidates_that_are_alike_somebody_is_out_in_one_race_of_twenty(cand
     for seed in range(200):
         drawn = np.random.default_rng(seed)
         racing = [standing(str(n), drawn.normal(size=images)) for n in range(candidates)]
-        drop_worse_candidates(racing, collect_reference_values(racing), images)
+        drop_worse_candidates(racing, pool_and_sort_metric_values(racing), images)
         wrong += any(one.drop_reason for one in racing)
     assert wrong / 200 < 0.1
 
@@ -197,13 +197,13 @@ def test_a_race_says_what_all_images_say_and_takes_less_of_them(candidates, spre
 
 def test_few_images_tell_nobody_from_anybody(model):
     one, other = standing("a", [0.5, 0.3] * 3), standing("b", [0.4, 0.2] * 3)
-    drop_worse_candidates([one, other], collect_reference_values([one, other]), 6)
+    drop_worse_candidates([one, other], pool_and_sort_metric_values([one, other]), 6)
     assert not other.drop_reason
     found = select_method([GradCAM(model, "layer4"), GradCAM(model, "layer3")], samples(model, 4))
     assert found.best == []
     assert found.recommendation.startswith("4 images or groups cannot tell candidates apart: 8 are needed (")
     restless = CandidateState(Named("c"), {FAITHFULNESS_METRIC: [], "stability": []}, drop_reason="restless")
-    assert _build_selection([one, restless], collect_reference_values([one]), 6).best == [one], "nobody else is left"
+    assert _build_selection([one, restless], pool_and_sort_metric_values([one]), 6).best == [one], "nobody else is left"
 
 
 def test_images_of_one_patient_are_one_witness():

@@ -10,7 +10,7 @@ from torch import nn
 from camscope.errors import InputError
 from camscope.explainers import FEM, KPCACAM, EigenCAM, EigenGradCAM, HiResCAM, SegEigenCAM
 from camscope.explainers.cam import kpca_cam
-from camscope.explainers.core import memory_chunks
+from camscope.explainers.core import chunk_perturbed_copies_by_memory
 from tests.by_hand import A
 from tests.nets import CASES, Flat
 from tests.tools import Largest
@@ -152,7 +152,9 @@ def test_where_a_kernel_is_large_samples_come_by_turns(monkeypatch):
     x = torch.cat([x, x.flip(0)])
     right = KPCACAM(model, "block").attribute(x)
     monkeypatch.setattr(
-        memory_chunks, "DEFAULT_MEMORY_BUDGET_BYTES", 2 * memory_chunks.LIVE_TENSORS_PER_PASS * 8 * 36**2
+        chunk_perturbed_copies_by_memory,
+        "DEFAULT_MEMORY_BUDGET_BYTES",
+        2 * chunk_perturbed_copies_by_memory.LIVE_TENSORS_PER_PASS * 8 * 36**2,
     )  # two kernels of 36 cells
     with Largest() as largest:
         torch.testing.assert_close(KPCACAM(model, "block").attribute(x), right, rtol=1e-10, atol=1e-12)

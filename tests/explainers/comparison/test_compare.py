@@ -466,7 +466,7 @@ class Unasked(BaseCAM):
 
     name, paper = "unasked", "arXiv:0000.00000"
 
-    def objective(self, score, output, n_samples):
+    def compute_differentiated_score(self, score, output, n_samples):
         raise TargetError("another question")
 
     def weights(self, activation, gradient):

@@ -24,7 +24,7 @@ from camscope.explainers import (
     ShapleyCAM,
     SmoothGrad,
 )
-from camscope.explainers.core.memory_chunks import count_copies_that_fit_in_memory, map_chunks
+from camscope.explainers.core.chunk_perturbed_copies_by_memory import count_copies_that_fit_in_memory, map_chunks
 from camscope.explainers.core.run_methods_in_shared_passes import explain_grid
 from camscope.targets import Difference, Score
 from tests.nets import CASES, Pooled, Tokens, conv, plain

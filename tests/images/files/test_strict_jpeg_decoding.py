@@ -13,7 +13,7 @@ from camscope.images.files.strict_jpeg_decoding import (
     DamagedJPEGError,
     decode_jpeg,
     describe_jpeg_damage,
-    read_jpeg_size,
+    read_jpeg_height_and_width,
 )
 from camscope.images.photo_reader import read_photo, read_reduced_photo
 from camscope.images.scans.scan_reader import read_scan
@@ -198,8 +198,8 @@ def test_a_progressive_jpeg_without_a_scan_is_an_error(mode, options, tmp_path):
 
 def test_the_functions_by_themselves():
     data = encoded_jpeg()
-    assert read_jpeg_size(data) == (120, 160)
-    assert read_jpeg_size(b"text") is None
+    assert read_jpeg_height_and_width(data) == (120, 160)
+    assert read_jpeg_height_and_width(b"text") is None
     assert (describe_jpeg_damage(data), describe_jpeg_damage(b"text")) == ("", "")
     assert describe_jpeg_damage(ended(data)) == "Corrupt JPEG data: premature end of data segment"
     assert decode_jpeg(data, is_gray=True).shape == (120, 160, 1)

@@ -393,7 +393,7 @@ class Config(_ConfigTable):
         return None if match is None else float(match[1]) * SECONDS_BY_UNIT[match[2]]
 
     @property
-    def budget_description(self) -> str:
+    def budget_in_words(self) -> str:
         """The time that the audit may take, such as "4 minutes", or "" if there is no limit."""
         match = DURATION_PATTERN.fullmatch(self.budget or "")
         return "" if match is None else f"{match[1]} {UNIT_NAMES[match[2]]}{'' if match[1] == '1' else 's'}"

@@ -164,7 +164,7 @@ class SubgroupDifference(SchemaModel):
     level: str
     value: EstimateSummary
     difference: EstimateSummary
-    conclusion: Literal["different", "equivalent", "undecided", "not testable"]
+    conclusion: Literal["different", "equivalent", "undecided", "not tested"]
     margin: float
 
 

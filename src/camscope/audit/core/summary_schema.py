@@ -18,7 +18,7 @@ from camscope.audit.core.stage_result_schema import (
     SubgroupDifference,
 )
 
-Conclusion = Literal["supported", "not supported", "not testable"]
+Conclusion = Literal["supported", "not supported", "not decided"]
 
 
 class AttributionMass(SchemaModel):
@@ -160,7 +160,7 @@ class Verdict(SchemaModel):
         finding: Name of the finding.
         qualifier: The region, subgroup or method that the claim is about.
         metric: The metric, where one question has a claim for each of several metrics.
-        conclusion: "supported", "not supported" or "not testable".
+        conclusion: "supported", "not supported" or "not decided".
         direction: Whether the conclusion supports or contradicts the model, or neither.
         effect: The estimate with its interval.
         margin: What the estimate is compared with. None: nothing.
@@ -173,7 +173,7 @@ class Verdict(SchemaModel):
 
     >>> verdict = audit_run.verdicts[0]  # of a `run_audit` of twelve images
     >>> verdict.finding, verdict.conclusion
-    ('nodule', 'not testable')
+    ('nodule', 'not decided')
 
     """
 

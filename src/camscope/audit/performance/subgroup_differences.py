@@ -99,7 +99,7 @@ class _AurocSide:
         return np.unique(self.ranking.group_index)
 
     def compute_difference_interval(self, reference: Self, confidence_level: float) -> tuple[float, float]:
-        """Return the square-and-add interval of the difference, with the correlation between the resamples of both sides.
+        """Return the square-and-add interval of the difference. It allows for the correlation of both sides' resamples.
 
         Zou 2007, doi:10.1037/1082-989X.12.4.399.
         """
@@ -307,9 +307,7 @@ def _summarize_contrast(contrast: Contrast, fields: Mapping[str, Any]) -> Subgro
     level = str(contrast.level) if reference is None else f"{contrast.level} against {reference}"
     if contrast.level_estimate is None or contrast.reference_estimate is None:
         undefined = summarize_estimate(None, reason=contrast.reason)
-        return SubgroupDifference(
-            level=level, value=undefined, difference=undefined, conclusion="not testable", **fields
-        )
+        return SubgroupDifference(level=level, value=undefined, difference=undefined, conclusion="not tested", **fields)
     return SubgroupDifference(
         level=level,
         value=summarize_estimate(
@@ -318,6 +316,6 @@ def _summarize_contrast(contrast: Contrast, fields: Mapping[str, Any]) -> Subgro
             "the others" if reference is None else str(reference),
         ),
         difference=summarize_estimate(contrast.difference, 0.0, "no difference", contrast.reason),
-        conclusion=contrast.conclusion or "not testable",
+        conclusion=contrast.conclusion or "not tested",
         **fields,
     )

@@ -220,7 +220,7 @@ def read_explained_image_digests(context: AuditContext) -> dict[str, str | None]
 def replace_digests_of_explained_images(
     context: AuditContext, image_digests: Mapping[str, str | None]
 ) -> dict[str, str | None]:
-    """Replace image digests by the digests from which the maps were computed. Images without maps keep theirs."""
+    """Where an image has maps, replace its digest by that of the image from which they were computed."""
     map_image_digests = read_explained_image_digests(context).items()
     return {**image_digests, **{name: digest for name, digest in map_image_digests if digest is not None}}
 

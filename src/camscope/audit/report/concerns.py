@@ -21,6 +21,7 @@ from camscope.audit.shortcuts.region_attribution import find_overlapping_regions
 from camscope.audit.verdicts.verdict_rules import find_topic
 from camscope.plurals import inflect
 
+MIN_LOG_ODDS_STD = 0.1  # with a smaller deviation, most probabilities differ by less than five percentage points
 MARKED_CAUSES = ("shortcut", "masked organ")
 
 
@@ -40,6 +41,7 @@ def iter_concerns(summary: Summary) -> Iterator[Concern]:
         verdicts = tuple(item for item in summary.verdicts if is_performance_verdict_of(item, finding))
         tone = classify_verdict(verdicts[0]) if verdicts else "untested"
         yield Concern(sentence, details, "performance", tone, verdicts)
+    yield from _iter_concerns_about_constant_output(summary)
     other = [item for item in against if item.question not in MARKED_CAUSES]
     yield from (
         build_result_sentence(item, summary)
@@ -109,13 +111,27 @@ def get_effect_size(verdict: Verdict) -> float:
     return abs(verdict.effect.value or 0.0)
 
 
+def _iter_concerns_about_constant_output(summary: Summary) -> Iterator[Concern]:
+    """Yield the findings for which the model gives nearly the same output for every image."""
+    for performance in summary.predict.performance:
+        if performance.log_odds_std < MIN_LOG_ODDS_STD:
+            sentence = fill_sentence(
+                "The model answers nearly the same for all images, with “{finding}” or without.",
+                finding=performance.finding,
+            )
+            template = "The standard deviation of the log odds is {deviation}. Effects in SD look large next to it."
+            yield Concern(
+                sentence, fill_sentence(template, deviation=performance.log_odds_std), "performance", "neither"
+            )
+
+
 def _iter_concerns_about_open_performance(summary: Summary) -> Iterator[Concern]:
     """Yield the findings that the model detects better than chance, but perhaps not well enough."""
     for performance in summary.predict.performance:
         verdict = next(
             (item for item in summary.verdicts if is_performance_verdict_of(item, performance.finding)), None
         )
-        if verdict is None or verdict.conclusion != "not testable" or _reaches_chance(performance):
+        if verdict is None or verdict.conclusion != "not decided" or _reaches_chance(performance):
             continue
         sentence = fill_sentence(
             "It is not decided whether the model detects “{finding}” well enough.", finding=performance.finding

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from camscope.audit.core.summary_schema import Summary
-from camscope.audit.report.overview import build_overview, write_plain_text
+from camscope.audit.report.overview import NOTHING_DECIDED, build_overview, write_plain_text
 from camscope.audit.report.result_sentences import Concern
 from camscope.audit.report.verdict_labels_and_groups import sanitize_text
 
@@ -44,15 +44,16 @@ def write_markdown_summary(summary: Summary, heading: str = "#") -> str:
     if overview.more_concerns:
         lines.append(f"- {_to_markdown(overview.more_concerns)}, listed in the report.")
     lines += ["", f"{heading}# What was found", ""]
-    lines += [_format_concern(result) for result in overview.results] or ["- Nothing was decided."]
+    lines += [_format_concern(result) for result in overview.results] or [f"- {NOTHING_DECIDED}"]
     notes = [f"{_to_markdown(overview.all_verdicts)}: see the report."] if overview.all_verdicts else []
     notes += map(_to_markdown, overview.notes)
     lines += ["", " ".join(notes)] if notes else []
     lines += ["", f"{heading}# What was not tested or not decided", ""]
-    lines += [
-        f"- {_to_markdown(item.question)}: {_to_markdown(item.reason)}."
-        for item in overview.open_questions
-    ] or ["- No question was open." if summary.verdicts else "- No question was tested."]
+    lines += [f"- {_to_markdown(item.question)}: {_to_markdown(item.reason)}." for item in overview.open_questions] or [
+        "- No question was open." if summary.verdicts else "- No question was tested."
+    ]
+    if overview.further_questions:
+        lines.append(f"- {_to_markdown(overview.further_questions)}")
     if overview.all_open_questions:
         lines.append(f"- {_to_markdown(overview.all_open_questions)}: see the report.")
     lines += ["", f"{heading}# What may not be concluded", ""]

@@ -29,7 +29,7 @@ def _wrap_in_data_tag(value: float, text: str) -> Markup:
 
 def format_estimate(estimate: EstimateSummary) -> Markup:
     """Format an estimate with its interval, such as `0.83 [0.79, 0.87]` or `1.0 [no width]`."""
-    numbers, width_note = format_value_and_limits(estimate)
+    numbers, width_note = format_value_limits_and_width_note(estimate)
     if not numbers:
         return format_number(None)
     value, *ends = (_wrap_in_data_tag(number, text) for number, text in numbers)
@@ -37,7 +37,7 @@ def format_estimate(estimate: EstimateSummary) -> Markup:
     return Markup('{} <span class="interval">[{}]</span>').format(value, interval) if interval else value
 
 
-def format_value_and_limits(estimate: EstimateSummary) -> tuple[list[tuple[float, str]], str]:
+def format_value_limits_and_width_note(estimate: EstimateSummary) -> tuple[list[tuple[float, str]], str]:
     """Return an estimate's value and interval limits with their texts, and a note if the interval has no width."""
     if estimate.value is None:
         return [], ""

@@ -2,6 +2,7 @@
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from markupsafe import Markup
 
@@ -9,23 +10,23 @@ from camscope.audit.core.stage_result_schema import StageResult
 from camscope.audit.core.summary_schema import Summary, Verdict
 from camscope.audit.report.sentences import fill_sentence, join_texts
 from camscope.audit.shortcuts.region_names import format_region, name_region
-from camscope.audit.verdicts.verdict_rules import WIDE_INTERVAL_REASON, find_topic
+from camscope.audit.verdicts.verdict_rules import find_topic
 from camscope.plurals import inflect
 from camscope.registry import METHODS
 
 MAX_ITEMS_NAMED = 4
-OF_EACH_KIND = "patients of each kind"
+OF_EACH_KIND = " of each kind"
 DISAGREEMENT_REASON = "the metrics do not all agree"
 STAGE_DESCRIPTIONS: Mapping[str, str] = {
     "check": "The data were not checked",
     "resolve": "The model was not loaded",
     "predict": "The predictions were not tested",
     "explain": "No maps were computed",
-    "localization": "Whether the maps highlight the finding was not tested",
-    "faithfulness": "Whether the maps show what the prediction depends on was not tested",
-    "sanity": "Whether the maps depend on the trained weights was not tested",
-    "robustness": "Whether the maps stay stable was not tested",
-    "shortcut": "What the prediction relies on was not tested",
+    "localization": "Not tested: whether the maps highlight the finding",
+    "faithfulness": "Not tested: whether the maps show what the prediction depends on",
+    "sanity": "Not tested: whether the maps depend on the trained weights",
+    "robustness": "Not tested: whether the maps stay stable",
+    "shortcut": "Not tested: what the prediction relies on",
 }
 OPEN_QUESTIONS: Mapping[str, str] = {
     "performance": "Whether the model distinguishes images with “{finding}” from those without",
@@ -38,12 +39,29 @@ OPEN_QUESTIONS: Mapping[str, str] = {
     "robustness": "Whether {maps} for “{finding}” stay stable under small changes of the image",
     "performance by subgroup": "Whether the model detects “{finding}” equally well regardless of {items}",
     "leakage": "Whether {items} can be predicted from the model's features",
-    "shortcut by subgroup": "Whether a region has the same effect on “{finding}” in all subgroups ({items})",
+    "shortcut by subgroup": "Whether regions affect the prediction for “{finding}” equally in all subgroups ({items})",
     "localization by subgroup": "Whether {maps} highlight “{finding}” equally well regardless of {items}",
     "attribution mass": "Whether {maps} for “{finding}” highlight {items}",
     "clusters": "Whether {maps} for “{finding}” fall into several clusters",
 }  # of one or several open verdicts on one finding, the most important first
-WIDE_INTERVAL_REASONS = (WIDE_INTERVAL_REASON, WIDE_INTERVAL_REASON.replace("the interval", "an interval"))
+
+
+SHORT_NAMES: Mapping[str, str] = {
+    "performance": "the AUROC",
+    "shortcut": "reliance on other regions",
+    "masked organ": "detection without the organ",
+    "ground truth": "use of the marked area",
+    "faithfulness": "whether further maps show what the prediction depends on",
+    "localization": "whether further maps highlight the finding",
+    "sanity": "whether further maps depend on the trained weights",
+    "robustness": "the stability of further maps",
+    "performance by subgroup": "further subgroups",
+    "leakage": "further columns in the features",
+    "shortcut by subgroup": "effects of regions by subgroup",
+    "localization by subgroup": "localization by subgroup",
+    "attribution mass": "the attribution in other regions",
+    "clusters": "clusters of maps",
+}  # of questions that are not listed
 
 
 @dataclass(frozen=True)
@@ -53,6 +71,7 @@ class OpenQuestion:
     question: Markup
     reason: Markup
     section: str
+    short_name: str
 
 
 def iter_open_questions(summary: Summary) -> Iterator[OpenQuestion]:
@@ -67,7 +86,8 @@ def iter_open_questions(summary: Summary) -> Iterator[OpenQuestion]:
     yield from about_model
     for name, stage in stages.items():
         text = fill_sentence(STAGE_DESCRIPTIONS[name])
-        yield OpenQuestion(text, fill_sentence("{reason}", reason=stage.reason or "no reason was given"), "missing")
+        reason = fill_sentence("{reason}", reason=stage.reason or "no reason was given")
+        yield OpenQuestion(text, reason, "missing", f"{name} (not tested)")
     yield from about_maps_and_data
 
 
@@ -75,7 +95,7 @@ def _iter_open_verdicts(summary: Summary, skipped: Container[str]) -> Iterator[t
     """Yield the open questions of tested stages, each with the first of its verdicts, the most important first."""
     groups: dict[tuple[str, str, Markup, str], list[Verdict]] = {}
     for verdict in summary.verdicts:
-        if verdict.conclusion == "not testable" and verdict.section not in skipped:
+        if verdict.conclusion == "not decided" and verdict.section not in skipped:
             cause = "" if _is_short_of_patients(verdict) else _shorten_reason(verdict)
             maps = name_maps([verdict]) if verdict.question == "attribution mass" else Markup("")
             groups.setdefault((verdict.question, verdict.finding, maps, cause), []).append(verdict)
@@ -86,7 +106,8 @@ def _iter_open_verdicts(summary: Summary, skipped: Container[str]) -> Iterator[t
         template = OPEN_QUESTIONS.get(question, "{claim}")
         maps = name_maps(verdicts)
         text = fill_sentence(template, finding=finding, items=items, maps=maps, claim=verdicts[0].claim)
-        yield verdicts[0], OpenQuestion(text, explain_open_verdicts(verdicts), verdicts[0].section)
+        reason = explain_open_verdicts(verdicts, summary)
+        yield verdicts[0], OpenQuestion(text, reason, verdicts[0].section, SHORT_NAMES.get(question, question))
 
 
 def name_subject(verdict: Verdict) -> Markup:
@@ -117,8 +138,11 @@ def name_maps(verdicts: Sequence[Verdict]) -> Markup:
     return fill_sentence("the maps of {names}", names=join_texts(named)) if named else Markup("the maps")
 
 
-def explain_open_verdicts(verdicts: Sequence[Verdict]) -> Markup:
-    """Say why verdicts are open for the same reason, or how many patients would decide them."""
+def explain_open_verdicts(verdicts: Sequence[Verdict], summary: Summary) -> Markup:
+    """Say why verdicts are open for the same reason, or how many patients would decide them.
+
+    An insertion needs patients of each kind: receivers, donors and controls. The smallest group is named.
+    """
     if not all(map(_is_short_of_patients, verdicts)):
         return fill_sentence("{reason}", reason=_shorten_reason(verdicts[0]))
     ranked = sorted(verdicts, key=_get_patients_needed)
@@ -128,8 +152,11 @@ def explain_open_verdicts(verdicts: Sequence[Verdict]) -> Markup:
         "needs about {few} patients" if few == many else "needs about {few} patients ({first}) to {many} ({last})"
     )
     counts = "{fewest}" if present[0] == present[-1] else "{fewest} to {most}"
-    if roles := [role for verdict in verdicts for role, _ in verdict.effect.n_groups_by_role]:
-        template = template.replace("patients", roles[0])
+    unit = "patients" if summary.check.has_patient_column else "images"
+    if groups := [group for verdict in verdicts for group in verdict.effect.n_groups_by_role]:
+        template = template.replace("patients", f"{unit} of each kind", 1)
+        counts += f" {min(groups, key=itemgetter(1))[0]}"
+    template = template.replace("patients", unit)
     return fill_sentence(
         f"{template}; there {inflect(present[-1], 'is', 'are')} {counts}",
         few=few,
@@ -152,6 +179,4 @@ def _get_patients_needed(verdict: Verdict) -> int:
 
 def _shorten_reason(verdict: Verdict) -> str:
     """Return the first clause of the reason why a verdict is open."""
-    if verdict.reason in WIDE_INTERVAL_REASONS and verdict.effect.value is not None:
-        return "the effect is too close to the margin, and more patients would hardly decide it"
     return verdict.reason.partition("; ")[0] or "no reason was given"

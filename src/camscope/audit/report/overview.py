@@ -24,11 +24,12 @@ from camscope.audit.report.result_sentences import (
     build_result_sentence,
     is_performance_verdict_of,
 )
-from camscope.audit.report.sentences import MANY, count_in_words, fill_sentence, join_texts
+from camscope.audit.report.sentences import count_in_words, fill_sentence, join_texts
 from camscope.audit.report.verdict_labels_and_groups import classify_verdict, sanitize_text
 from camscope.audit.verdicts.verdict_rules import find_topic
 from camscope.plurals import inflect
 
+NOTHING_DECIDED = "Nothing was decided that counts for or against the model or its maps."
 MAX_CLASSES_NAMED = 6
 MAX_RESULTS_SHOWN = 4
 MAX_OTHER_CONCERNS = 2
@@ -52,6 +53,7 @@ class Overview:
     notes: list[Markup]
     open_questions: list[OpenQuestion]
     all_open_questions: Markup
+    further_questions: Markup
     unproven: list[Markup]
 
 
@@ -77,9 +79,13 @@ def build_overview(summary: Summary) -> Overview:
         more_concerns=_count_more_concerns(len(other_concerns) - len(first_concerns)),
         results=first_results,
         all_verdicts=_count_verdicts(summary, [*concerns, *first_results]),
-        notes=[*_explain_effects([concern, *first_concerns, *first_results]), *_explain_sample_sizes(first_results, summary)],
+        notes=[
+            *_explain_effects([concern, *first_concerns, *first_results]),
+            *_explain_sample_sizes(first_results, summary),
+        ],
         open_questions=first_questions,
-        all_open_questions=_count_open_questions(open_questions, first_questions),
+        all_open_questions=_count_open_questions(summary) if len(open_questions) > len(first_questions) else Markup(""),
+        further_questions=_name_further_questions(open_questions[len(first_questions) :]),
         unproven=list(iter_unproven_conclusions(summary)),
     )
 
@@ -89,12 +95,13 @@ def describe_model(summary: Summary) -> Markup:
     resolve = summary.resolve
     if not resolve.model:
         return Markup("no model was loaded")
-    architecture = "{architecture} from {model}" if resolve.architecture else "{model}"
     names, source = resolve.class_names, resolve.model.removesuffix(", with weights")
+    is_named_by_class = resolve.architecture.lower() in ("", source.lower())
+    model = "{model}" if is_named_by_class else "{model} (class {architecture})"
     size = ", {n_parameters} parameters" if resolve.n_parameters else ""
     classes = "; {n_classes} classes" if len(names) > MAX_CLASSES_NAMED or not names else "; classes: {names}"
     return fill_sentence(
-        f"{architecture}{size}{classes}",
+        f"{model}{size}{classes}",
         architecture=resolve.architecture,
         model=source,
         n_parameters=resolve.n_parameters,
@@ -105,7 +112,8 @@ def describe_model(summary: Summary) -> Markup:
 
 def describe_data(summary: Summary) -> Markup:
     """Describe the images: their kind, and how many of them have each finding."""
-    parts = [fill_sentence("{kind}", kind=summary.data_description)] if summary.data_description else []
+    kind = summary.data_description
+    parts = [fill_sentence("{kind}", kind=f"{kind[:1].upper()}{kind[1:]}")] if kind else []
     parts += [
         fill_sentence("{n} with “{finding}”, {m} without", n=item.n_positives, m=item.n_negatives, finding=item.finding)
         for item in summary.predict.performance
@@ -148,12 +156,17 @@ def _count_verdicts(summary: Summary, stated: Sequence[Concern]) -> Markup:
     return text
 
 
-def _count_open_questions(questions: Sequence[OpenQuestion], shown: Sequence[OpenQuestion]) -> Markup:
-    """Return the text of the link to all open questions. "" if the first screen shows all of them."""
-    if len(questions) == len(shown):
-        return Markup("")
-    count = count_in_words(len(questions))
-    return Markup("All open questions" if count == MANY else "All {} open questions").format(count)
+def _count_open_questions(summary: Summary) -> Markup:
+    """Return the text of the link to all verdicts that are not decided."""
+    data = {"verdicts": [vars(verdict) for verdict in summary.verdicts]}
+    count = format_item_count(data, "verdicts", conclusion="not decided")
+    return fill_sentence("All {count} verdicts that are not decided", count=count)
+
+
+def _name_further_questions(questions: Sequence[OpenQuestion]) -> Markup:
+    """Name the open questions that the first screen does not list. "" without any."""
+    names = list(dict.fromkeys(question.short_name for question in questions))
+    return fill_sentence("Also open: {names}.", names=join_texts(names)) if names else Markup("")
 
 
 def _explain_effects(results: Sequence[Concern]) -> Iterator[Markup]:
@@ -180,7 +193,7 @@ def _explain_sample_sizes(results: Sequence[Concern], summary: Summary) -> Itera
 
 def _describe_missing_concern(summary: Summary) -> Concern:
     """Describe what follows if no result questions the model."""
-    decided = [item for item in summary.verdicts if item.conclusion != "not testable"]
+    decided = [item for item in summary.verdicts if item.conclusion != "not decided"]
     if not any(find_topic(item.question) == "model" for item in decided):
         sentence = Markup("No question about the model could be decided.")
         return Concern(sentence, Markup("This is not evidence in favor of the model."), "missing", "untested")
@@ -196,7 +209,7 @@ def _iter_results(summary: Summary, stated: Sequence[Verdict] = ()) -> Iterator[
     """
     stated_ids = {id(verdict) for verdict in stated}
     ranks, topics = {"contradicts": 0, "supports": 1, "neither": 2}, ("model", "maps", "data")
-    decided = [item for item in summary.verdicts if item.conclusion != "not testable"]
+    decided = [item for item in summary.verdicts if item.conclusion != "not decided"]
     groups: dict[tuple[str, ...], list[Verdict]] = {}
     for item in sorted(decided, key=lambda item: (topics.index(find_topic(item.question)), ranks[item.direction])):
         if item.question not in ("performance", "attribution mass") and id(item) not in stated_ids:
@@ -234,7 +247,7 @@ def iter_unproven_conclusions(summary: Summary) -> Iterator[Markup]:
     open_regions = [
         verdict
         for verdict in summary.verdicts
-        if verdict.question == "shortcut" and verdict.conclusion == "not testable"
+        if verdict.question == "shortcut" and verdict.conclusion == "not decided"
     ]
     if open_regions:
         items = join_texts(list(dict.fromkeys(map(name_subject, open_regions))), MAX_ITEMS_NAMED, word="or")

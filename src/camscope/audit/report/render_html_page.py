@@ -21,7 +21,7 @@ from camscope.audit.report.number_format import (
     format_number_like,
     format_p_value,
 )
-from camscope.audit.report.overview import build_overview
+from camscope.audit.report.overview import NOTHING_DECIDED, build_overview
 from camscope.audit.report.result_sentences import write_answer
 from camscope.audit.report.section_figures import draw_figures
 from camscope.audit.report.verdict_labels_and_groups import (
@@ -114,7 +114,7 @@ def render_page(summary: Summary, gallery: Gallery | None = None, provenance: Ma
     return html
 
 
-def render_summary_page(summary: Summary) -> str:
+def render_one_page_overview(summary: Summary) -> str:
     """Return the first screen of the report as a separate HTML page, which prints on one sheet."""
     environment = create_template_environment()
     environment.globals["describe_sample"] = partial(describe_sample, has_patients=summary.check.has_patient_column)
@@ -157,7 +157,8 @@ def create_template_environment() -> "jinja2.Environment":
         "format_interval": format_interval,
         "gallery_kinds": GALLERY_KINDS,
         "inflect": inflect,
-        "level_conclusions": {"undecided": "not decided", "not testable": "not tested"},
+        "nothing_decided": NOTHING_DECIDED,
+        "level_conclusions": {"undecided": "not decided"},
         "margin_descriptions": MARGIN_DESCRIPTIONS,
         "min_overlap_share": MIN_OVERLAP_SHARE,
         "no_questions_text": NO_QUESTIONS_TEXT,

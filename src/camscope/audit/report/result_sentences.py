@@ -17,6 +17,8 @@ from camscope.plurals import inflect
 
 QUESTIONS_WITHOUT_MARGIN = ("faithfulness", "sanity", "clusters")  # their rules compare with controls
 INVERTED_CLAUSE = Markup("; the ranking is inverted, so that the number is one minus the AUROC")
+MASKED_ORGAN_SUPPORTED = ("masked organ", "supported")
+MASKED_ORGAN_EXPLANATION = " It must then use something outside of the organ."
 MISSABLE_SHARE = "could have been missed"  # of the clause about the smallest share of patients that a test can detect
 
 
@@ -78,12 +80,12 @@ def explain_auroc(performance: FindingPerformance, verdict: Verdict | None, marg
     elif margin is None or verdict is None:
         sentence = "The whole interval lies above chance."
     elif verdict.conclusion == "supported":
-        sentence = "The whole interval lies above {margin}, the AUROC that was required before the audit."
+        sentence = "The whole interval lies above {margin}, the minimum that was set before the audit."
     elif verdict.conclusion == "not supported":
-        sentence = "The whole interval lies below {margin}, the AUROC that was required before the audit."
+        sentence = "The whole interval lies below {margin}, the minimum that was set before the audit."
     elif auroc.low <= margin <= auroc.high:
         sentence = (
-            "It is better than chance. The interval includes {margin}, the AUROC that was required before the audit."
+            "It is better than chance. The interval includes {margin}, the minimum that was set before the audit."
         )
     else:
         sentence = "It decides nothing: {reason}."
@@ -137,8 +139,9 @@ def describe_effect(verdict: Verdict, *, has_patients: bool) -> Markup:
         sample = Markup(", ").join(counts)
     else:
         sample = describe_sample(verdict.effect, has_patients=has_patients)
+    explanation = MASKED_ORGAN_EXPLANATION if (verdict.question, verdict.conclusion) == MASKED_ORGAN_SUPPORTED else ""
     return fill_sentence(
-        "{quantity}: {effect}, {sample}{margin}{inverted}.",
+        f"{{quantity}}: {{effect}}, {{sample}}{{margin}}{{inverted}}.{explanation}",
         quantity=f"{quantity[:1].upper()}{quantity[1:]}",
         effect=verdict.effect,
         sample=sample,
@@ -150,7 +153,7 @@ def describe_effect(verdict: Verdict, *, has_patients: bool) -> Markup:
 def explain_conclusion(verdict: Verdict) -> Markup:
     """Explain in a clause how the interval lies to the margin. Without an interval, name the margin, if there is one."""
     margin, low, high = verdict.margin, verdict.effect.low, verdict.effect.high
-    if verdict.conclusion != "not testable" and _is_decided_without_margin(verdict):
+    if verdict.conclusion != "not decided" and _is_decided_without_margin(verdict):
         return fill_sentence("{reason}", reason=verdict.reason.partition("; ")[0])
     if margin is None or low is None or high is None:
         return Markup("") if margin is None else fill_sentence("the margin is {margin}", margin=margin)
@@ -166,7 +169,7 @@ def explain_conclusion(verdict: Verdict) -> Markup:
     else:
         clause = "the interval includes the margin of {margin}"
     is_consistent = is_two_sided or (low > margin) == (verdict.conclusion == "supported")
-    if verdict.conclusion != "not testable" and not is_consistent:  # another part of the rule decided
+    if verdict.conclusion != "not decided" and not is_consistent:  # another part of the rule decided
         return fill_sentence("{reason}", reason=verdict.reason.partition("; ")[0])
     opposite = Markup("−") + format_number(margin)
     if verdict.direction == "neither" and NO_PERFORMANCE_REASON in verdict.reason:

@@ -70,7 +70,7 @@ def draw_figures(summary: Summary) -> dict[str, list[ReportFigure]]:
         "interventions": _draw_interventions(summary),
         "masked_auroc": _draw_masked_aurocs(summary),
         "leakage": _draw_aurocs_of_feature_probes(summary),
-        "clusters": _draw_clusters(summary),
+        "clusters": _draw_eigenvalues_and_cluster_stability(summary),
     }
     figures: dict[str, list[ReportFigure]] = {}
     with default_style_scope():
@@ -232,7 +232,7 @@ def _draw_aurocs_of_feature_probes(summary: Summary) -> Iterator[Drawing]:
         yield ("Columns predicted from the features",), f"{INTERVAL_LEGEND}; line: chance", chart
 
 
-def _draw_clusters(summary: Summary) -> Iterator[Drawing]:
+def _draw_eigenvalues_and_cluster_stability(summary: Summary) -> Iterator[Drawing]:
     for analysis in summary.shortcut.cluster_analyses:
         key = analysis.finding, analysis.method
         if analysis.eigenvalues:

@@ -52,7 +52,6 @@ COUNT_WORDS = (
     "no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen",
     "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty",
 )  # fmt: skip
-MANY = "many"  # a count without a word of its own
 PERFORMANCE_LABELS = {
     "auroc": "AUROC",
     "average_precision": "average precision",
@@ -107,7 +106,7 @@ def join_texts(texts: Sequence[str | Markup], max_texts: int | None = None, word
 
 def count_in_words(count: int) -> str:
     """Return a small number as a word, which is no number of the summary."""
-    return COUNT_WORDS[count] if count < len(COUNT_WORDS) else MANY
+    return COUNT_WORDS[count] if count < len(COUNT_WORDS) else "many"
 
 
 def explain_missing_contradictions(summary: Summary, topic_name: str, questions: Sequence[str]) -> Markup:
@@ -214,7 +213,9 @@ def describe_stable_predictions(stable_share: StablePredictionShare) -> Markup:
         "these images are compared."
     )
     if stable_share.share.value is None:
-        sentence = f"It is not known how often the prediction for “{{finding}}” stayed the same {condition}: {{reason}}."
+        sentence = (
+            f"It is not known how often the prediction for “{{finding}}” stayed the same {condition}: {{reason}}."
+        )
     share, reason = stable_share.share, stable_share.share.reason or "there is no value"
     return fill_sentence(sentence, finding=stable_share.finding, share=share, reason=reason)
 

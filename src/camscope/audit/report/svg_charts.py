@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from camscope.audit.core.stage_result_schema import EstimateSummary, FindingPerformance, RandomizationSimilarity
 from camscope.audit.core.summary_schema import ClusterAnalysis
-from camscope.audit.report.number_format import format_value_and_limits
+from camscope.audit.report.number_format import format_value_limits_and_width_note
 from camscope.audit.report.verdict_labels_and_groups import sanitize_text
 from camscope.optional_packages import require
 
@@ -216,7 +216,7 @@ def _draw_forest_row(axes: "Axes", row: ForestRow, y: float, *, show_baseline: b
 
 def format_estimate_and_list_numbers(estimate: EstimateSummary) -> tuple[str, list[float]]:
     """Return an estimate as text such as `0.83 [0.79, 0.87]`, and the numbers in the text."""
-    texts, width_note = format_value_and_limits(estimate)
+    texts, width_note = format_value_limits_and_width_note(estimate)
     if width_note:
         return f"{texts[0][1]} [{width_note}]", [texts[0][0]]
     ends = f" [{', '.join(text for _, text in texts[1:])}]" if texts[1:] else ""

@@ -20,7 +20,7 @@ TOPIC_DESCRIPTIONS = {
 CONCLUSION_MEANINGS: Mapping[str, str] = {
     "supported": "the claim holds",
     "not supported": "the claim does not hold",
-    "not testable": "the rule gives no conclusion: the question is not decided",
+    "not decided": "the rule gives no conclusion",
 }
 MARGIN_DESCRIPTIONS: Mapping[str, str] = {
     "effect": "Smallest relevant change of the log odds by an intervention, in standard deviations",
@@ -42,7 +42,7 @@ VERDICT_KIND_LABELS = {
 }
 VERDICT_KIND_FILTERS: Mapping[str, Mapping[str, str | list[str]]] = {
     **{kind: {"direction": kind, "conclusion": DECIDED_CONCLUSIONS} for kind in ("contradicts", "supports", "neither")},
-    "untested": {"conclusion": "not testable"},
+    "untested": {"conclusion": "not decided"},
 }  # the fields of the verdicts of each kind
 VerdictKind = Literal["supports", "contradicts", "neither", "untested"]
 JOINING_CHARACTERS = (
@@ -105,7 +105,7 @@ def group_verdicts_by_topic(summary: Summary) -> list[TopicVerdicts]:
 
 def classify_verdict(verdict: Verdict) -> VerdictKind:
     """Return the kind of a verdict: "supports", "contradicts", "neither" or "untested"."""
-    return "untested" if verdict.conclusion == "not testable" else verdict.direction
+    return "untested" if verdict.conclusion == "not decided" else verdict.direction
 
 
 def group_verdicts_by_kind(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:

@@ -75,14 +75,14 @@ class Region:
 
 
 def _detect_border(image: NDArray[Any]) -> Mask:
-    widths = _compute_lengths_and_border_widths(image, BORDER_WIDTH_FRACTION)
+    widths = _get_axis_lengths_and_strip_widths(image, BORDER_WIDTH_FRACTION)
     border = np.ones([n for n, _ in widths], np.bool_)
     border[tuple(slice(width, max(width, n - width)) for n, width in widths)] = False
     return border
 
 
 def _detect_corners(image: NDArray[Any]) -> Mask:
-    widths = _compute_lengths_and_border_widths(image, CORNER_SIDE_FRACTION)
+    widths = _get_axis_lengths_and_strip_widths(image, CORNER_SIDE_FRACTION)
     positions = np.ogrid[tuple(slice(n) for n, _ in widths)]
     at_ends = [(i < width) | (i >= n - width) for i, (n, width) in zip(positions, widths, strict=True)]
     return np.asarray(reduce(np.logical_and, at_ends))
@@ -107,7 +107,7 @@ def _find_constant_edge(values: FloatArray, max_range: float) -> tuple[int, int]
     return next((e for e in edges if values.shape[e[0]] > 1 and np.ptp(values.take(e[1], e[0])) <= max_range), None)
 
 
-def _compute_lengths_and_border_widths(image: NDArray[Any], fraction: float) -> list[tuple[int, int]]:
+def _get_axis_lengths_and_strip_widths(image: NDArray[Any], fraction: float) -> list[tuple[int, int]]:
     """Return (length, border width) of each axis in pixels. The width is `fraction` of the length, at least 1."""
     shape = image.shape[:2] if _is_color_image(image) else image.shape
     return [(n, max(1, round(n * fraction))) for n in shape]

@@ -138,11 +138,11 @@ def judge_reliance(
     - "not supported": all intervals lie within the margin, and there are enough patients to observe a reliance in a share
       `prevalence` of them with 95 % certainty. An interval alone does not exclude rare large effects: if 5 % of patients have
       an effect of 3 SD, 60 % of samples of ten patients contain none of them.
-    - "not testable": all other cases, such as fewer than ten patients, imputations that disagree, or intervals that include
+    - "not decided": all other cases, such as fewer than ten patients, imputations that disagree, or intervals that include
       the margin.
 
     `uncounted_removals`: removals that were measured but do not count, because every image has the region. `must_support`: the
-    region is the finding itself. Then "not supported" where it contradicts the finding, and "not testable" where insertion and
+    region is the finding itself. Then "not supported" where it contradicts the finding, and "not decided" where insertion and
     removal have opposite signs.
     """
     counted = _group_counted_effects_by_kind(insertions, removals)
@@ -154,27 +154,27 @@ def judge_reliance(
         )
         reason = f"{change}; {_describe_other_kind(counted, kind, margin, uncounted_reasons)}"
         if must_support and len(set(directions.values())) == 2:
-            return "not testable", f"insertion and removal contradict one another: {reason}"
+            return "not decided", f"insertion and removal contradict one another: {reason}"
         if must_support and direction == "contradicts":
             return "not supported", f"these pixels count against the finding: {reason}"
         return "supported", reason
     effects = [*counted["insertion"], *counted["removal"]]
     if not effects:
         uncounted = f"; {uncounted_reasons['removal']}" if _select_effects_with_value(uncounted_removals) else ""
-        return "not testable", f"{_explain_no_counted_effect(insertions, removals)}{uncounted}"
+        return "not decided", f"{_explain_no_counted_effect(insertions, removals)}{uncounted}"
     if not all(_is_within_margin(effect, margin) for effect in effects):
-        return "not testable", _explain_undecided(counted["removal"], margin)
+        return "not decided", _explain_undecided(counted["removal"], margin)
     n_patients = max(min(item.effect.n_groups for item in kind) for kind in counted.values() if kind)
     untested_kinds = "".join(f"; {uncounted_reasons[kind]}" for kind, items in counted.items() if not items)
     if reason := explain_too_few_patients(n_patients, prevalence):
-        return "not testable", f"every effect that counts lies within the margin, but {reason}{untested_kinds}"
+        return "not decided", f"every effect that counts lies within the margin, but {reason}{untested_kinds}"
     missable = _describe_undetectable_share(compute_min_detectable_prevalence(n_patients))
-    allowed = f"with {plural(n_patients, 'patient')}, {missable}, and the rule allows {100 * prevalence:g} %"
+    allowed = f"with {plural(n_patients, 'patient')}, {missable}, and the config allows {100 * prevalence:g} %"
     return "not supported", f"every effect that counts lies within the margin{untested_kinds}; {allowed}"
 
 
 def explain_too_few_patients(n_patients: int, prevalence: float) -> str:
-    """Return why there are too few patients to exclude a rare reliance, or "" if there are enough.
+    """Return why the patients are too few to exclude that the model relies on a region in few of them. "" if they are enough.
 
     A rare reliance affects a share `prevalence` of patients.
     """
@@ -182,7 +182,7 @@ def explain_too_few_patients(n_patients: int, prevalence: float) -> str:
         return ""
     are_needed = plural(compute_min_patients_to_detect(prevalence), "patient is", "patients are")
     missable = _describe_undetectable_share(compute_min_detectable_prevalence(n_patients))
-    return f"with {plural(n_patients, 'patient')}, {missable}: {are_needed} needed for {100 * prevalence:g} %"
+    return f"with {plural(n_patients, 'patient')}, {missable}: {are_needed} needed for the {100 * prevalence:g} % of the config"
 
 
 def compute_min_patients_to_detect(prevalence: float) -> int:

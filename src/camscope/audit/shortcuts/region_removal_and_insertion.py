@@ -225,7 +225,7 @@ class InterventionRunner:
                 region=region_name, finding=self.finding.name, kind=kind, imputation=imputation, effect=effect
             )
 
-    def compute_masked_aurocs(self) -> Iterator[MaskedAuroc]:
+    def compute_aurocs_with_region_masked_or_alone(self) -> Iterator[MaskedAuroc]:
         """Yield the AUROC after masking a region, and after masking everything else."""
         for name in self.samples.region_names:
             samples = [

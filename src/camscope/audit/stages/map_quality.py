@@ -39,7 +39,7 @@ from camscope.audit.core.summary_entries import (
 )
 from camscope.audit.performance.subgroup_differences import compare_subgroups
 from camscope.audit.stages.metrics_on_growing_sample import SampledMetrics, SampledStage
-from camscope.audit.verdicts.early_stopping import judge_faithfulness_at_look, judge_robustness_at_look
+from camscope.audit.verdicts.early_stopping import forecast_faithfulness_verdict, forecast_robustness_verdict
 from camscope.errors import GeometryError, NonFiniteError, UndefinedError
 from camscope.evaluation import EvaluationResult, evaluate
 from camscope.explainers import METHODS, Explainer
@@ -71,7 +71,7 @@ MIN_SANITY_IMAGES = 5  # for the similarity of maps of different images
 
 def evaluate_faithfulness(context: AuditContext, results: StageResults) -> MetricsResult:
     """Test on sampled images whether the maps show what the prediction depends on."""
-    judge = partial(judge_faithfulness_at_look, len(context.explainers))
+    judge = partial(forecast_faithfulness_verdict, len(context.explainers))
     stage = SampledStage(context, "faithfulness", FAITHFULNESS_METRICS, context.explainers, judge)
     n_samples = context.sample_sizes.faithfulness
     return _evaluate_metrics_on_samples(stage, _draw_positives(context, results, n_samples, FAITHFULNESS_SALT))[0]
@@ -80,7 +80,7 @@ def evaluate_faithfulness(context: AuditContext, results: StageResults) -> Metri
 def evaluate_robustness(context: AuditContext, results: StageResults) -> MetricsResult:
     """Test on sampled images whether the maps stay stable under small image changes."""
     rank = reduce_integration_steps(context)
-    judge = partial(judge_robustness_at_look, context.config.margins.robustness_correlation)
+    judge = partial(forecast_robustness_verdict, context.config.margins.robustness_correlation)
     descriptive_metrics = tuple(name for name in ROBUSTNESS_METRICS if name not in TRANSFORMS_BY_METRIC)
     stage = SampledStage(context, "robustness", ROBUSTNESS_METRICS, rank.explainers, judge, descriptive_metrics)
     n_samples = context.sample_sizes.robustness

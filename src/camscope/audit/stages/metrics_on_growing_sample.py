@@ -10,7 +10,7 @@ from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.cohort import Finding
 from camscope.audit.core.stage_result_schema import MetricSummary, StoppingLook
 from camscope.audit.core.summary_entries import add_patient_column, select_metric_values_of_finding, summarize_metrics
-from camscope.audit.verdicts.early_stopping import LookDecision
+from camscope.audit.verdicts.early_stopping import VerdictForecast
 from camscope.batch import BatchOptions, BatchRun, Manifest, run_batch
 from camscope.batch.image_manifest import import_arrow
 from camscope.evaluation import evaluate
@@ -26,7 +26,7 @@ IMAGES_PER_CHUNK = 8  # images lost by an interruption; each takes long
 MIN_DECISION_CHANCE = 0.05  # with a smaller chance of a verdict at the last look, a test stops
 StopReason = Literal["decided", "undecidable", "complete"]
 # the metric summaries of a method at a look -> whether its verdict is reached, and the chance of one at the last look
-Judge = Callable[[Sequence[MetricSummary], InterimLook], LookDecision]
+Judge = Callable[[Sequence[MetricSummary], InterimLook], VerdictForecast]
 
 
 @dataclass

@@ -41,7 +41,7 @@ def analyze_shortcuts(context: AuditContext, results: StageResults) -> ShortcutR
     edited = replace(samples, samples=[sample for sample in samples.samples if sample.row in edited_rows])
     runners = [InterventionRunner(context, edited.subtract_finding(f.name), f, predictions) for f in findings]
     interventions = [effect for runner in runners for effect in runner.run_interventions()]
-    masked_aurocs = [masked for runner in runners for masked in runner.compute_masked_aurocs()]
+    masked_aurocs = [masked for runner in runners for masked in runner.compute_aurocs_with_region_masked_or_alone()]
     records = [record for runner in runners for record in runner.records]
     write_interventions(context.folder, records, context.cohort.ids)
     by_finding = {finding.name: samples.subtract_finding(finding.name) for finding in findings}

@@ -2,8 +2,10 @@
 
 - `supported`: the whole interval lies beyond the margin.
 - `not supported`: the whole interval lies on the other side of the margin.
-- `not testable`: the interval includes the margin, data are missing, or there are too few patients. The reason says which.
+- `not decided`: the interval includes the margin, data are missing, or there are too few patients. The reason says which.
 """
+
+import re
 
 from camscope.audit.core.summary_schema import Conclusion, Summary, Verdict
 from camscope.audit.verdicts import map_verdicts, model_and_data_verdicts
@@ -33,10 +35,16 @@ def derive_verdicts(summary: Summary) -> list[Verdict]:
         *map_verdicts.judge_whether_maps_form_clusters(summary),
     ]
     detected = {verdict.finding: verdict.conclusion for verdict in verdicts if verdict.question == "performance"}
-    return [
+    decided = [
         add_patients_needed(_require_performance(verdict, detected.get(verdict.finding, "supported")), summary)
         for verdict in verdicts
     ]
+    return decided if summary.check.has_patient_column else [_count_images(verdict) for verdict in decided]
+
+
+def _count_images(verdict: Verdict) -> Verdict:
+    """Return a verdict whose reason speaks of images, because the data do not say which images show the same patient."""
+    return verdict.model_copy(update={"reason": re.sub(r"\bpatient(s?)\b", r"image\1", verdict.reason)})
 
 
 def _require_performance(verdict: Verdict, performance: Conclusion) -> Verdict:

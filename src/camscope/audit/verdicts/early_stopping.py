@@ -17,23 +17,23 @@ class Chances(NamedTuple):
     below: float
 
 
-class LookDecision(NamedTuple):
+class VerdictForecast(NamedTuple):
     """Whether the verdict on a method is reached at a look, and the chance that it will be at the last look."""
 
     is_decided: bool
     chance_at_last_look: float
 
 
-def judge_robustness_at_look(margin: float, lines: Sequence[MetricSummary], look: InterimLook) -> LookDecision:
+def forecast_robustness_verdict(margin: float, lines: Sequence[MetricSummary], look: InterimLook) -> VerdictForecast:
     """Return whether every stability of a method is decided, and the chance that an open one is at the last look."""
     judged = [line for line in lines if line.metric in ROBUSTNESS_CONDITIONS]
-    is_open = [decide_above_margin(line.value, margin)[0] == "not testable" for line in judged]
+    is_open = [decide_above_margin(line.value, margin)[0] == "not decided" for line in judged]
     chances = [min(1.0, sum(estimate_chances_beyond_margin(line.value, margin, look))) for line in judged]
     open_chances = [chance for chance, undecided in zip(chances, is_open, strict=True) if undecided]
-    return LookDecision(bool(judged) and not any(is_open), max(open_chances, default=0.0))
+    return VerdictForecast(bool(judged) and not any(is_open), max(open_chances, default=0.0))
 
 
-def judge_faithfulness_at_look(n_methods: int, lines: Sequence[MetricSummary], look: InterimLook) -> LookDecision:
+def forecast_faithfulness_verdict(n_methods: int, lines: Sequence[MetricSummary], look: InterimLook) -> VerdictForecast:
     """Return whether the verdict on a method's faithfulness is reached, and the chance that it is at the last look.
 
     The chance is an upper bound: each metric could decide the verdict with the others on its side. The intervals of
@@ -41,8 +41,8 @@ def judge_faithfulness_at_look(n_methods: int, lines: Sequence[MetricSummary], l
     """
     judged = [line for line in lines if line.metric in FAITHFULNESS_VERDICT_METRICS]
     if not judged:
-        return LookDecision(is_decided=True, chance_at_last_look=0.0)
-    is_decided = combine_metrics_and_find_weakest(judged)[0][0] != "not testable"
+        return VerdictForecast(is_decided=True, chance_at_last_look=0.0)
+    is_decided = combine_metrics_and_find_weakest(judged)[0][0] != "not decided"
     n_comparisons = n_methods * sum(line.difference_to_control is not None for line in lines)
     differences = [line.difference_to_control or EMPTY_ESTIMATE for line in judged]
     chances = [estimate_chances_beyond_margin(difference, 0.0, look, n_comparisons) for difference in differences]
@@ -53,7 +53,7 @@ def judge_faithfulness_at_look(n_methods: int, lines: Sequence[MetricSummary], l
         for name in dict.fromkeys(names)
     ]
     chance_none_better = min(1.0 if above == 1 else 1 - above for above, _ in chances)
-    return LookDecision(is_decided, chance_supported + min(sum(worse_by_metric), chance_none_better))
+    return VerdictForecast(is_decided, chance_supported + min(sum(worse_by_metric), chance_none_better))
 
 
 def estimate_chances_beyond_margin(

@@ -37,7 +37,7 @@ CONTROL_DESCRIPTIONS = {
 CONTROL_COMPARISONS: Mapping[Conclusion, str] = {
     "supported": "better than the best control map",
     "not supported": "worse than the best control map",
-    "not testable": "not clearly different",
+    "not decided": "not clearly different",
 }
 
 
@@ -48,7 +48,7 @@ def judge_localization(summary: Summary) -> Iterator[Verdict]:
         enrichments = _select_metrics(stage, ("enrichment",), finding)
         if not enrichments:
             reason = stage.reason or f"no masks, boxes or points mark “{finding}”"
-            yield build_verdict("localization", finding, ("not testable", reason), margin=margin, maps="The maps")
+            yield build_verdict("localization", finding, ("not decided", reason), margin=margin, maps="The maps")
         shares = {
             (line.method, line.layer): line.value.value for line in _select_metrics(stage, ("energy-inside",), finding)
         }
@@ -68,7 +68,7 @@ def judge_localization(summary: Summary) -> Iterator[Verdict]:
 
 
 def _deny_localization(line: MetricSummary, reason: str) -> str:
-    """Return what holds if maps do not highlight a finding, because a control map scores as well. "" for other reasons."""
+    """Return the sentence that maps do no better than a control map, or "" if they failed for another reason."""
     if reason == BELOW_MARGIN_REASON:
         return ""
     name = line.value.baseline_name
@@ -90,7 +90,7 @@ def _select_metrics(stage: MetricsResult, metrics: Iterable[str], finding: str) 
 
 def _decide_localization(line: MetricSummary, margin: float) -> Decision:
     if reason := describe_unreachable_margin(line.max_value, margin):
-        return "not testable", reason
+        return "not decided", reason
     above_margin, above_control = decide_above_margin(line.value, margin), _decide_above_control(line)
     if above_margin[0] == "supported" and above_control[0] == "supported":
         return "supported", join_reasons(above_margin[1], above_control[1])
@@ -103,19 +103,19 @@ def _decide_above_control(line: MetricSummary) -> Decision:
     description = CONTROL_DESCRIPTIONS.get(line.value.baseline_name, "a control map")
     difference = line.difference_to_control
     if difference is None or difference.value is None:
-        return "not testable", f"it was not compared with {description}"
+        return "not decided", f"it was not compared with {description}"
     if missing := find_missing_requirement(difference):
-        return "not testable", missing
+        return "not decided", missing
     if difference.low is None or difference.high is None:
         reason = f": {difference.reason}" if difference.reason else ""
-        return "not testable", f"its difference from {description} has no interval{reason}"
+        return "not decided", f"its difference from {description} has no interval{reason}"
     if difference.low > 0:
         best = description if line.value.baseline_name else "the best control map"
         return "supported", f"the maps score higher than {best}"
     if difference.high <= 0:
         score = "" if line.value.baseline is None else f" ({line.value.baseline:.2f})"
         return "not supported", f"{description} scores {'better' if difference.high < 0 else 'as well'}{score}"
-    return "not testable", f"it does not differ clearly from {description}: more images are needed"
+    return "not decided", f"it does not differ clearly from {description}: more images are needed"
 
 
 def judge_attribution_mass(summary: Summary) -> Iterator[Verdict]:
@@ -137,12 +137,12 @@ def judge_attribution_mass(summary: Summary) -> Iterator[Verdict]:
 
 def _decide_attribution_mass(mass: AttributionMass, margin: float) -> Decision:
     if not mass.is_resolvable:
-        return "not testable", f"{mass.reason}: the map can neither show nor exclude it"
+        return "not decided", f"{mass.reason}: the map can neither show nor exclude it"
     if reason := describe_unreachable_margin(mass.max_enrichment, margin):
-        return "not testable", reason
+        return "not decided", reason
     decision, baseline = decide_above_margin(mass.enrichment, margin), mass.enrichment.baseline
     if decision[0] == "supported" and baseline is not None and (mass.enrichment.low or 0.0) <= baseline:
-        return "not testable", "maps of other patients have as much attribution in the same place"
+        return "not decided", "maps of other patients have as much attribution in the same place"
     return decision
 
 
@@ -153,7 +153,7 @@ def judge_faithfulness(summary: Summary) -> Iterator[Verdict]:
         lines = _select_metrics(stage, FAITHFULNESS_VERDICT_METRICS, finding)
         if not lines:
             reason = stage.reason or f"no map of “{finding}” was tested"
-            yield build_verdict("faithfulness", finding, ("not testable", reason), maps="The maps")
+            yield build_verdict("faithfulness", finding, ("not decided", reason), maps="The maps")
         for method in dict.fromkeys(line.method for line in lines):
             decision, reported = combine_metrics_and_find_weakest([line for line in lines if line.method == method])
             effect = reported.difference_to_control or EMPTY_ESTIMATE
@@ -200,8 +200,8 @@ def _combine_metric_decisions(decisions: Mapping[str, Decision], any_supported: 
         return "supported", "by every metric, the maps are better than the best control map"
     if metrics_by_conclusion["not supported"] and not any_supported:
         return "not supported", f"the maps are {sides}"
-    if len(metrics_by_conclusion["not testable"]) < n_metrics:
-        return "not testable", f"the metrics do not all agree: {sides}"
+    if len(metrics_by_conclusion["not decided"]) < n_metrics:
+        return "not decided", f"the metrics do not all agree: {sides}"
     return next(iter(decisions.values()))
 
 
@@ -216,7 +216,7 @@ def judge_sanity(summary: Summary) -> Iterator[Verdict]:
         tests = [test for test in summary.sanity.tests if test.finding == finding]
         if not tests:
             reason = summary.sanity.reason or f"too few images with “{finding}” share a size"
-            yield build_verdict("sanity", finding, ("not testable", reason), maps="The maps")
+            yield build_verdict("sanity", finding, ("not decided", reason), maps="The maps")
         control = next((test for test in tests if test.control), None)
         for test in tests:
             if not test.control:
@@ -227,12 +227,12 @@ def judge_sanity(summary: Summary) -> Iterator[Verdict]:
 
 def _decide_sanity(test: RandomizationTest, control: RandomizationTest | None) -> Decision:
     if test.passes is None:
-        return "not testable", test.reason
+        return "not decided", test.reason
     if control is None or control.passes is None:
-        return "not testable", "the test has no result for the edge detector, which has to fail it"
+        return "not decided", "the test has no result for the edge detector, which has to fail it"
     if control.passes:
         reason = "the edge detector passed, although it does not depend on the model: the test is too weak here"
-        return "not testable", reason
+        return "not decided", reason
     if test.passes:
         return (
             "supported",
@@ -260,12 +260,12 @@ def judge_robustness(summary: Summary) -> Iterator[Verdict]:
     for finding in summary.resolve.findings:
         lines = _select_metrics(stage, ROBUSTNESS_CONDITIONS, finding)
         if not lines:
-            decision: Decision = "not testable", stage.reason or f"no map of “{finding}” was tested"
+            decision: Decision = "not decided", stage.reason or f"no map of “{finding}” was tested"
             condition = "under irrelevant changes of the image"
             yield build_verdict("robustness", finding, decision, maps="The maps", condition=condition)
         for line in lines:
             conclusion, reason = decide_above_margin(line.value, margin)
-            stop = _describe_stop(stage, finding, line.method) if conclusion == "not testable" else ""
+            stop = _describe_stop(stage, finding, line.method) if conclusion == "not decided" else ""
             yield build_verdict(
                 "robustness",
                 finding,
@@ -297,7 +297,7 @@ def judge_whether_maps_form_clusters(summary: Summary) -> Iterator[Verdict]:
 
 def _decide_clusters(analysis: ClusterAnalysis) -> Decision:
     if analysis.reason:
-        return "not testable", analysis.reason
+        return "not decided", analysis.reason
     if analysis.n_clusters > 1:
         return "supported", "the clusters reappear in subsamples more often than expected for a single cluster"
     if analysis.n_patients < MIN_PATIENTS_FOR_SINGLE_CLUSTER:
@@ -305,7 +305,7 @@ def _decide_clusters(analysis: ClusterAnalysis) -> Decision:
             f"one cluster was found, but among {plural(analysis.n_patients, 'patient')} two clusters are often missed: "
             f"{MIN_PATIENTS_FOR_SINGLE_CLUSTER} are needed"
         )
-        return "not testable", reason
+        return "not decided", reason
     return "not supported", (
         "no number of clusters reappears in subsamples more often than expected for a single cluster; a cluster of fewer "
         f"than {100 * RARE_CLUSTER_SHARE:.0f} % of the maps is often missed"

@@ -69,14 +69,14 @@ def judge_subgroup_equality(
     if different:
         decision = "not supported", f"{worst.level} differs from the others by more than the margin"
     elif any(level.conclusion != "equivalent" for level in differences):
-        decision = "not testable", "; ".join(dict.fromkeys(_list_open_reasons(differences)))
+        decision = "not decided", "; ".join(dict.fromkeys(_list_open_reasons(differences)))
     else:
         n_patients = min(
             min(level.value.n_groups, max(0, level.difference.n_groups - level.value.n_groups)) for level in differences
         )  # of the level, or of all other levels if these are fewer
         too_few = explain_too_few_patients(n_patients, prevalence) if prevalence else ""
         within = "the interval of every subgroup lies within the margin"
-        decision = ("not testable", too_few) if too_few else ("supported", within)
+        decision = ("not decided", too_few) if too_few else ("supported", within)
     return build_verdict(
         question, finding, decision, worst.difference, worst.margin, qualifier or column, column=column, **claim_fields
     )
@@ -132,7 +132,7 @@ def _judge_reliance(summary: Summary, finding: str, region: str, question: str) 
     if all(effect.effect.value is None for effect in (*insertions, *removals)):
         reasons = (effect.effect.reason for effect in effects)
         reason = summary.shortcut.reason or next(reasons, "no image has a mask of this region")
-        decision: Decision = "not testable", reason
+        decision: Decision = "not decided", reason
         reported = None
     else:
         is_marker = region in summary.shortcut.markers_by_finding.get(finding, ())
@@ -167,7 +167,7 @@ def _decide_masked_auroc(auroc: EstimateSummary, margin: float) -> Decision:
     decision = decide_above_margin(_orient_auroc_above_half(auroc), margin)
     opposite = auroc if _is_inverted(auroc) else _invert_auroc(auroc)
     if decision[0] == "not supported" and decide_above_margin(opposite, margin)[0] != "not supported":
-        return "not testable", WIDE_INTERVAL_REASON
+        return "not decided", WIDE_INTERVAL_REASON
     return decision
 
 
@@ -197,13 +197,13 @@ def judge_leakage(summary: Summary) -> Iterator[Verdict]:
 
 def _decide_leakage(probe: ColumnLeakage, margin: float) -> Decision:
     if missing := find_missing_requirement(probe.auroc):
-        return "not testable", missing
+        return "not decided", missing
     if probe.is_decodable:
         return "supported", "the whole interval lies above chance, and no permutation of the labels reaches the AUROC"
     if probe.auroc.high is not None and probe.auroc.high < margin:
         return "not supported", BELOW_MARGIN_REASON
     if probe.auroc.low is None or probe.auroc.high is None:
-        return "not testable", probe.auroc.reason or "there is no interval"
+        return "not decided", probe.auroc.reason or "there is no interval"
     interval = f"the interval from {probe.auroc.low:.2f} to {probe.auroc.high:.2f}"
     if probe.auroc.low <= 0.5:
         reason = f"{interval} includes chance (0.5), and"
@@ -211,4 +211,4 @@ def _decide_leakage(probe: ColumnLeakage, margin: float) -> Decision:
         reason = f"permuted labels reach an AUROC of {probe.null_max:.2f}, and {interval}"
     else:
         reason = f"the probe is not above chance, and {interval}"
-    return "not testable", f"{reason} does not lie wholly below the margin of {margin:g}"
+    return "not decided", f"{reason} does not lie wholly below the margin of {margin:g}"

@@ -8,19 +8,24 @@ from camscope.audit.shortcuts.intervention_effects_and_reliance import (
     DEFAULT_RELIANCE_PREVALENCE,
     compute_min_patients_to_detect,
 )
+from camscope.audit.verdicts.verdict_rules import WIDE_INTERVAL_REASON
 
 # An interval that ends at the margin decides in half of all audits. In four of five, its half width has to be smaller by the
 # ratio of the normal quantiles z(0.975) and z(0.975) + z(0.8). The number of patients grows with the square of it.
 POWER_FACTOR = ((1.959964 + 0.841621) / 1.959964) ** 2
 MAX_PATIENTS_NAMED = 10_000  # a larger number says only that the effect equals the margin
+HARDLY_DECIDABLE = "the effect is so close to it that more patients would hardly decide"
 PATIENTS_NEEDED_WORD = "needed"  # of every reason that more patients or images would remove
 EQUALITY_QUESTIONS = ("performance by subgroup", "localization by subgroup", "shortcut by subgroup")
 TWO_SIDED_QUESTIONS = ("ground truth", "shortcut", *EQUALITY_QUESTIONS)  # compared with the margin in either direction
 
 
 def add_patients_needed(verdict: Verdict, summary: Summary) -> Verdict:
-    """Return a verdict with the number of patients that would decide it."""
-    return verdict.model_copy(update={"patients_needed": estimate_patients_needed(verdict, summary)})
+    """Return a verdict with the number of patients that would decide it. Its reason says if no number would."""
+    needed, reason = estimate_patients_needed(verdict, summary), verdict.reason
+    if needed is None and verdict.conclusion == "not decided" and verdict.effect.value is not None:
+        reason = reason.replace(WIDE_INTERVAL_REASON.partition(": ")[2], HARDLY_DECIDABLE)
+    return verdict.model_copy(update={"patients_needed": needed, "reason": reason})
 
 
 def estimate_patients_needed(verdict: Verdict, summary: Summary) -> int | None:
@@ -29,7 +34,7 @@ def estimate_patients_needed(verdict: Verdict, summary: Summary) -> int | None:
     None if the verdict is decided, if nothing was measured, or if more patients would not decide it.
     """
     effect = verdict.effect
-    is_short_of_patients = verdict.conclusion == "not testable" and PATIENTS_NEEDED_WORD in verdict.reason
+    is_short_of_patients = verdict.conclusion == "not decided" and PATIENTS_NEEDED_WORD in verdict.reason
     if not is_short_of_patients or effect.value is None:
         return None
     if verdict.question == "clusters":
@@ -48,7 +53,7 @@ def estimate_patients_needed(verdict: Verdict, summary: Summary) -> int | None:
 
 
 def _estimate_patients_from_interval(verdict: Verdict) -> int | None:
-    """Return for how many patients the interval would no longer include the margin, to two digits, or None if unknown."""
+    """Return the number of patients, to two digits, with which the interval would exclude the margin. None if unknown."""
     effect, margin = verdict.effect, verdict.margin
     value, low, high = effect.value, effect.low, effect.high
     if value is None or low is None or high is None or margin is None or low == high:

@@ -167,14 +167,14 @@ def find_topic(question: str) -> str:
 def decide_above_margin(estimate: EstimateSummary, margin: float) -> Decision:
     """Decide whether an estimate lies above a margin. Return the conclusion and the reason."""
     if missing := find_missing_requirement(estimate):
-        return "not testable", missing
+        return "not decided", missing
     if estimate.low is None or estimate.high is None:
-        return "not testable", estimate.reason or "there is no interval"
+        return "not decided", estimate.reason or "there is no interval"
     if estimate.low > margin:
         return "supported", ABOVE_MARGIN_REASON
     if estimate.high < margin:
         return "not supported", BELOW_MARGIN_REASON
-    return "not testable", NO_VARIATION_REASON if estimate.low == estimate.high else WIDE_INTERVAL_REASON
+    return "not decided", NO_VARIATION_REASON if estimate.low == estimate.high else WIDE_INTERVAL_REASON
 
 
 def find_missing_requirement(estimate: EstimateSummary) -> str:
@@ -201,17 +201,17 @@ def describe_unreachable_margin(max_enrichment: float | None, margin: float) -> 
 
 
 def require_agreement(decisions: Sequence[Decision]) -> Decision:
-    """Return the decision of all imputations if they agree, else "not testable"."""
+    """Return the decision of all imputations if they agree, else "not decided"."""
     conclusions = {conclusion for conclusion, _ in decisions}
     if len(conclusions) == 1:
         return decisions[0]
-    reason = next((reason for conclusion, reason in decisions if conclusion == "not testable"), "")
-    return "not testable", reason or "the imputations disagree"
+    reason = next((reason for conclusion, reason in decisions if conclusion == "not decided"), "")
+    return "not decided", reason or "the imputations disagree"
 
 
 def write_conclusion_sentence(claim: str, denial: str, conclusion: Conclusion) -> str:
     """Return the conclusion about a claim as a sentence."""
-    if conclusion == "not testable":
+    if conclusion == "not decided":
         return f"It is not decided whether {claim[:1].lower()}{claim[1:]}"
     return claim if conclusion == "supported" else denial
 
@@ -232,16 +232,16 @@ def build_verdict(
     denial: str = "",
     **claim_fields: str,
 ) -> Verdict:
-    """Build the verdict on a question. It is "not testable" if the effect has no value or too few patients.
+    """Build the verdict on a question. It is "not decided" if the effect has no value or too few patients.
 
     `denial`: the sentence that holds if the claim is not supported, instead of the question's. `claim_fields`: the fields of
     the question's claim besides the finding.
     """
     definition, (conclusion, reason) = QUESTIONS[question], decision
-    if conclusion != "not testable" and (missing := find_missing_requirement(effect)):
-        conclusion, reason = "not testable", missing
+    if conclusion != "not decided" and (missing := find_missing_requirement(effect)):
+        conclusion, reason = "not decided", missing
     direction: Literal["supports", "contradicts", "neither"] = "neither"
-    if conclusion == "not testable":
+    if conclusion == "not decided":
         reason = reason or effect.reason or EMPTY_ESTIMATE.reason
     elif definition.is_good_if_supported is not None:
         is_good = (conclusion == "supported") is definition.is_good_if_supported

@@ -25,9 +25,9 @@ from camscope.evaluation.selection.rank_and_drop_candidates import (
     CandidateState,
     ReferenceValues,
     SelectionSample,
-    collect_reference_values,
     drop_worse_candidates,
     get_remaining_candidates,
+    pool_and_sort_metric_values,
     rank_candidates,
 )
 from camscope.explainers import METHODS, Explainer
@@ -145,7 +145,7 @@ def select_method(
             evaluate_candidates(racing, block, n_steps, region_size or get_default_region_size(block[0].item.x), seed)
         else:
             evaluate_block(racing, block)
-        reference = collect_reference_values(racing) | {
+        reference = pool_and_sort_metric_values(racing) | {
             name: values for name, values in reference.items() if len(values)
         }
         n_seen = start + len(block)

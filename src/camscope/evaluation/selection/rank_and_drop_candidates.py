@@ -68,7 +68,7 @@ class CandidateState:
 ReferenceValues = dict[str, FloatArray]
 
 
-def collect_reference_values(candidates: Sequence[CandidateState]) -> ReferenceValues:
+def pool_and_sort_metric_values(candidates: Sequence[CandidateState]) -> ReferenceValues:
     """Pool and sort the values of all candidates for each metric. Qualities are computed relative to these values."""
     names = [name for name in RANKING_METRICS if name in candidates[0].metric_values]
     every = {

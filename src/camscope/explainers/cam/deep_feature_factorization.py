@@ -16,8 +16,8 @@ from camscope.explainers.cam.layer_explainer import LayerExplainer
 from camscope.explainers.cam.layer_features import ActivationVariants, LayerFeatures
 from camscope.explainers.cam.shared_layer_pass import SharedLayerPass
 from camscope.explainers.core.base_explainer import register
+from camscope.explainers.core.chunk_perturbed_copies_by_memory import BatchedMixin
 from camscope.explainers.core.evaluation_context import evaluation_context, inspect_model
-from camscope.explainers.core.memory_chunks import BatchedMixin
 from camscope.explainers.core.model_input import ModelInput
 from camscope.explainers.core.nonnegative_factorization import MatrixFactors, factorize_nonnegative
 from camscope.explainers.core.validated_setting_types import NonNegativeNumber, PositiveInteger
@@ -215,7 +215,7 @@ class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
         activation = features.activation.flatten(2)
         finite = activation.isfinite().flatten(1).all(1)[:, None]
         factors = self._factorize_matrix(torch.where(finite[..., None], activation, 0).mT)
-        gains = compute_concept_gains(features, factors.maps, factors.vectors)
+        gains = compute_score_gains_of_single_concepts(features, factors.maps, factors.vectors)
         total = factors.maps.sum(1)
         each = torch.where(total > 0, gains / torch.where(total > 0, total, 1), 0)
         return torch.where(finite, (factors.maps @ each[..., None])[..., 0], torch.nan).to(activation.dtype)
@@ -260,7 +260,7 @@ class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
             if len(pages) > 1:  # the cached outputs of all pages would not fit into memory
                 pages = [replace(page, replay=None) for page in pages]
             chunks = zip(pages, maps.split(at_once), vectors.split(at_once), strict=True)
-            gains = torch.cat([compute_concept_gains(page, *chunk) for page, *chunk in chunks])
+            gains = torch.cat([compute_score_gains_of_single_concepts(page, *chunk) for page, *chunk in chunks])
         return _build_concepts(items, pages[0], replace(joint, maps=maps), gains)
 
     def _factorize_matrix(self, matrix: Tensor) -> MatrixFactors:
@@ -275,7 +275,7 @@ class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
             return next(features for _, features in shared_pass.iter_method_indices_and_features(0))
 
 
-def compute_concept_gains(features: LayerFeatures, maps: Tensor, vectors: Tensor) -> Tensor:
+def compute_score_gains_of_single_concepts(features: LayerFeatures, maps: Tensor, vectors: Tensor) -> Tensor:
     """Compute for each concept (N,C) the score with only this concept at the layer, minus that with an empty layer.
 
     The concepts are `maps` (N,cells,C) and `vectors` (N,C,K). For scores of all classes the result is (N,C,classes).

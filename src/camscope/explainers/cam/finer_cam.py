@@ -35,7 +35,7 @@ class FinerCAM(GradCAM):
     gamma: Number = 0.6
     n_references: PositiveInteger = 3
 
-    def objective(self, score: Score, output: Any, n_samples: int) -> Tensor:
+    def compute_differentiated_score(self, score: Score, output: Any, n_samples: int) -> Tensor:
         """Compute the logit of the class minus gamma times the mean logit of similar classes (N,)."""
         target_scores = score.read_score(output, n_samples)
         logits, classes = require_class_logits(self.name, score, output)

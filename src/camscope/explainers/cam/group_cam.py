@@ -7,7 +7,7 @@ from camscope.explainers.cam.layer_explainer import LayerExplainer
 from camscope.explainers.cam.layer_features import InputVariants, LayerFeatures
 from camscope.explainers.cam.weighted_channels_explainer import SPATIAL_AXIS
 from camscope.explainers.core.base_explainer import register
-from camscope.explainers.core.memory_chunks import BatchedMixin
+from camscope.explainers.core.chunk_perturbed_copies_by_memory import BatchedMixin
 from camscope.explainers.core.resize_and_blur import blur_input, compute_minimum_and_range, enlarge_to_input
 from camscope.explainers.core.validated_setting_types import PositiveInteger
 

@@ -16,7 +16,7 @@ from camscope.explainers.cam.layer_explainer import LayerExplainer
 from camscope.explainers.cam.layer_features import LayerFeatures
 from camscope.explainers.cam.weighted_channels_explainer import SPATIAL_AXIS
 from camscope.explainers.core.base_explainer import register
-from camscope.explainers.core.memory_chunks import count_copies_that_fit_in_memory, map_chunks
+from camscope.explainers.core.chunk_perturbed_copies_by_memory import count_copies_that_fit_in_memory, map_chunks
 from camscope.explainers.core.principal_component import (
     compute_leading_axes,
     find_nearest_vector_in_span,

@@ -11,7 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import LayerError
-from camscope.explainers.core.memory_chunks import ActivationBytes, count_copies_that_fit_in_memory, map_chunks
+from camscope.explainers.core.chunk_perturbed_copies_by_memory import (
+    ActivationBytes,
+    count_copies_that_fit_in_memory,
+    map_chunks,
+)
 from camscope.hooks.cache_prefix_and_vary_output import PrefixCache, replace_output_by_variants
 from camscope.hooks.thread_local_hooks import Hooks, thread_local_hook
 from camscope.layers.layout import Layout
@@ -225,7 +229,7 @@ class LayerFeatures:
 
     @cached_property
     def _can_use_cached_outputs(self) -> bool:
-        """Whether the scores of a pass stay the same if the outputs of earlier layers come from the cache."""
+        """Whether the scores stay the same if the outputs of earlier layers are taken from the cache."""
         if not self._prefix_cache.has_cached_outputs:
             return True
         try:
@@ -244,11 +248,13 @@ class LayerFeatures:
     def _computes_samples_independently(self, strategy: str) -> bool:
         """Whether samples do not affect one another in a strategy, also if the pass uses cached outputs."""
         was_cached = self._prefix_cache.has_cached_outputs
-        return self._keeps_samples_apart(strategy) and (
-            was_cached or not self._prefix_cache.has_cached_outputs or self._keeps_samples_apart(strategy)
+        return self._scores_stay_if_other_samples_are_zeroed(strategy) and (
+            was_cached
+            or not self._prefix_cache.has_cached_outputs
+            or self._scores_stay_if_other_samples_are_zeroed(strategy)
         )
 
-    def _keeps_samples_apart(self, strategy: str) -> bool:
+    def _scores_stay_if_other_samples_are_zeroed(self, strategy: str) -> bool:
         """Whether each sample keeps its score in a strategy if the activations of other samples are set to zero."""
         n_samples = len(self.x)
         rows = torch.arange(2 * n_samples + 1, device=self.x.device)

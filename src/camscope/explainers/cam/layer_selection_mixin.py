@@ -57,14 +57,18 @@ class LayerSelectionMixin(Explainer):
         self.layer = None if self.layer is None else find_layer(unwrap(self.model), self.layer)[0]
         self._chosen_layers: dict[tuple[object, ...], str] = {}
 
-    def objective(self, score: Score, output: Any, n_samples: int) -> Tensor:
+    def compute_differentiated_score(self, score: Score, output: Any, n_samples: int) -> Tensor:
         """Compute from the model's output the quantity (N,) whose gradient the method uses. By default it is the score."""
         return score.read_score(output, n_samples)
 
     @property
-    def objective_key(self) -> Hashable:
-        """A key of methods with the same `objective`, which share a backward pass."""
-        return "score" if type(self).objective is LayerSelectionMixin.objective else id(self)
+    def differentiated_score_key(self) -> Hashable:
+        """A key of methods with the same `compute_differentiated_score`, which share a backward pass."""
+        return (
+            "score"
+            if type(self).compute_differentiated_score is LayerSelectionMixin.compute_differentiated_score
+            else id(self)
+        )
 
     def with_chosen_layers(self, x: Tensor, score: Score) -> Self:
         """Return a copy of this method with the layer that it chooses for this input. A named layer stays."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from camscope.explainers.cam.layer_explainer import LayerExplainer
 from camscope.explainers.cam.layer_features import ActivationVariants, LayerFeatures
 from camscope.explainers.core.base_explainer import register
-from camscope.explainers.core.memory_chunks import BatchedMixin
+from camscope.explainers.core.chunk_perturbed_copies_by_memory import BatchedMixin
 
 
 @register

@@ -41,11 +41,11 @@ class ShapleyCAM(BaseWeightedChannels):
     utility: Literal["logit", "rest"] = "logit"
 
     @property
-    def objective_key(self) -> Hashable:
-        """A key of methods with the same `objective`. The logit is also the objective of most other methods."""
+    def differentiated_score_key(self) -> Hashable:
+        """A key that is equal for methods with the same `compute_differentiated_score`. Most methods share that of the logit."""
         return "score" if self.utility == "logit" else (ShapleyCAM, self.utility)
 
-    def objective(self, score: Score, output: Any, n_samples: int) -> Tensor:
+    def compute_differentiated_score(self, score: Score, output: Any, n_samples: int) -> Tensor:
         """Compute the utility of each sample (N,), whose Shapley values the method approximates."""
         target_scores = score.read_score(output, n_samples)
         if self.utility == "logit":

@@ -14,13 +14,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from camscope.errors import CamscopeError, LayerError, ModelError
 from camscope.explainers.cam.layer_features import LayerFeatures, record_image_share_of_padded_input
 from camscope.explainers.cam.layer_selection_mixin import LayerSelectionMixin
+from camscope.explainers.core.chunk_perturbed_copies_by_memory import ActivationBytes, measure_activation_bytes
 from camscope.explainers.core.evaluation_context import check_finite
-from camscope.explainers.core.memory_chunks import ActivationBytes, measure_activation_bytes
 from camscope.hooks.cache_prefix_and_vary_output import PrefixCache
 from camscope.hooks.find_layers import find_layer, find_layers, unwrap
 from camscope.hooks.input_gradients import HALF_PRECISION_BOOSTS
 from camscope.hooks.layer_tap import Tap, TappedCall
-from camscope.hooks.spatial_map_tracker import SpatialMapTracker, is_interception_exact
+from camscope.hooks.spatial_map_tracker import SpatialMapTracker, is_output_unchanged_by_interception
 from camscope.layers.infer_layout import has_unequal_strides
 from camscope.layers.layout import CHANNELS_FIRST, Layout, returns_channels_first
 from camscope.layers.layout_noise_probe import (
@@ -74,8 +74,8 @@ class SharedLayerPass(ExitStack):
         self._needs_curvature = any(explainer.second_order for explainer in explainers)
         groups: dict[object, list[int]] = {}
         for t, explainer in enumerate(explainers):
-            groups.setdefault(explainer.objective_key, []).append(t)
-        self._objective_groups = list(groups.values())
+            groups.setdefault(explainer.differentiated_score_key, []).append(t)
+        self._differentiated_score_groups = list(groups.values())
         self._layer_maps: dict[object, LayerMaps] = {}
 
     def __enter__(self) -> "SharedLayerPass":
@@ -93,9 +93,9 @@ class SharedLayerPass(ExitStack):
 
     def iter_method_indices_and_features(self, score_index: int) -> Iterator[tuple[int, LayerFeatures]]:
         """Run the backward passes of one score. Yield for each method its index and the features of its layer."""
-        for g, group in enumerate(self._objective_groups):
-            values = self._objective_values[score_index][g]
-            last = (score_index, g) == (len(self._scores) - 1, len(self._objective_groups) - 1)
+        for g, group in enumerate(self._differentiated_score_groups):
+            values = self._differentiated_scores[score_index][g]
+            last = (score_index, g) == (len(self._scores) - 1, len(self._differentiated_score_groups) - 1)
             needs_gradients = self._has_repeated_calls or any(self._explainers[t].needs_gradient for t in group)
             layers = list(dict.fromkeys(self._layers[t] for t in group))
             gradients = self._compute_gradients(values, layers, last) if needs_gradients else {}
@@ -122,7 +122,7 @@ class SharedLayerPass(ExitStack):
             padded = around.enter_context(record_image_share_of_padded_input(model))
             self._layout_hints = record_layout_hints(model, around)
             is_unknown = any(map(self._needs_layout_inference, self._explainers, self._layers))
-            watched = is_unknown and is_interception_exact(model)
+            watched = is_unknown and is_output_unchanged_by_interception(model)
             self._spatial_ops = None
             if watched:
                 self._spatial_ops = around.enter_context(SpatialMapTracker(model, self._x, scores[0].extra_tensors))
@@ -131,10 +131,14 @@ class SharedLayerPass(ExitStack):
         # the gradient shows which of several calls the score depends on, whether a method uses it or not
         repeated = any(len(calls) > 1 for calls in self._tap.calls.values())
         self._has_repeated_calls = first.call_index is None and repeated
-        self._objective_values = [  # all targets are checked before any backward pass
-            [self._explainers[g[0]].objective(s, output, len(self._x)) for g in self._objective_groups] for s in scores
+        self._differentiated_scores = [  # all targets are checked before any backward pass
+            [
+                self._explainers[g[0]].compute_differentiated_score(s, output, len(self._x))
+                for g in self._differentiated_score_groups
+            ]
+            for s in scores
         ]
-        every = [values for row in self._objective_values for values in row]
+        every = [values for row in self._differentiated_scores for values in row]
         check_finite("the score", torch.cat(every), first.on_nonfinite)
 
     def _needs_layout_inference(self, explainer: LayerSelectionMixin, layer: str) -> bool:

@@ -10,7 +10,7 @@ from camscope.explainers.cam.layer_explainer import LayerExplainer
 from camscope.explainers.cam.layer_features import InputVariants, LayerFeatures
 from camscope.explainers.cam.weighted_channels_explainer import compute_value_range_per_sample
 from camscope.explainers.core.base_explainer import register
-from camscope.explainers.core.memory_chunks import BatchedMixin
+from camscope.explainers.core.chunk_perturbed_copies_by_memory import BatchedMixin
 from camscope.explainers.core.random_mixin import RandomMixin
 from camscope.explainers.core.resize_and_blur import enlarge_to_input, resize_maps, scale_to_unit_range
 from camscope.explainers.core.validated_setting_types import NonNegativeNumber

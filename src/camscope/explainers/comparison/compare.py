@@ -24,9 +24,9 @@ from camscope.explainers.comparison.equal_maps import correlate_maps, describe_e
 from camscope.explainers.comparison.explain_by_supported_methods import MethodTimer, explain_supported
 from camscope.explainers.core.base_explainer import METHODS, Explainer, get_explainer_class
 from camscope.explainers.core.evaluation_context import Precision
-from camscope.explainers.core.keywords_of_other_toolkits import reject_foreign_keywords
 from camscope.explainers.core.model_input import NO_EXTRA_INPUTS, ExtraInputs
 from camscope.explainers.core.run_methods_in_shared_passes import OnPass, explain_grid
+from camscope.explainers.core.translate_keywords_of_other_toolkits import reject_foreign_keywords
 from camscope.explanation import (
     AUTO,
     Explanation,

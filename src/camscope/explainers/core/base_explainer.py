@@ -16,16 +16,16 @@ from camscope import registry
 from camscope.errors import InputError, ModelError, TargetError
 from camscope.explainers.core.base_method import BaseMethod
 from camscope.explainers.core.evaluation_context import run_uncompiled
-from camscope.explainers.core.keywords_of_other_toolkits import (
-    apply_captum_settings,
-    select_baseline_rows,
-    translate_setting_names,
-)
 from camscope.explainers.core.run_methods_in_shared_passes import build_explanations, explain_grid, run_methods
-from camscope.explainers.core.split_call_keywords import (
+from camscope.explainers.core.split_keywords_for_model_and_method import (
     build_extra_inputs,
     resolve_explainers_and_extra_inputs,
     split_keywords,
+)
+from camscope.explainers.core.translate_keywords_of_other_toolkits import (
+    apply_captum_settings,
+    select_baseline_rows,
+    translate_setting_names,
 )
 from camscope.explanation import Explanation
 from camscope.model_card import compute_model_digest

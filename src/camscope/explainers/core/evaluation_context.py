@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from camscope.errors import InputError, ModelError, NonFiniteError, warn_caller
-from camscope.explainers.core.check_input_channel_axis import check_input_channels_not_last
 from camscope.explainers.core.model_input import NO_EXTRA_INPUTS, ExtraInputs, check_input_tensor_is_ordinary
+from camscope.explainers.core.reject_channels_last_input import check_input_channels_not_last
 from camscope.explainers.core.sample_interaction_probe import samples_interact
 from camscope.hooks.evaluation_mode import evaluation_mode
 from camscope.hooks.exclude_hooks_from_copies import hooks_excluded_from_copies

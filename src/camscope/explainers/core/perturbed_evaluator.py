@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from camscope.explainers.core.evaluation_context import check_finite
-from camscope.explainers.core.memory_chunks import (
+from camscope.explainers.core.chunk_perturbed_copies_by_memory import (
     DEFAULT_MEMORY_BUDGET_BYTES,
     ActivationBytes,
     compute_memory_budget_of_pass,
@@ -16,6 +15,7 @@ from camscope.explainers.core.memory_chunks import (
     measure_activation_bytes,
     process_chunks,
 )
+from camscope.explainers.core.evaluation_context import check_finite
 from camscope.explainers.core.pixel_explainers import MultiPassExplainer
 from camscope.hooks.input_gradients import compute_scores_and_input_gradients
 from camscope.plurals import plural
@@ -51,7 +51,7 @@ class PerturbedEvaluator:
         return values
 
     def score_input(self, sample: int, x: Tensor) -> Tensor:
-        """Return the score () of an input (C,*S) for the target of a sample. Equal inputs of a class are scored once."""
+        """Return the score () of an input (C,*S) for a sample's target. Equal inputs with equal targets are scored once."""
         for scored_sample, scored_input, score in self._scored_inputs:
             if self._have_equal_targets(sample, scored_sample) and torch.equal(x, scored_input):
                 return score

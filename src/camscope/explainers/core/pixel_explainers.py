@@ -8,11 +8,11 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from camscope.explainers.core.base_explainer import Explainer
-from camscope.explainers.core.evaluation_context import check_finite
-from camscope.explainers.core.maps_with_flags import AttributionMaps, find_samples_below_precision
-from camscope.explainers.core.memory_chunks import (
+from camscope.explainers.core.chunk_perturbed_copies_by_memory import (
     BatchedMixin,
 )
+from camscope.explainers.core.evaluation_context import check_finite
+from camscope.explainers.core.maps_with_flags import AttributionMaps, find_samples_below_precision
 from camscope.explainers.core.setting_checks import check_one_of
 from camscope.hooks.input_gradients import compute_scores_and_input_gradients
 from camscope.targets import Score, full_precision

@@ -179,7 +179,7 @@ def flag_constant_scores(
     if not rows:
         return
     uses_rival_scores = not getattr(explainer, "has_custom_backward", False) and (
-        getattr(explainer, "runs_model", False) or getattr(explainer, "objective_key", "score") != "score"
+        getattr(explainer, "runs_model", False) or getattr(explainer, "differentiated_score_key", "score") != "score"
     )  # the map uses more than the score of its class: probabilities, or scores of rival classes
     weights_key = hash(frozenset(model_info.read_weight_versions().items()))
     constant = find_samples_with_constant_score(x, score, rows, weights_key, include_probabilities=uses_rival_scores)

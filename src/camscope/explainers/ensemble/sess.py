@@ -96,7 +96,7 @@ def list_window_corners(size: Sequence[int], step: Sequence[int], window: Sequen
 
 
 def _place_window_map(attribution: Tensor, corner: Sequence[int], grid: Sequence[int], size: Sequence[int]) -> Tensor:
-    """Scale a window's map (N,*s) to 0..1, and paste it at the window's position into a map (N,*S) of the input."""
+    """Scale a window's map to 0..1, and paste it at the window's position into a map of the whole input."""
     peak = attribution.flatten(1).amax(1).view(-1, *[1] * len(size))
     scaled = resize_maps(torch.where(peak > 0, attribution.relu() / peak, 0), size)
     margins = [(start, total - start - side) for start, total, side in zip(corner, grid, size, strict=True)]

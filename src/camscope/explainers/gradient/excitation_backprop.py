@@ -70,7 +70,7 @@ class ExcitationBackprop(LayerExplainer):
             notes.append(f"activations that may be negative, where they are no response: {names}")
         return [replace(score_maps, notes=(*notes, *score_maps.notes)) for score_maps in maps]
 
-    def objective(self, score: Score, output: Any, n_samples: int) -> Tensor:
+    def compute_differentiated_score(self, score: Score, output: Any, n_samples: int) -> Tensor:
         """Return the score (N,) from which probability is propagated back. Raise ModelError if an operation has no rule."""
         check_excitation_rules(output, self.name)
         if self.contrastive:
@@ -87,7 +87,7 @@ class ExcitationBackprop(LayerExplainer):
     def _compute_input_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         def compute_scores(leaf: Tensor) -> list[Tensor]:
             output = scores[0].forward(leaf)
-            return [self.objective(score, output, len(x)) for score in scores]
+            return [self.compute_differentiated_score(score, output, len(x)) for score in scores]
 
         maps = []
         for score, p in zip(scores, compute_scores_and_input_gradients(x, compute_scores)[1], strict=True):

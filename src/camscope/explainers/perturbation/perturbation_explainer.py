@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from camscope.explainers.core.baselines import BaselineMixin
+from camscope.explainers.core.chunk_perturbed_copies_by_memory import process_chunks
 from camscope.explainers.core.maps_with_flags import AttributionMaps
-from camscope.explainers.core.memory_chunks import process_chunks
 from camscope.explainers.core.perturbed_evaluator import PerturbedEvaluator
 from camscope.explainers.core.pixel_explainers import MultiPassExplainer
 from camscope.targets import Score, full_precision

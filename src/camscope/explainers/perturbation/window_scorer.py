@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from camscope.explainers.core.memory_chunks import count_copies_that_fit_in_memory, process_chunks
+from camscope.explainers.core.chunk_perturbed_copies_by_memory import count_copies_that_fit_in_memory, process_chunks
 from camscope.explainers.perturbation.perturbation_explainer import (
     MaskedInput,
 )

@@ -81,7 +81,7 @@ def lacks_progressive_scan(data: bytes) -> bool:
     return any(map(any, missing_bits.values()))
 
 
-def read_jpeg_size(data: bytes) -> tuple[int, int] | None:
+def read_jpeg_height_and_width(data: bytes) -> tuple[int, int] | None:
     """Return the size (H,W) that JPEG data declares, or None if this is not JPEG data."""
     import simplejpeg
 

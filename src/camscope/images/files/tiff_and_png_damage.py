@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from camscope.errors import ImageError
-from camscope.images.files.strict_jpeg_decoding import describe_jpeg_damage, read_jpeg_size
+from camscope.images.files.strict_jpeg_decoding import describe_jpeg_damage, read_jpeg_height_and_width
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -153,7 +153,7 @@ def _is_complete_jpeg(data: bytes, tables: bytes, size: tuple[int, int] | None) 
     """Return whether a JPEG strip of a TIFF is complete and at least of the size (H,W)."""
     if tables.startswith(JPEG_START_MARKER):
         data = tables.removesuffix(JPEG_END_MARKER) + data.removeprefix(JPEG_START_MARKER)
-    if (declared := read_jpeg_size(data)) is None:
+    if (declared := read_jpeg_height_and_width(data)) is None:
         return data.startswith(JPEG_START_MARKER)  # a variant of JPEG that libtiff may support
     if math.prod(declared) > EXTRA_TILE_PIXELS + math.prod(size or declared):
         return False

@@ -120,7 +120,7 @@ def _group_slices(slices: Sequence[SliceHeader]) -> list[list[SliceHeader]]:
     groups_by_key: dict[tuple[Any, ...], list[list[SliceHeader]]] = {}
     for header in sorted(slices, key=lambda header: header.sort_key):
         groups = groups_by_key.setdefault(header.group_key, [])
-        group = next((group for group in groups if _has_same_orientation(group[0].plane, header.plane)), None)
+        group = next((group for group in groups if _is_parallel_with_equal_spacing(group[0].plane, header.plane)), None)
         if group is None:
             groups.append([header])
         else:
@@ -128,7 +128,7 @@ def _group_slices(slices: Sequence[SliceHeader]) -> list[list[SliceHeader]]:
     return sorted((group for groups in groups_by_key.values() for group in groups), key=lambda group: -len(group))
 
 
-def _has_same_orientation(first: SlicePlane | None, second: SlicePlane | None) -> bool:
+def _is_parallel_with_equal_spacing(first: SlicePlane | None, second: SlicePlane | None) -> bool:
     return first.is_parallel_with_equal_spacing(second) if first and second else first is second
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from camscope.atomic_writes_and_folder_locks import check_not_existing, write_bytes
-from camscope.batch.exporter import Exporter, ExportResult
+from camscope.batch.export_rows_to_files import Exporter, ExportResult
 from camscope.batch.html_contact_sheet import build_contact_sheet
 from camscope.batch.run_reader import RunReader
 from camscope.batch.sql_query import Query

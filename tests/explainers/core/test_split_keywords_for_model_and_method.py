@@ -25,7 +25,7 @@ from camscope import (
 )
 from camscope.errors import InputError
 from camscope.evaluation import evaluate
-from camscope.explainers.core.keywords_of_other_toolkits import FOREIGN_KEYWORD_HINTS, UNNECESSARY_KEYWORDS
+from camscope.explainers.core.translate_keywords_of_other_toolkits import FOREIGN_KEYWORD_HINTS, UNNECESSARY_KEYWORDS
 from camscope.forward_signature import list_forward_keywords
 
 pytestmark = [

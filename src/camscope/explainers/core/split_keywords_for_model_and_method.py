@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from camscope.errors import InputError
-from camscope.explainers.core.keywords_of_other_toolkits import (
+from camscope.explainers.core.model_input import ExtraInputs
+from camscope.explainers.core.translate_keywords_of_other_toolkits import (
     CAPTUM_SETTING_NAMES,
     Method,
     apply_captum_settings,
     describe_unknown_keyword,
 )
-from camscope.explainers.core.model_input import ExtraInputs
 from camscope.forward_signature import list_forward_keywords
 from camscope.hooks.find_layers import unwrap
 
