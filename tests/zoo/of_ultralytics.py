@@ -36,5 +36,6 @@ are compared with plain `torch.autograd.grad`. Boxes and scores of all detectors
 def section() -> str:
     """The section of the page of models."""
     return HEAD + "".join(
-        f"| {row.name} | 3×{row.size[0]}×{row.size[1]} | `{row.layer}` | {row.grid[0]}×{row.grid[1]} |\n" for row in ROWS
+        f"| {row.name} | 3×{row.size[0]}×{row.size[1]} | `{row.layer}` | {row.grid[0]}×{row.grid[1]} |\n"
+        for row in ROWS
     )
