@@ -18,6 +18,7 @@ from camscope.targets import (
     Box,
     Class,
     Classes,
+    DetectionRows,
     Difference,
     ImageContext,
     LogProbability,
@@ -629,3 +630,56 @@ def test_a_class_that_is_not_detected_is_one_error(label, expected):
     names = [f"kind {i}" for i in range(5)]
     with pytest.raises(TargetError, match=expected):
         Score(nn.Identity(), BestBox(label), class_names=names, input_size=(8, 8)).read_score([sample], 1)
+
+
+class RowsOfCells(nn.Module):
+    """A detector of two classes that predicts a square of 4 pixels around each cell of a 4 x 4 grid, as YOLO does."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.features = nn.Conv2d(3, 6, 3, stride=4, padding=1)
+        self.head = nn.Conv2d(6, 2, 1)
+
+    def forward(self, x):
+        logits = self.head(self.features(x).relu()).flatten(2).transpose(1, 2)
+        rows, columns = torch.meshgrid(torch.arange(4), torch.arange(4), indexing="ij")
+        corner = 4.0 * torch.stack([columns, rows], -1).reshape(1, 16, 2).expand(len(x), -1, -1)
+        boxes = torch.cat([corner, corner + 4], 2)
+        return DetectionRows(boxes, logits.sigmoid(), torch.full(boxes.shape[:2], 4.0))
+
+
+def test_a_class_alone_is_the_best_box_where_the_card_says_how():
+    model = RowsOfCells().eval()
+    attach_card(model, ModelCard("rows", layer="features", build_class_target=BestBox))
+    x = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    rows = model(x)
+    best = rows.probabilities[:, :, 1].argmax(1)
+    maps, score = LayerCAM(model).attribute(x, 1), Score(model, 1)
+    torch.testing.assert_close(score(x), rows.probabilities[torch.arange(2), best, 1])
+    for n, row in enumerate(best.tolist()):
+        x0, y0, x1, y1 = rows.boxes[n, row].tolist()
+        assert (
+            score.describe(n)
+            == f"class 1 in the box ({x0:g}, {y0:g}, {x1:g}, {y1:g}) of the model's input, predicted at stride 4"
+        )
+        assert score.class_index(n) == 1
+        alone = LayerCAM(model).attribute(x[n : n + 1], Box(x0, y0, x1, y1, label=1))[0]
+        torch.testing.assert_close(maps[n], alone)
+        assert maps[n].flatten().nonzero()[:, 0].tolist() in ([row], [])  # one cell of the layer enters the row
+    mixed = Score(model, [0, Box(0, 0, 4, 4, label=1)])
+    assert mixed(x)[1] == rows.probabilities[1, 0, 1]
+    assert (mixed.class_index(0), mixed.class_index(1)) == (0, None)
+
+
+def test_a_box_of_rows_takes_the_class_of_the_most_probable_row():
+    boxes = torch.tensor([[[0.0, 0, 4, 4], [0.0, 0, 4, 3.5], [8.0, 8, 9, 9]]])
+    rows = DetectionRows(boxes, torch.tensor([[[0.1, 0.2], [0.9, 0.0], [1.0, 1.0]]]), torch.tensor([[8.0, 16.0, 32.0]]))
+    score = Score(nn.Identity(), Box(0, 0, 4, 4), input_size=(16, 16))
+    assert score.read_score(rows, 1).tolist() == pytest.approx([0.9 * 3.5 / 4])
+    assert score.describe(0) == "class 0 in the box (0, 0, 4, 4) of the model's input, predicted at stride 16"
+
+
+def test_a_class_needs_a_box_where_the_card_says_nothing():
+    with pytest.raises(TargetError, match="a class alone does not select a box"):
+        Score(RowsOfCells(), 1)(torch.rand(1, 3, 16, 16))
