@@ -258,8 +258,8 @@ def test_a_classifier_explains_the_logits_that_predict_makes_probabilities_of():
 # --- every method
 
 FEW_PASSES = (
-    *("gradcam", "hirescam", "layercam", "gradcam++", "eigencam", "fem", "reciprocam", "liftcam", "scorecam", "dff"),
-    *("fullgrad", "saliency", "integratedgradients", "smoothgrad", "occlusion", "rise", "drise", "randomcam"),
+    *("gradcam", "hirescam", "layercam", "eigencam", "reciprocam", "scorecam", "fullgrad"),
+    *("saliency", "integratedgradients", "occlusion", "drise", "randomcam"),
 )
 WITHOUT_MAP = {
     "cam": "uses the classifier weights",

@@ -65,7 +65,7 @@ def _load_restricted(file: Path) -> Any:
     tasks = require("ultralytics.nn.tasks", extra=EXTRA)
     if not getattr(getattr(tasks, "_SafeLoad", None), "SUPPORTED", False):
         raise WeightsError(
-            f"{file} is not read: the installed ultralytics has no restricted loader: install a newer one"
+            f"{file} is not read, because the installed ultralytics has no restricted loader; install a newer one"
         )
     name = str(file.resolve())
     if file.suffix != ".pt" or name != name.strip().replace("'", ""):

@@ -83,7 +83,7 @@ class UltralyticsDetector(nn.Module):
         *layers, head = self.model.model
         for layer in layers:
             x = layer(_select_inputs(layer.f, x, outputs))
-            outputs.append(x)
+            outputs.append(x if layer.i in self.model.save else None)
         levels: list[Tensor] = _select_inputs(head.f, x, outputs)
         return levels
 
