@@ -150,6 +150,10 @@ FIGURES = [
                 "LayerCAM peaks inside the box that it explains in {:.1f} % of the detections, and HiResCAM in {:.1f} %",
                 lambda: [yolo_percent(name, "peak_in_own_box") for name in ("layercam", "hirescam")],
             ),
+            (
+                "D-RISE with 500 masks does so for {:.1f} % of {} of them",
+                lambda: [yolo_percent("drise", "peak_in_own_box"), results("yolo_shapes")["methods"]["drise"]["maps"]],
+            ),
             ("Grad-CAM does so in {:.1f} %", lambda: [yolo_percent("gradcam", "peak_in_own_box")]),
             (
                 "draws peak there in {:.1f} %",
