@@ -22,7 +22,7 @@ from benchmarks.audit_minutes import Counts
 from benchmarks.audit_real import blood, write_table
 from camscope import audit
 from camscope.audit import stage_duration_estimates
-from camscope.audit.core import reduce_integration_steps
+from camscope.audit.core import fewest_steps_with_same_ranks
 from camscope.audit.demo_dataset_and_model import CONFOUNDED_PROBABILITY, UNBIASED_PROBABILITY, write_demo_study
 
 METHODS = ["gradcam", "integratedgradients"]
@@ -129,7 +129,7 @@ ALL: dict[str, Callable[[Path, Path], dict[str, Any]]] = {
 
 def estimate_and_run(config: Mapping[str, Any], folder: Path) -> Counts:
     """Run an audit whose operations are timed in processor seconds."""
-    timed: tuple[Any, ...] = stage_duration_estimates, reduce_integration_steps
+    timed: tuple[Any, ...] = stage_duration_estimates, fewest_steps_with_same_ranks
     counts = Counts()
     try:
         for module in timed:

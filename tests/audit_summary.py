@@ -1,5 +1,6 @@
 """A summary of an audit as it could be: two findings, two methods, a marker that the model relies on, one stage skipped."""
 
+from camscope.audit.core.convert_to_summary_entries import collect_formulas
 from camscope.audit.core.stage_result_schema import (
     DataCheckResult,
     DataIssue,
@@ -21,7 +22,6 @@ from camscope.audit.core.stage_result_schema import (
     SubgroupDifference,
     SubgroupPerformance,
 )
-from camscope.audit.core.summary_entries import collect_formulas
 from camscope.audit.core.summary_schema import (
     AttributionMass,
     ClusterAnalysis,

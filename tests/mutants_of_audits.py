@@ -3,7 +3,7 @@
 import numpy as np
 
 from camscope import mask_labels
-from camscope.audit.core import summary_entries
+from camscope.audit.core import convert_to_summary_entries
 from camscope.audit.core.stage_result_schema import EstimateSummary, MetricSummary
 from camscope.audit.core.summary_schema import InterventionEffect
 from camscope.audit.report import sentences
@@ -85,7 +85,7 @@ def one_patient_has_most_of_the_images() -> None:
 OF_AUDITS = [
     Mutant(
         "an interval without width of one patient",
-        summary_entries,
+        convert_to_summary_entries,
         "summarize_estimate",
         "not (has_few_patients or estimate.is_dominated_by_few_groups)",
         "not has_few_patients",

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope.audit.check_audits_comparable import check_comparable_and_list_notes
+from camscope.audit.core.convert_to_summary_entries import summarize_estimate
 from camscope.audit.core.stage_result_schema import EstimateSummary
-from camscope.audit.core.summary_entries import summarize_estimate
 from camscope.audit.core.summary_schema import Verdict
 from camscope.audit.finished_audit import AuditRun
 from camscope.audit.performance.auc import auroc, bootstrap_areas, compute_roc_area, drop_undefined_areas, rank_scores

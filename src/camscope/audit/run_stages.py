@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from camscope.atomic_writes_and_folder_locks import build_output_path, write_bytes
 from camscope.audit.config_validation import validate_config
 from camscope.audit.core.audit_context import AuditContext
+from camscope.audit.core.convert_to_summary_entries import describe_images
 from camscope.audit.core.stage_result_schema import StageResult
 from camscope.audit.core.stored_predictions import StageResults
-from camscope.audit.core.summary_entries import describe_images
 from camscope.audit.core.summary_schema import Summary
 from camscope.audit.provenance import provenance_file
 from camscope.audit.provenance.audit_files_safe_to_replace import (
@@ -151,7 +151,9 @@ def _warn_if_budget_is_missed(context: AuditContext, remaining: Mapping[str, flo
         return False
     missed_seconds = seconds + sum(remaining.values()) - budget_seconds
     if missed_seconds > 0:
-        warnings.warn(describe_missed_budget(budget, missed_seconds, remaining), BudgetWarning, stacklevel=3)
+        warnings.warn(
+            describe_missed_budget(budget, missed_seconds, remaining, context.explainers), BudgetWarning, stacklevel=3
+        )
     return missed_seconds > 0
 
 

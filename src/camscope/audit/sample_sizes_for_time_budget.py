@@ -1,6 +1,6 @@
 """Sizes of the slow stages that fit a budget of time, what they can still find, and by how much the budget is missed."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import sqrt
 
 from camscope.audit.core.audit_context import AuditContext
@@ -9,6 +9,7 @@ from camscope.audit.core.stage_result_schema import PlannedSize
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT
 from camscope.audit.stage_duration_estimates import StageEstimator
 from camscope.errors import CamscopeWarning
+from camscope.explainers import Explainer
 from camscope.metrics.group_sequential import plan_interim_looks
 from camscope.metrics.intervals_and_p_values import compute_t_quantile
 
@@ -18,7 +19,6 @@ MIN_SIZES = {"faithfulness": 10, "robustness": 10, "sanity": 10, "interventions"
 SHARE_FOR_STAGES = 0.9  # of the budget: the rest is for the report and for estimates that are too low
 SHRINK_FACTOR = 0.9
 MIN_NAMED_SHARE = 0.1  # of the remaining time: shorter stages are not named as the reason of a missed budget
-REMEDY = 'name fewer methods, such as methods = ["gradcam"], lower n_steps, or audit fewer images by max_images'
 
 
 class BudgetWarning(CamscopeWarning):
@@ -95,15 +95,20 @@ def _compute_interval_half_width(context: AuditContext, n_patients: int) -> floa
     return round(compute_t_quantile(n_patients - 1, alpha / 2) / sqrt(n_patients), 3)
 
 
-def describe_missed_budget(budget: str, missed_seconds: float, seconds_by_stage: Mapping[str, float]) -> str:
+def describe_missed_budget(
+    budget: str, missed_seconds: float, seconds_by_stage: Mapping[str, float], explainers: Sequence[Explainer]
+) -> str:
     """Say by how much a budget will be missed, which of the remaining stages are the reason, and what helps."""
+    remedies = ['name fewer methods, such as methods = ["gradcam"]'] if len(explainers) > 1 else []
+    remedies += ["lower n_steps"] if any("n_steps" in explainer.parameters for explainer in explainers) else []
+    remedies.append("audit fewer images by max_images")
     longest = sorted(seconds_by_stage.items(), key=lambda stage_and_seconds: -stage_and_seconds[1])
     min_seconds = MIN_NAMED_SHARE * sum(seconds_by_stage.values())
     stages = [f"{name} takes {format_duration(seconds)}" for name, seconds in longest if seconds >= min_seconds]
     reasons = " and ".join(stages[:2])
     return (
         f"the budget of {budget} will be missed by about {format_duration(missed_seconds)}, because {reasons}, "
-        f"which no budget cuts further; to be faster, {REMEDY}"
+        f"which no budget cuts further; to be faster, {', or '.join(remedies)}"
     )
 
 

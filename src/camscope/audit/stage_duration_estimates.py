@@ -13,7 +13,7 @@ from torch import Tensor
 
 from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.config import SampleSizes
-from camscope.audit.core.reduce_integration_steps import reduce_integration_steps
+from camscope.audit.core.fewest_steps_with_same_ranks import reduce_integration_steps
 from camscope.audit.performance.compute_log_odds_and_features import compute_logits_and_features
 from camscope.audit.shortcuts.load_images_and_region_masks import load_region_samples
 from camscope.audit.stages.map_quality import (

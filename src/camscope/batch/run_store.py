@@ -91,7 +91,7 @@ class RunStore:
 
     @property
     def chunk_size(self) -> int | None:
-        """The number of images per part file, or None without a run or a valid number."""
+        """The number of images per part file. None if there is no run, or if its stored number is invalid."""
         value = (self.run_info or {"run_config": {}})["run_config"].get("chunk_size")
         return value if isinstance(value, int) and value > 0 else None
 
@@ -297,7 +297,7 @@ class RunStore:
             )
 
     def select_parts_of_run(self, chunks: Collection[int]) -> list[int]:
-        """Return the chunks whose part files belong to this run. A part file without the name of a run counts too."""
+        """Return the chunks whose part files this run wrote. Part files that name no run are included."""
         return [chunk for chunk in chunks if self._read_metadata(chunk, IDENTITY_KEY) in (None, self.identity)]
 
     def part_digest(self, chunk: int) -> str:

@@ -54,7 +54,7 @@ class Command(TyperCommand):
                 parameter.rich_help_panel = find_help_panel(parameter.opts[0])
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments. If `--layer` is unknown, read it as `--layers`, and vice versa."""
+        """Parse the arguments. An unknown `--layer` is read as `--layers`, and vice versa."""
         names = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
         end = args.index("--") if "--" in args else len(args)
         return super().parse_args(ctx, [*(_correct_singular_or_plural(arg, names) for arg in args[:end]), *args[end:]])

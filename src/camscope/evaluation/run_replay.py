@@ -75,8 +75,8 @@ class RunReplay:
         )
         if list(size) != row["input_size"] or not is_same:
             raise PreprocessError(
-                f"{row['path']}: the model input has size {size}; in the run it had size {tuple(row['input_size'])} or showed "
-                f"another part of the image: pass the preprocess of the run"
+                f"{row['path']}: the model input differs from that of the run, in its size ({size}, in the run "
+                f"{tuple(row['input_size'])}) or in the part of the image that it shows: pass the preprocess of the run"
             )
         return item.x
 

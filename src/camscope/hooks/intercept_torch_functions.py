@@ -148,5 +148,5 @@ def activation_lower_bound(name: str, args: Sequence[Any], kwargs: Mapping[str, 
 
 
 def may_average_with_negative_weights(kwargs: Mapping[str, Any]) -> bool:
-    """Whether an averaging function may have negative weights with these keywords, as bicubic interpolation has."""
+    """Whether the keywords of an averaging function select bicubic interpolation, which has negative weights."""
     return kwargs.get("mode") == "bicubic"

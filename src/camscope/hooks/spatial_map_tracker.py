@@ -208,8 +208,8 @@ class SpatialMapTracker(BaseFunctionMode):
                 if name == "pad":  # with zeros, or with values of the tensor
                     args, kwargs = args[:3], {key: kwargs[key] for key in kwargs if key != "value"}
                 moved: Tensor | Sequence[Tensor] = func(
-                    *map_leaves(list(args), self._read_cell_numbers_or_index),
-                    **map_leaves(kwargs, self._read_cell_numbers_or_index),
+                    *map_leaves(list(args), self._get_cell_numbers_unless_index),
+                    **map_leaves(kwargs, self._get_cell_numbers_unless_index),
                 )
                 return moved
             cells, value = self._require_cell_numbers(args[0]).clone(), args[2]
@@ -343,7 +343,7 @@ class SpatialMapTracker(BaseFunctionMode):
             raise LookupError
         return cells.detach()
 
-    def _read_cell_numbers_or_index(self, tensor: Tensor) -> Tensor:
+    def _get_cell_numbers_unless_index(self, tensor: Tensor) -> Tensor:
         return tensor if tensor.dtype in INDEX_TYPES else self._require_cell_numbers(tensor)
 
     def _find_cells_of_elementwise_result(self, sources: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
@@ -531,5 +531,5 @@ def _is_constant_along(cells: Tensor, axis: int) -> bool:
 
 
 def is_output_unchanged_by_interception(model: nn.Module) -> bool:
-    """Whether a model gives bit-exact results while its function calls are intercepted. Fused modules do not."""
+    """Whether intercepting the function calls of a model leaves its output exactly the same. With fused modules it does not."""
     return not any(isinstance(module, FUSED_MODULES) for module in model.modules())

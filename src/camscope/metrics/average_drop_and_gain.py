@@ -92,7 +92,7 @@ def average_increase(test: PerturbationTest, output_kind: OutputKind = "probabil
 
     """
     clean, masked, undefined = _get_clean_and_masked_scores(test, output_kind)
-    increased = masked - clean > MAX_ROUNDING_STEPS * test.scorer.score_epsilon * clean.abs()
+    increased = masked - clean > MAX_ROUNDING_STEPS * test.scorer.machine_epsilon_of_scores * clean.abs()
     return test.build_metric_values(increased.double(), masked, undefined)
 
 

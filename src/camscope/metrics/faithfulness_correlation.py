@@ -225,7 +225,9 @@ def _correlate_attributions_with_losses(
     drops, row = test.measure_random_drops(test.count_regions(share), n_sets), get_row_of_output_kind(output_kind)
     lost, clean = drops.score_drops[row], test.scorer.clean_scores[row, :, None]
     size = torch.maximum(clean.abs(), (clean - lost).abs()).nan_to_num().amax(1)
-    r, is_constant = correlate_tensor_rows(drops.attribution_sums, lost, 4 * test.scorer.score_epsilon * size)
+    r, is_constant = correlate_tensor_rows(
+        drops.attribution_sums, lost, 4 * test.scorer.machine_epsilon_of_scores * size
+    )
     flat = test.maps.flatten(1)
     return LossCorrelation(lost, r, is_constant | (flat == flat[:, :1]).all(1))
 

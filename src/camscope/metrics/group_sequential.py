@@ -72,7 +72,7 @@ class InterimLook:
         return total - n_interim * interim if self.is_last else interim
 
     def adjust_p_value(self, p_value: float) -> float:
-        """Adjust a p-value for several looks: return the error rate at which the interval of this look just touches 0."""
+        """Correct a p-value for several looks: return the smallest overall error rate at which this look is significant."""
         low, high = 0.0, 1.0
         if self.compute_alpha(high) <= p_value:
             return 1.0

@@ -49,7 +49,7 @@ def compute_linearized_variance(group_sums: FloatArray, group_sizes: GroupSizes)
 
 
 def compute_degrees_of_freedom(group_sizes: GroupSizes) -> float:
-    """Return Satterthwaite's degrees of freedom for at least two groups (Pustejovsky and Tipton 2018)."""
+    """Return the degrees of freedom by Satterthwaite's formula for two or more groups (Pustejovsky and Tipton 2018)."""
     # the variance is Σ a_g q_g², where q_g is a group's mean minus the overall mean, and a_g = h_g² / (1 - h_g)² with its share
     # h_g; with covariances c_gk = [g = k] / n_g - 1/N of the q, the result is (Σ a_g c_gg)² / Σ a_g a_k c_gk²
     counts = np.asarray(group_sizes, np.float64)

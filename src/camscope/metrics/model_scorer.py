@@ -77,7 +77,7 @@ class ModelScorer:
         self.batch_size = batch_size or count_copies_that_fit_in_memory(max(1, bytes_per_sample), self.x.device)
 
     @property
-    def score_epsilon(self) -> float:
+    def machine_epsilon_of_scores(self) -> float:
         """The machine epsilon of the model's output dtype."""
         return torch.finfo(self._target_score.dtype).eps
 

@@ -16,7 +16,7 @@ from camscope.render.volume_data import (
     EdgeLetters,
     Volume,
     VoxelIndex,
-    assign_axes_to_xyz,
+    find_xyz_of_array_axes,
     format_xyz_location,
 )
 
@@ -112,7 +112,7 @@ def format_slice_position(volume: Volume, voxel: VoxelIndex, normal_axis: int) -
     Without an affine, the position is the distance from the first slice. Without a voxel size, the text is empty.
     """
     if volume.affine_matrix is not None:
-        world_axis = assign_axes_to_xyz(volume.affine_matrix)[normal_axis]
+        world_axis = find_xyz_of_array_axes(volume.affine_matrix)[normal_axis]
         return f" · {format_xyz_location(volume.affine_matrix, voxel)[world_axis]} mm"
     return f" · {voxel[normal_axis] * volume.voxel_size[normal_axis]:.1f} mm" if volume.has_physical_size else ""
 

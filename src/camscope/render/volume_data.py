@@ -331,14 +331,14 @@ def get_axis_letters(affine: NDArray[np.float64]) -> tuple[AxisLetters, AxisLett
     (('R', 'L'), ('P', 'A'), ('I', 'S'))
     """
     letters: list[AxisLetters] = []
-    for k, axis in enumerate(assign_axes_to_xyz(affine)):
+    for k, axis in enumerate(find_xyz_of_array_axes(affine)):
         low, high = WORLD_AXIS_LETTERS[axis]
         letters.append((low, high) if affine[axis, k] > 0 else (high, low))
     first, second, third = letters
     return first, second, third
 
 
-def assign_axes_to_xyz(affine: NDArray[np.float64]) -> tuple[int, ...]:
+def find_xyz_of_array_axes(affine: NDArray[np.float64]) -> tuple[int, ...]:
     """Return for each array axis the nearest of x, y and z, as 0, 1 and 2. Each of them is used once."""
     cosines = np.abs(affine[:3, :3] / compute_spacing(affine))
     return max(permutations(range(3)), key=lambda axes: sum(cosines[axis, k] for k, axis in enumerate(axes)))

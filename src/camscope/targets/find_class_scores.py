@@ -197,7 +197,7 @@ class ScoreRange:
         self._n_rows[kind] += len(values)
 
     def is_constant(self, machine_epsilon: float) -> Tensor | None:
-        """Return which samples (N,) kept their score, up to rounding, for all changed inputs.
+        """Return which samples (N,) have the same score for all their changed inputs. Rounding errors are ignored.
 
         Return None if no input was changed.
         """

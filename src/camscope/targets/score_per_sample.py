@@ -291,7 +291,7 @@ class Score:
     def _score_variants_by_callable(
         self, target: Callable[[Any], Tensor], output: object, sample_index: Tensor
     ) -> Tensor:
-        """Return the scores (R,) of a callable target for R variants. Each call gets one row per sample."""
+        """Score R variants by a callable target, and return the scores (R,). Each call gets one row for each sample."""
         n_samples = len(sample_index) if self.values is None else len(self.values)
         rounds = list(_iter_one_variant_per_sample(sample_index, n_samples))
         round_scores: list[Tensor] = []

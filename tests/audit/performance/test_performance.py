@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from camscope.audit.core.summary_entries import summarize_estimate
+from camscope.audit.core.convert_to_summary_entries import summarize_estimate
 from camscope.audit.performance import calibration
 from camscope.audit.performance.auc import (
     auroc,

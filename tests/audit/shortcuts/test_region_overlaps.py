@@ -19,7 +19,7 @@ from camscope.audit.shortcuts.load_images_and_region_masks import (
     RegionSample,
     RegionSamples,
 )
-from camscope.audit.shortcuts.region_attribution import compute_region_overlaps, group_overlapping_regions
+from camscope.audit.shortcuts.region_attribution import group_overlapping_regions, measure_overlap_between_regions
 from camscope.audit.verdicts import derive_verdicts
 from camscope.audit.verdicts.limitations_and_warnings import list_warnings
 from camscope.errors import InputError
@@ -44,19 +44,22 @@ def test_an_overlap_is_the_mean_share_of_a_regions_pixels():
         ]
     )
     found = {
-        (one.region, one.other_region): (one.share, one.n_images) for one in compute_region_overlaps(seen, "nodule")
+        (one.region, one.other_region): (one.share, one.n_images)
+        for one in measure_overlap_between_regions(seen, "nodule")
     }
     assert found == {
         ("marker", "frame"): ((1 + 0.5) / 2, 2),
         ("frame", "marker"): (pytest.approx((0.25 + 0 + 0.25) / 3), 3),
     }
-    assert {one.finding for one in compute_region_overlaps(seen, "nodule")} == {"nodule"}
+    assert {one.finding for one in measure_overlap_between_regions(seen, "nodule")} == {"nodule"}
 
 
 def test_the_finding_and_the_organ_are_no_shortcuts_that_could_overlap():
     one = scene(0, a=(0, 4), b=(0, 4))
     one.regions[FINDING_REGION] = one.regions[ORGAN_REGION] = one.regions["a"]
-    assert {(each.region, each.other_region) for each in compute_region_overlaps(RegionSamples([one]), "f")} == {
+    assert {
+        (each.region, each.other_region) for each in measure_overlap_between_regions(RegionSamples([one]), "f")
+    } == {
         ("a", "b"),
         ("b", "a"),
     }

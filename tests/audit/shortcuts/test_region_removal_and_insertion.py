@@ -265,7 +265,7 @@ def test_an_absence_needs_as_many_patients_as_would_have_shown_what_was_declared
     word, reason = found(58)
     assert word == "not decided"
     assert (
-        "fewer than 5.0 % of patients could have been missed: 59 patients are needed for the 5 % of the config"
+        "fewer than 5.0 % of patients could have been missed: 59 patients are needed to detect 5 %, as the config asks"
         in reason
     )
     word, reason = found(100)

@@ -12,8 +12,8 @@ pytest.importorskip("pyarrow")
 
 import pyarrow
 
+from camscope.audit.core.convert_to_summary_entries import PATIENT_COLUMN, summarize_metrics
 from camscope.audit.core.stage_result_schema import EstimateSummary, RandomizationSimilarity, RandomizationTest
-from camscope.audit.core.summary_entries import PATIENT_COLUMN, summarize_metrics
 from camscope.audit.core.summary_schema import InterventionEffect, MaskedAuroc, Summary
 from camscope.audit.shortcuts.region_attribution import (
     _summarize_values,
@@ -307,7 +307,7 @@ def test_what_a_region_adds_is_called_the_same_only_of_as_many_patients_as_would
     summary = made.model_copy(update={"shortcut": made.shortcut.model_copy(update={"subgroup_differences": (level,)})})
     (found,) = told(summary, "shortcut by subgroup")
     assert found.conclusion == word
-    assert ("59 patients are needed for the 5 % of the config" in found.reason) == (word == "not decided")
+    assert ("59 patients are needed to detect 5 %, as the config asks" in found.reason) == (word == "not decided")
 
 
 def test_how_rare_a_reliance_may_be_is_declared():

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("pydantic")
 
 from camscope.audit.config_generation import MARGIN_COMMENTS
+from camscope.audit.core.convert_to_summary_entries import summarize_estimate
 from camscope.audit.core.stage_result_schema import (
     EstimateSummary,
     MetricSummary,
@@ -21,7 +22,6 @@ from camscope.audit.core.subgroup_levels import (
     MIN_PATIENTS_FOR_SINGLE_CLUSTER,
     MIN_PATIENTS_FOR_VERDICT,
 )
-from camscope.audit.core.summary_entries import summarize_estimate
 from camscope.audit.core.summary_schema import ColumnLeakage, Summary, Verdict
 from camscope.audit.shortcuts.intervention_effects_and_reliance import (
     MIN_IMPUTATIONS,

@@ -135,7 +135,7 @@ def sample_reference_points(points: FloatArray, rng: np.random.Generator) -> Flo
 
 
 def pool_maps(maps: npt.ArrayLike, grid_size: int) -> FloatArray:
-    """Average the positive part of maps (N,*s) over the cells of a grid. Axes with fewer cells are not resized."""
+    """Average the positive part of each map (N,*s) over the cells of a grid. An axis shorter than the grid keeps its length."""
     values = np.asarray(maps, np.float64)
     weights = [_build_area_weights(size, min(grid_size, size)) for size in values.shape[1:]]
     return _multiply_along_axes(values.clip(min=0), weights)

@@ -10,9 +10,9 @@ import numpy.typing as npt
 from camscope.audit.clustering.map_clustering import Partition, cluster_maps
 from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.cohort import Finding
+from camscope.audit.core.convert_to_summary_entries import round_significant
 from camscope.audit.core.stored_predictions import Predictions
 from camscope.audit.core.subgroup_levels import build_level_masks
-from camscope.audit.core.summary_entries import round_significant
 from camscope.audit.core.summary_schema import ClusterAnalysis, ClusterStability, MapCluster
 from camscope.audit.shortcuts.load_images_and_region_masks import RegionSamples
 from camscope.audit.shortcuts.region_attribution import compute_mass_share, load_attributions, resize_map_to_input
@@ -25,7 +25,7 @@ from camscope.plurals import plural
 ENRICHMENT_SIGNIFICANCE_LEVEL = 0.05
 
 
-def analyze_clusters(
+def cluster_and_describe_maps(
     context: AuditContext, explainer: Any, finding: Finding, samples: RegionSamples, predictions: Predictions
 ) -> ClusterAnalysis:
     """Cluster the maps of a method for the images with a finding, and describe each cluster.

@@ -5,8 +5,8 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from camscope.audit.core.convert_to_summary_entries import round_significant, summarize_estimate
 from camscope.audit.core.stage_result_schema import EstimateSummary, ReliabilityPoint
-from camscope.audit.core.summary_entries import round_significant, summarize_estimate
 from camscope.audit.performance.auc import MAX_UNDEFINED_SHARE, IntArray, count_group_draws
 from camscope.metrics.intervals_and_p_values import compute_bootstrap_interval, index_groups, iter_bootstrap_indices
 from camscope.metrics.jackknife_variance import count_effective_groups

@@ -67,7 +67,7 @@ def are_probability_outputs(logits: Tensor, outputs: str) -> bool:
 def compute_log_odds(
     context: AuditContext, logits: Tensor, findings: Sequence[Finding], *, outputs_are_probabilities: bool
 ) -> Tensor:
-    """Return the log odds (N,F) of findings from logits or probabilities (N,K)."""
+    """Compute the log odds (N,F) of the findings from the model's outputs (N,K), which are logits or probabilities."""
     outputs = context.config.model.outputs
     if outputs == "softmax" and logits.shape[1] == 1:
         raise InputError(

@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope.audit.core.cohort import Cohort
+from camscope.audit.core.convert_to_summary_entries import round_significant, summarize_estimate
 from camscope.audit.core.stored_predictions import Predictions
 from camscope.audit.core.subgroup_levels import build_level_masks
-from camscope.audit.core.summary_entries import round_significant, summarize_estimate
 from camscope.audit.core.summary_schema import ColumnLeakage
 from camscope.audit.performance.auc import (
     IntArray,

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from camscope.audit.core.cohort import Cohort, Finding
+from camscope.audit.core.convert_to_summary_entries import summarize_estimate
 from camscope.audit.core.stage_result_schema import SubgroupDifference
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT, build_level_masks
-from camscope.audit.core.summary_entries import summarize_estimate
 from camscope.audit.performance.auc import (
     IntArray,
     Ranking,

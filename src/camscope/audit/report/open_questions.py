@@ -56,7 +56,7 @@ SHORT_NAMES: Mapping[str, str] = {
     "sanity": "whether further maps depend on the trained weights",
     "robustness": "the stability of further maps",
     "performance by subgroup": "further subgroups",
-    "leakage": "further columns in the features",
+    "leakage": "whether further columns can be predicted from the features",
     "shortcut by subgroup": "effects of regions by subgroup",
     "localization by subgroup": "localization by subgroup",
     "attribution mass": "the attribution in other regions",

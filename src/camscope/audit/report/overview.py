@@ -16,7 +16,7 @@ from camscope.audit.report.concerns import (
     list_columns_that_determine_label,
 )
 from camscope.audit.report.number_format import format_item_count, format_number
-from camscope.audit.report.open_questions import MAX_ITEMS_NAMED, OpenQuestion, iter_open_questions, name_subject
+from camscope.audit.report.open_questions import OpenQuestion, iter_open_questions, name_subject
 from camscope.audit.report.result_sentences import (
     Concern,
     PerformanceAnswer,
@@ -80,7 +80,7 @@ def build_overview(summary: Summary) -> Overview:
         results=first_results,
         all_verdicts=_count_verdicts(summary, [*concerns, *first_results]),
         notes=[
-            *_explain_effects([concern, *first_concerns, *first_results]),
+            *_explain_effects(summary),
             *_explain_sample_sizes(first_results, summary),
         ],
         open_questions=first_questions,
@@ -169,13 +169,13 @@ def _name_further_questions(questions: Sequence[OpenQuestion]) -> Markup:
     return fill_sentence("Also open: {names}.", names=join_texts(names)) if names else Markup("")
 
 
-def _explain_effects(results: Sequence[Concern]) -> Iterator[Markup]:
-    """Explain the words of the effects that are shown, if one of them is a change of the log odds."""
-    verdicts = [verdict for result in results for verdict in result.verdicts]
-    if any(verdict.effect.n_groups_by_role for verdict in verdicts):
+def _explain_effects(summary: Summary) -> Iterator[Markup]:
+    """Explain the words of changes of the log odds, if there are any."""
+    if any(verdict.effect.n_groups_by_role for verdict in summary.verdicts):
         yield Markup(
-            "Change of the log odds: how far the prediction moves if the region of one image (of the donor) is pasted into "
-            "another (of the receiver), in standard deviations (SD) over all images."
+            "Change of the log odds: how far the prediction moves if a region of one image (of the donor) is pasted into "
+            "another (of the receiver), compared with pasting from an image without the region (of the control). The unit is "
+            "the standard deviation (SD) over all images."
         )
 
 
@@ -197,7 +197,7 @@ def _describe_missing_concern(summary: Summary) -> Concern:
     if not any(find_topic(item.question) == "model" for item in decided):
         sentence = Markup("No question about the model could be decided.")
         return Concern(sentence, Markup("This is not evidence in favor of the model."), "missing", "untested")
-    sentence = Markup("No concern: nothing that was decided contradicts the model.")
+    sentence = Markup("None of the decided questions counts against the model.")
     details = Markup("Causes that were not tested, or not named, remain possible.")
     return Concern(sentence, details, "missing", "neither")
 
@@ -250,7 +250,7 @@ def iter_unproven_conclusions(summary: Summary) -> Iterator[Markup]:
         if verdict.question == "shortcut" and verdict.conclusion == "not decided"
     ]
     if open_regions:
-        items = join_texts(list(dict.fromkeys(map(name_subject, open_regions))), MAX_ITEMS_NAMED, word="or")
+        items = join_texts(list(dict.fromkeys(map(name_subject, open_regions))), word="or")
         yield fill_sentence("that the prediction is independent of {items}", items=items)
     yield Markup("that no other cause, such as one that was not named or is not visible, plays a part")
     yield Markup("that the numbers hold for other images, other patients or other weights")

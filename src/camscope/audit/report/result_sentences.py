@@ -16,7 +16,6 @@ from camscope.audit.verdicts.verdict_rules import QUESTIONS
 from camscope.plurals import inflect
 
 QUESTIONS_WITHOUT_MARGIN = ("faithfulness", "sanity", "clusters")  # their rules compare with controls
-INVERTED_CLAUSE = Markup("; the ranking is inverted, so that the number is one minus the AUROC")
 MASKED_ORGAN_SUPPORTED = ("masked organ", "supported")
 MASKED_ORGAN_EXPLANATION = " It must then use something outside of the organ."
 MISSABLE_SHARE = "could have been missed"  # of the clause about the smallest share of patients that a test can detect
@@ -140,13 +139,14 @@ def describe_effect(verdict: Verdict, *, has_patients: bool) -> Markup:
     else:
         sample = describe_sample(verdict.effect, has_patients=has_patients)
     explanation = MASKED_ORGAN_EXPLANATION if (verdict.question, verdict.conclusion) == MASKED_ORGAN_SUPPORTED else ""
+    if INVERTED_REASON in verdict.reason:  # the ranking is inverted
+        quantity = f"one minus {quantity}"
     return fill_sentence(
-        f"{{quantity}}: {{effect}}, {{sample}}{{margin}}{{inverted}}.{explanation}",
+        f"{{quantity}}: {{effect}}, {{sample}}{{margin}}.{explanation}",
         quantity=f"{quantity[:1].upper()}{quantity[1:]}",
         effect=verdict.effect,
         sample=sample,
         margin=margin,
-        inverted=INVERTED_CLAUSE if INVERTED_REASON in verdict.reason else Markup(""),
     )
 
 

@@ -105,7 +105,7 @@ def join_texts(texts: Sequence[str | Markup], max_texts: int | None = None, word
 
 
 def count_in_words(count: int) -> str:
-    """Return a small number as a word, which is no number of the summary."""
+    """Return a small count as a word. Digits are only for numbers of the summary."""
     return COUNT_WORDS[count] if count < len(COUNT_WORDS) else "many"
 
 
@@ -121,6 +121,12 @@ def explain_missing_contradictions(summary: Summary, topic_name: str, questions:
         if len(conclusions) == 1:
             return fill_sentence(f"The only question about {topic_name} was not decided. {no_evidence}")
         sentence = f"None of the {{n_questions}} questions about {topic_name} was decided. {no_evidence}"
+        return fill_sentence(sentence, n_questions=n_questions)
+    directions = {verdict.direction for verdict in summary.verdicts if verdict.question in questions}
+    if directions == {"neither"}:
+        sentence = f"None of the {{n_questions}} questions counts for or against {topic_name}."
+        if len(conclusions) == 1:
+            sentence = f"The only question about {topic_name} counts neither for nor against it."
         return fill_sentence(sentence, n_questions=n_questions)
     return fill_sentence(
         f"No verdict contradicts {topic_name}: {{n_tested}} of {{n_questions}} {inflect(len(conclusions), 'question')} could "

@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike
 
+from camscope.audit.core.convert_to_summary_entries import summarize_estimate
 from camscope.audit.core.stage_result_schema import EstimateSummary
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT
-from camscope.audit.core.summary_entries import summarize_estimate
 from camscope.audit.core.summary_schema import Conclusion, InterventionEffect
 from camscope.metrics.intervals_and_p_values import compute_min_detectable_prevalence, index_groups
 from camscope.metrics.jackknife_variance import MIN_EFFECTIVE_GROUPS, count_effective_groups
@@ -169,7 +169,7 @@ def judge_reliance(
     if reason := explain_too_few_patients(n_patients, prevalence):
         return "not decided", f"every effect that counts lies within the margin, but {reason}{untested_kinds}"
     missable = _describe_undetectable_share(compute_min_detectable_prevalence(n_patients))
-    allowed = f"with {plural(n_patients, 'patient')}, {missable}, and the config allows {100 * prevalence:g} %"
+    allowed = f"with {plural(n_patients, 'patient')}, {missable}, and the config allows up to {100 * prevalence:g} %"
     return "not supported", f"every effect that counts lies within the margin{untested_kinds}; {allowed}"
 
 
@@ -182,7 +182,8 @@ def explain_too_few_patients(n_patients: int, prevalence: float) -> str:
         return ""
     are_needed = plural(compute_min_patients_to_detect(prevalence), "patient is", "patients are")
     missable = _describe_undetectable_share(compute_min_detectable_prevalence(n_patients))
-    return f"with {plural(n_patients, 'patient')}, {missable}: {are_needed} needed for the {100 * prevalence:g} % of the config"
+    goal = f"to detect {100 * prevalence:g} %, as the config asks"
+    return f"with {plural(n_patients, 'patient')}, {missable}: {are_needed} needed {goal}"
 
 
 def compute_min_patients_to_detect(prevalence: float) -> int:

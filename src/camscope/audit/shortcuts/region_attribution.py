@@ -9,8 +9,8 @@ import numpy as np
 
 from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.cohort import Finding
+from camscope.audit.core.convert_to_summary_entries import round_significant, summarize_estimate
 from camscope.audit.core.stage_result_schema import EstimateSummary
-from camscope.audit.core.summary_entries import round_significant, summarize_estimate
 from camscope.audit.core.summary_schema import AttributionMass, RegionOverlap, Summary
 from camscope.audit.shortcuts.border_and_marker_detectors import select_largest_component
 from camscope.audit.shortcuts.load_images_and_region_masks import (
@@ -178,7 +178,7 @@ def _summarize_values(
     return summarize_estimate(estimate, baseline, baseline_name)
 
 
-def compute_region_overlaps(samples: RegionSamples, finding_name: str) -> Iterator[RegionOverlap]:
+def measure_overlap_between_regions(samples: RegionSamples, finding_name: str) -> Iterator[RegionOverlap]:
     """Yield how much two regions overlap: the mean share of one region's pixels inside the other, pair by pair."""
     names = [name for name in samples.region_names if name not in (FINDING_REGION, ORGAN_REGION)]
     for region, other in permutations(names, 2):

@@ -16,9 +16,9 @@ from torch import Tensor
 from camscope.atomic_writes_and_folder_locks import open_atomic
 from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.cohort import Finding
+from camscope.audit.core.convert_to_summary_entries import summarize_estimate, summarize_estimate_or_reason
 from camscope.audit.core.stored_predictions import Predictions
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT
-from camscope.audit.core.summary_entries import summarize_estimate, summarize_estimate_or_reason
 from camscope.audit.core.summary_schema import InterventionEffect, MaskedAuroc
 from camscope.audit.performance.auc import auroc
 from camscope.audit.performance.compute_log_odds_and_features import compute_log_odds, compute_logits_and_features
@@ -247,7 +247,7 @@ class InterventionRunner:
                 )
 
     def _run_insertion(self, region_name: str) -> InterventionEffect:
-        """Return the effect of pasting a region from donor images, relative to pasting the same pixels of controls.
+        """Return the effect of pasting a region from donor images, minus that of pasting it from control images.
 
         Donors have the finding and the region. Where the control lacks the region, the donor's mask is used for it.
         """

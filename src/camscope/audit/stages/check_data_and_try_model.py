@@ -9,6 +9,7 @@ import numpy as np
 
 from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.config import MaskSource
+from camscope.audit.core.convert_to_summary_entries import round_significant
 from camscope.audit.core.stage_result_schema import (
     AnnotationSource,
     DataCheckResult,
@@ -26,7 +27,6 @@ from camscope.audit.core.subgroup_levels import (
     needs_age_bands,
     sort_levels,
 )
-from camscope.audit.core.summary_entries import round_significant
 from camscope.audit.shortcuts.load_images_and_region_masks import open_region_masks
 from camscope.batch import Manifest, inspect_images
 from camscope.batch.image_manifest import import_arrow

@@ -15,7 +15,16 @@ from torch import Tensor
 from camscope.atomic_writes_and_folder_locks import build_output_path
 from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.cohort import Finding
-from camscope.audit.core.reduce_integration_steps import reduce_integration_steps
+from camscope.audit.core.convert_to_summary_entries import (
+    add_patient_column,
+    collect_formulas,
+    get_metric_values,
+    round_significant,
+    select_metric_values_of_finding,
+    summarize_estimate,
+    summarize_finding_metrics,
+)
+from camscope.audit.core.fewest_steps_with_same_ranks import reduce_integration_steps
 from camscope.audit.core.stage_result_schema import (
     EstimateSummary,
     MetricsResult,
@@ -28,15 +37,6 @@ from camscope.audit.core.stage_result_schema import (
     SubgroupDifference,
 )
 from camscope.audit.core.stored_predictions import StageResults
-from camscope.audit.core.summary_entries import (
-    add_patient_column,
-    collect_formulas,
-    get_metric_values,
-    round_significant,
-    select_metric_values_of_finding,
-    summarize_estimate,
-    summarize_finding_metrics,
-)
 from camscope.audit.performance.subgroup_differences import compare_subgroups
 from camscope.audit.stages.metrics_on_growing_sample import SampledMetrics, SampledStage
 from camscope.audit.verdicts.early_stopping import forecast_faithfulness_verdict, forecast_robustness_verdict

@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Literal
 from camscope.atomic_writes_and_folder_locks import build_output_path
 from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.cohort import Finding
+from camscope.audit.core.convert_to_summary_entries import (
+    add_patient_column,
+    select_metric_values_of_finding,
+    summarize_metrics,
+)
 from camscope.audit.core.stage_result_schema import MetricSummary, StoppingLook
-from camscope.audit.core.summary_entries import add_patient_column, select_metric_values_of_finding, summarize_metrics
 from camscope.audit.verdicts.early_stopping import VerdictForecast
 from camscope.batch import BatchOptions, BatchRun, Manifest, run_batch
 from camscope.batch.image_manifest import import_arrow
@@ -195,7 +199,7 @@ def _select_method(table: "pa.Table", method: str) -> "pa.Table":
 
 
 def _sort_summaries(summaries: Iterable[MetricSummary]) -> list[MetricSummary]:
-    """Return the summaries by metric and imputation, the best map of each first."""
+    """Group the summaries by metric and imputation. Within each group, the best map comes first."""
     lines = list(summaries)
     keys = list(dict.fromkeys((line.metric, line.imputation) for line in lines))
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from camscope.atomic_writes_and_folder_locks import build_output_path
 from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.cohort import Cohort, Finding
+from camscope.audit.core.convert_to_summary_entries import round_significant, summarize_estimate_or_reason
 from camscope.audit.core.stage_result_schema import (
     EstimateSummary,
     ExplainResult,
@@ -23,7 +24,6 @@ from camscope.audit.core.stage_result_schema import (
 )
 from camscope.audit.core.stored_predictions import Predictions, StageResults
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT, build_level_masks
-from camscope.audit.core.summary_entries import round_significant, summarize_estimate_or_reason
 from camscope.audit.performance.auc import auroc, average_precision
 from camscope.audit.performance.calibration import compute_calibration_and_reliability_points
 from camscope.audit.performance.compute_log_odds_and_features import (

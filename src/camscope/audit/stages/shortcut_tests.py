@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from camscope.audit.clustering.regions_and_subgroups_of_clusters import analyze_clusters
+from camscope.audit.clustering.regions_and_subgroups_of_clusters import cluster_and_describe_maps
 from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.stage_result_schema import FlowStep, SubgroupDifference
 from camscope.audit.core.stored_predictions import Predictions, StageResults
@@ -18,7 +18,10 @@ from camscope.audit.shortcuts.load_images_and_region_masks import (
     RegionSamples,
     load_region_samples,
 )
-from camscope.audit.shortcuts.region_attribution import compute_attribution_mass_by_region, compute_region_overlaps
+from camscope.audit.shortcuts.region_attribution import (
+    compute_attribution_mass_by_region,
+    measure_overlap_between_regions,
+)
 from camscope.audit.shortcuts.region_names import name_region
 from camscope.audit.shortcuts.region_removal_and_insertion import InterventionRunner, write_interventions
 
@@ -46,11 +49,13 @@ def analyze_shortcuts(context: AuditContext, results: StageResults) -> ShortcutR
     write_interventions(context.folder, records, context.cohort.ids)
     by_finding = {finding.name: samples.subtract_finding(finding.name) for finding in findings}
     analyses = [
-        analyze_clusters(context, explainer, finding, by_finding[finding.name], predictions)
+        cluster_and_describe_maps(context, explainer, finding, by_finding[finding.name], predictions)
         for finding in findings
         for explainer in context.explainers
     ]
-    overlaps = [overlap for name, subset in by_finding.items() for overlap in compute_region_overlaps(subset, name)]
+    overlaps = [
+        overlap for name, subset in by_finding.items() for overlap in measure_overlap_between_regions(subset, name)
+    ]
     names = dict.fromkeys(name for subset in by_finding.values() for name in subset.region_names)
     return ShortcutResult(
         region_counts={

@@ -313,7 +313,7 @@ def _decide_clusters(analysis: ClusterAnalysis) -> Decision:
 
 
 def _find_reported_stability(analysis: ClusterAnalysis) -> EstimateSummary:
-    """Return the stability of the reported number of clusters. For one cluster, return the stability of two clusters."""
+    """Return the stability of the reported clusters. If only one is reported, return that of a division into two."""
     for row in analysis.stability_by_n_clusters:
         if row.n_clusters == max(2, analysis.n_clusters):
             return EstimateSummary(

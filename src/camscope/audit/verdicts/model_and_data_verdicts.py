@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from camscope.audit.core.convert_to_summary_entries import round_significant
 from camscope.audit.core.stage_result_schema import EstimateSummary, SubgroupDifference
-from camscope.audit.core.summary_entries import round_significant
 from camscope.audit.core.summary_schema import ColumnLeakage, Summary, Verdict
 from camscope.audit.shortcuts.intervention_effects_and_reliance import (
     DEFAULT_RELIANCE_PREVALENCE,

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from camscope.audit.core.convert_to_summary_entries import format_patient_count
 from camscope.audit.core.stage_result_schema import EstimateSummary
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_SINGLE_CLUSTER, MIN_PATIENTS_FOR_VERDICT
-from camscope.audit.core.summary_entries import format_patient_count
 from camscope.audit.core.summary_schema import Conclusion, Verdict
 from camscope.audit.shortcuts.intervention_effects_and_reliance import MIN_IMPUTATIONS
 from camscope.audit.shortcuts.region_removal_and_insertion import MIN_PREFERRED_IMAGES

@@ -100,7 +100,7 @@ class EncodedColumn:
         return self._group_rows(with_value[self.counts[self.codes[with_value]] > 1])
 
     def rows_of_groups_with_several_values(self, values: "EncodedColumn") -> GroupedRows:
-        """Group the rows by this column. Return the rows of groups in which `values` has more than one value."""
+        """Group the rows by their value in this column. Return the groups whose rows differ in `values`."""
         rows = np.flatnonzero((self.codes >= 0) & (values.codes >= 0))
         n_values = max(1, len(values.values))
         pairs = np.unique(self.codes[rows] * n_values + values.codes[rows])
@@ -241,7 +241,7 @@ def count_metadata_values(table: InspectionTable) -> dict[str, dict[str, int]]:
 def _count_number_lists(
     table: InspectionTable, name: str, number_format: str, separator: str, suffix: str
 ) -> dict[str, int]:
-    """Format lists of numbers as text, such as `0.66 x 0.66 x 5 mm`. Count the images with each text."""
+    """Count the images for each list of numbers, written as text such as `0.66 x 0.66 x 5 mm`."""
     texts = (
         separator.join(number_format.format(number) for number in numbers) + suffix
         for numbers in table.metadata[name].to_pylist()

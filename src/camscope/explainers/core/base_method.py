@@ -316,7 +316,7 @@ class BaseMethod(ABC):
 
     @property
     def accepts_integer_input(self) -> bool:
-        """Whether the method can explain an integer input, because it needs neither a gradient nor changed values."""
+        """Whether the method accepts an integer input. Only a method that needs no gradient and never changes the input does."""
         return False
 
     @property

@@ -127,8 +127,8 @@ def _determine_status(n_cells: int, zero_gradient: bool, constant_score: bool, l
         return "zero_gradient"
     if n_cells == 1:
         return "no_spatial_resolution"
-    if not high > 0:
-        return "no_positive_evidence"
     if constant_score:
         return "constant_score"
+    if not high > 0:
+        return "no_positive_evidence"
     return "flat" if low == high else STATUS_OK

@@ -38,7 +38,7 @@ def project_with_reference_sign(channel_maps: Tensor, reference: Tensor) -> Tens
 
 
 def compute_leading_axes(gram: Tensor, source_dtype: torch.dtype = torch.float64) -> Tensor:
-    """Return a basis (N,n,m) of the eigenspace for the largest eigenvalue of each symmetric matrix (N,n,n).
+    """Return vectors (N,n,m) that span the eigenspace of the largest eigenvalue, for each symmetric matrix (N,n,n).
 
     The basis vectors have the root of the eigenvalue as their length. All other columns are 0. If no eigenvalue is
     positive, all columns are 0. Eigenvalues count as equal if they agree to two thirds of the digits of `source_dtype`,

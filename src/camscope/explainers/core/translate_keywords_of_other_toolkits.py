@@ -134,7 +134,7 @@ def select_baseline_rows(
 def translate_setting_names(
     keywords: Mapping[str, Any], setting_names: Collection[str], owner_name: str
 ) -> dict[str, Any]:
-    """Rename captum's keywords of a constructor to camscope's. Raise InputError for other keywords of another toolkit."""
+    """Translate captum's names of settings into camscope's. Raise InputError if a foreign name has no setting here."""
     settings: dict[str, Any] = {}
     for word, value in keywords.items():
         name = word

@@ -147,7 +147,7 @@ def find_last_layer_per_resolution(model: nn.Module, layers: Sequence[SpatialLay
 
 
 def _multiply_maps(maps: Sequence[Tensor]) -> Tensor:
-    """Multiply the maps (N,*s) of several layers on the finest grid. Each map is scaled to 0..1 before."""
+    """Scale the maps (N,*s) of several layers to 0..1, resize them to the finest grid, and multiply them."""
     finest_grid = max((attribution.shape[1:] for attribution in maps), key=math.prod)
     resized = [resize_maps(scale_to_unit_range(attribution.relu()), finest_grid) for attribution in maps]
     return torch.stack([scale_to_unit_range(attribution) for attribution in resized]).prod(0)

@@ -90,10 +90,10 @@ class Occlusion(PerturbationExplainer):
             raise InputError(
                 f"window={window!r}, stride={stride!r}: expected one number, or one for each spatial axis ({len(size)})"
             ) from error
-        return [_compute_axis_coverage(*axis) for axis in zip(size, windows, strides, strict=True)]
+        return [_build_window_masks_along_axis(*axis) for axis in zip(size, windows, strides, strict=True)]
 
 
-def _compute_axis_coverage(length: int, window: int, stride: int) -> Tensor:
+def _build_window_masks_along_axis(length: int, window: int, stride: int) -> Tensor:
     starts = [*range(0, length - window, stride), length - window]
     if any(later - earlier > window for earlier, later in pairwise(starts)):
         raise InputError(

@@ -9,7 +9,7 @@ from torch import nn
 pytest.importorskip("pydantic")
 
 from camscope import GradCAM, IntegratedGradients
-from camscope.audit.core.reduce_integration_steps import MIN_RANK_CORRELATION, reduce_integration_steps
+from camscope.audit.core.fewest_steps_with_same_ranks import MIN_RANK_CORRELATION, reduce_integration_steps
 from camscope.metrics.explain_changed_inputs import ExplainerProbe
 
 
