@@ -1,4 +1,5 @@
-"""Draw the pictures of docs/recipes again: run the code of each page, and keep the `why.png` that it writes.
+"""Draw the pictures of docs/recipes again: run the code of each page, keep the `why.png` that it writes, and files named after
+the page, such as `inputs-video.png`.
 
 python assets/recipes.py cnn transformers --weights resnet18=FILE --weights timm:deit_tiny_patch16_224=FILE
 
@@ -114,7 +115,7 @@ def _write_small_clip(folder: Path) -> Path:
 
 
 def draw(page: Path, weights: Mapping[str, Path]) -> None:
-    """Run the blocks of a page in an empty folder and write its picture beside it."""
+    """Run the blocks of a page in an empty folder and write its pictures beside it."""
     run, _ = find_blocks(page.read_text(encoding="utf-8"))
     with TemporaryDirectory() as folder, contextlib.chdir(folder):
         Path("assets").mkdir()
@@ -126,6 +127,8 @@ def draw(page: Path, weights: Mapping[str, Path]) -> None:
             exec(compile(code, str(page), "exec"), names)  # noqa: S102 - the project's own pages
         if Path("why.png").is_file():
             _write_webp(Path("why.png"), page.with_suffix(".webp"))
+        for picture in Path().glob(f"{page.stem}-*.png"):
+            _write_webp(picture, page.with_name(f"{picture.stem}.webp"))
 
 
 def _write_webp(source: Path, target: Path) -> None:

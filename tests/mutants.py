@@ -21,7 +21,8 @@ from camscope.explanation import Explanation
 from camscope.hooks import Tap, evaluation_mode, restore_buffers_and_rng
 from camscope.layers.layout import Layout
 from camscope.render import colors
-from camscope.targets import Difference, Score
+from camscope.targets import Box, Difference, Score
+from camscope.targets.detection_box import DetectionHead
 from tests.nets import Flat, Plain, Residual, Tokens, plain, truth
 
 
@@ -127,6 +128,24 @@ def a_patch_lies_in_its_row_and_column() -> None:
     expected = torch.zeros(6, 4)
     expected[3, 1] = model(x)[0, 2 + 3 * 4 + 1].sum().detach()
     torch.testing.assert_close(heat, expected)
+
+
+def a_frame_lies_in_its_place() -> None:
+    tokens = torch.arange(6).view(1, 6, 1)  # three patches of two frames
+    maps = Layout("tokens", (2, 1, 3), time_last=True).to_maps(tokens)
+    assert maps.flatten().tolist() == [0, 2, 4, 1, 3, 5]
+
+
+def no_target_has_no_score() -> None:
+    score = Score(nn.Identity(), None, optional_target=True)
+    score.read_score([torch.ones(1, 2, 3)], 1)
+    assert score.values is not None
+    assert bool(score.values.isnan().all())
+
+
+def a_prepared_box_keeps_its_detector() -> None:
+    heads = (DetectionHead(3),)
+    assert Box(0, 0, 4, 4, heads=heads).prepare_for_model(nn.Identity()).heads == heads
 
 
 def a_constant_score_is_flagged() -> None:
@@ -253,9 +272,33 @@ MUTANTS = [
         "prefix tokens kept",
         Layout,
         "to_maps",
-        "output[:, self.prefix : self.prefix + math.prod(self.grid)]",
-        "output[:, : math.prod(self.grid)]",
+        "[:, self.prefix : self.prefix + math.prod(self.grid)]",
+        "[:, : math.prod(self.grid)]",
         a_patch_lies_in_its_row_and_column,
+    ),
+    Mutant(
+        "patches before frames",
+        Layout,
+        "order_tokens",
+        ".movedim(len(self.grid), 1)",
+        "",
+        a_frame_lies_in_its_place,
+    ),
+    Mutant(
+        "a target that is dropped has a score",
+        Score,
+        "_read_full_precision",
+        "not isinstance(self.target, NoTarget)",
+        "True",
+        no_target_has_no_score,
+    ),
+    Mutant(
+        "boxes forget the detector",
+        Box,
+        "prepare_for_model",
+        "if heads else self",
+        "",
+        a_prepared_box_keeps_its_detector,
     ),
     Mutant(
         "columns first",

@@ -1,6 +1,7 @@
 """`Explanation`: the attribution map of one image, with methods that draw, save and load the map."""
 
 import html
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -56,7 +57,7 @@ class Explanation:
         method: Name of the method.
         target: Class index, or None for a target that is not a single class.
         label: The target as text.
-        score: Value of the target.
+        score: Value of the target. NaN without a target, which the `label` "no target" says.
         probability: Softmax probability of the class, or None if it is unknown.
         top_classes: The classes with the highest scores.
         layer: Name of the explained layer, or None for methods without one.
@@ -153,7 +154,9 @@ class Explanation:
 
     @property
     def label_and_score(self) -> str:
-        """Label and probability or score, such as `tabby (p=0.93)`."""
+        """Label and probability or score, such as `tabby (p=0.93)`. Without a target, it is the label alone."""
+        if math.isnan(self.score):
+            return self.label
         score_text = f"p={self.probability:.2f}" if self.probability is not None else f"score {self.score:.3g}"
         return f"{self.label} ({score_text})"
 

@@ -47,6 +47,7 @@ def _to_metadata(explanation: Any) -> dict[str, Any]:
     names = [field.name for field in fields(explanation) if field.name not in ARRAY_FIELDS]
     return {
         **{name: getattr(explanation, name) for name in names},
+        "score": None if math.isnan(explanation.score) else explanation.score,  # JSON has no NaN
         "top_classes": [vars(row) for row in explanation.top_classes],
         "placement": explanation.placement.to_dict() if explanation.placement else None,
         "affine": None if explanation.affine is None else explanation.affine.tolist(),
@@ -71,6 +72,7 @@ def read_fields(path: str | os.PathLike[str], max_bytes: int) -> dict[str, Any]:
     return {
         **metadata,
         **arrays,
+        "score": math.nan if metadata["score"] is None else metadata["score"],
         "placement": Placement.from_dict(metadata["placement"]) if metadata["placement"] else None,
         "input_size": tuple(metadata["input_size"]),
         "notes": tuple(metadata["notes"]),

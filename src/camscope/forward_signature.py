@@ -14,6 +14,7 @@ from camscope.errors import CamscopeError, InputError, is_out_of_memory
 from camscope.plurals import inflect
 
 STRING_INDEX_PATTERN = re.compile(r"invalid data type 'str'")  # of PyTorch, for tensor["key"]
+FRAMES_FIRST_MODEL_TYPES = frozenset({"timesformer", "videomae", "vivit", "vjepa2"})
 PIXEL_VALUES = "pixel_values"  # Hugging Face's keyword for the image, which is not always the first parameter
 
 
@@ -232,6 +233,13 @@ def _find_unexpected_arguments(error: Exception) -> list[str]:
 def _choose_image_key(keys: Sequence[str]) -> str:
     """Return the key that most likely takes the image: a name such as `image`, otherwise the first key."""
     return next((key for key in keys if re.search("im(age|g)|pic|pixel|photo|scan", key, re.IGNORECASE)), keys[0])
+
+
+def takes_frames_first(model: nn.Module) -> bool:
+    """Whether a model of Hugging Face takes videos (N,T,C,H,W), by the model type in its config."""
+    config = getattr(model, "config", None)
+    is_huggingface = type(config).__module__.startswith("transformers.")
+    return is_huggingface and getattr(config, "model_type", None) in FRAMES_FIRST_MODEL_TYPES
 
 
 def call_model(

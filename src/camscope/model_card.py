@@ -48,11 +48,21 @@ def compute_model_digest(model: nn.Module) -> str:
     affects one of eight sampled values of a tensor.
     """
     state = [(name, value.detach()) for name, value in model.state_dict().items() if isinstance(value, Tensor)]
+    if isinstance(model, torch.jit.ScriptModule):
+        state += _list_constants(model)
     fingerprint = tuple((name, *_read_address_and_version(value), _sample_values(value)) for name, value in state)
     cached = _digests.get(model)
     if cached is None or cached[0] != fingerprint:
         cached = _digests[model] = (fingerprint, _hash_state(state))
     return cached[1]
+
+
+def _list_constants(model: torch.jit.ScriptModule) -> list[tuple[str, Tensor]]:
+    """List the tensors that a frozen TorchScript model holds in its code instead of its weights."""
+    graph: Any = model.inlined_graph  # its nodes are invalid without it
+    nodes = graph.findAllNodes("prim::Constant")
+    tensors = [node.t("value") for node in nodes if node.hasAttribute("value") and node.kindOf("value") == "t"]
+    return [(f"constant {number}", value) for number, value in enumerate(tensors)]
 
 
 def _read_address_and_version(value: Tensor) -> tuple[int, int]:

@@ -329,9 +329,18 @@ def test_two_axes_are_a_signal_unless_a_convolution_says_otherwise():
         GradCAM(plain()[0], "middle").explain(x, 1)
 
 
-@pytest.mark.parametrize("model", [None, "resnet18", torch.nn.functional.relu, Plain])
-def test_what_is_not_a_module_is_refused(model):
-    with pytest.raises(ModelError, match=r"the model is a \w+; expected a torch.nn.Module"):
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (None, r"the model is a \w+; expected a torch.nn.Module"),
+        ("resnet18", r"the model is a \w+; expected a torch.nn.Module"),
+        (torch.nn.functional.relu, "relu is known by its scores alone, without layers and gradients"),
+        (Plain, "the model is the class Plain itself"),
+    ],
+    ids=["None", "text", "function", "class"],
+)
+def test_what_is_not_a_module_is_refused(model, message):
+    with pytest.raises(ModelError, match=message):
         GradCAM(model, "middle")
 
 

@@ -2,13 +2,14 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from camscope import LayerCAM, Layout
+from camscope import LayerCAM, Layout, Preprocess, load_model
 from camscope.errors import LayerError, TargetError
-from camscope.targets import Box, Score
+from camscope.targets import Box, OutputPart, Score
 from camscope.targets.detection_box import find_detection_heads, infer_softmax_or_sigmoid, parse_detections
 
 transformers = pytest.importorskip("transformers")
@@ -191,6 +192,56 @@ def test_a_box_is_read_as_the_familys_own_post_processing_reads_it(family):
     assert score == pytest.approx(float(found.probabilities[rivals, last].max()), abs=1e-4)
 
 
+TRANSFORMERS_OF_IMAGES = [name for name in FAMILIES if name not in ("Grounding DINO", "OWL-ViT", "LW-DETR")]
+
+
+@pytest.mark.parametrize("family", TRANSFORMERS_OF_IMAGES)
+@pytest.mark.one_in(3)
+def test_a_box_of_the_post_processing_has_its_score_under_its_name_in_pixels_of_the_image(family, tmp_path):
+    """A model of a folder and a photograph: corners, class and score are those that the family's processor states."""
+    model = small(family)
+    model.config.id2label = {0: "cat", 1: "dog", 2: "bird"}
+    model.save_pretrained(tmp_path / "model")
+    loaded = load_model(f"hf:{tmp_path / 'model'}")
+    pixels = np.random.default_rng(3).integers(0, 255, (48, 160, 3), dtype=np.uint8)  # stretched to 64 x 96
+    preprocess = Preprocess(resize=(HEIGHT, WIDTH), mean=(0.5,) * 3, std=(0.5,) * 3)
+    explainer = LayerCAM(loaded, preprocess=preprocess)
+    x = explainer.prepare_input(pixels).x[None]
+    with torch.no_grad():
+        output = model(pixel_values=x)
+    processor = getattr(transformers, FAMILIES[family][1])()
+    (found,) = processor.post_process_object_detection(output, 0.0, target_sizes=torch.tensor([pixels.shape[:2]]))
+    best = int(found["scores"].argmax())
+    corners, name = found["boxes"][best].tolist(), model.config.id2label[int(found["labels"][best])]
+    explanation = explainer.explain(pixels, Box(*corners, label=name))
+    assert explanation.score == pytest.approx(float(found["scores"][best]), rel=1e-3)
+    assert explanation.label.startswith(f"{name} in the box (")
+    assert explanation.label.endswith("of the image")
+    assert explanation.attribution.any()
+
+
+@pytest.mark.parametrize("family", ["Deformable DETR", "RT-DETR", "Grounding DINO"])
+def test_both_samples_of_a_batch_are_read(family):
+    model, (x, more) = small(family), inputs_of(family)
+    x, size = torch.cat([x, x.flip(3)]), tuple(x.shape[2:])
+    more = {name: value.repeat(2, 1) for name, value in more.items()}
+    with torch.no_grad():
+        output = model(pixel_values=x, **more)
+    processor = getattr(transformers, FAMILIES[family][1])()
+    expected = processor.post_process_object_detection(output, threshold=0.0, target_sizes=torch.tensor([size] * 2))
+    found = parse_detections(output, size, "sigmoid")
+    boxes = [
+        Box(*row["boxes"][int(row["scores"].argmax())].tolist(), label=int(row["labels"][int(row["scores"].argmax())]))
+        for row in expected
+    ]
+    scores = Score(model, boxes, kwargs=more)(x)  # a box for each sample
+    wrapped = Score(Nested(model), [OutputPart("detector", box) for box in boxes], kwargs=more)(x)
+    torch.testing.assert_close(wrapped, scores)
+    for detections, row, score in zip(found, expected, scores.detach(), strict=True):
+        torch.testing.assert_close(detections.probabilities.amax(), row["scores"].max())
+        assert float(score) == pytest.approx(float(row["scores"].max()), rel=1e-3)
+
+
 def model_score(model, x, box, more):
     """The score that an explanation of a box states."""
     layer = next(name for name, part in model.named_modules() if isinstance(part, nn.Conv2d))
@@ -242,6 +293,41 @@ def test_logits_that_no_config_explains_are_an_error_that_names_both_ways():
     )
     with pytest.raises(TargetError, match="expected 'softmax', 'sigmoid' or None"):
         Box(0, 0, 8, 8, activation="relu")
+
+
+LAYERS = {
+    "Conditional DETR": "model.backbone",
+    "Deformable DETR": "model.backbone",
+    "RT-DETR": "model.backbone.model.encoder.stages.1",
+    "RT-DETR v2": "model.backbone.model.encoder.stages.1",
+    "D-FINE": "model.backbone.model.encoder.stages.1",
+    "Grounding DINO": "model.backbone.conv_encoder.model.hidden_states_norms.stage2",
+}
+
+
+@pytest.mark.parametrize("family", LAYERS)
+@pytest.mark.one_in(3)
+def test_the_layer_of_a_box_lies_in_the_backbone(family):
+    model, (x, more) = small(family), inputs_of(family)
+    with torch.no_grad():
+        (found,) = parse_detections(model(pixel_values=x, **more), tuple(x.shape[2:]), "sigmoid")
+    query, label = divmod(int(found.probabilities.argmax()), found.probabilities.shape[1])
+    box = Box(*found.boxes[query].tolist(), label=label)
+    explanation = LayerCAM(model).explain(x[0], box, additional_forward_args=more or None)
+    assert explanation.layer == LAYERS[family]
+    assert explanation.grid == (8, x.shape[3] // 8)
+    assert explanation.score == pytest.approx(float(found.probabilities.max()), rel=1e-3)
+
+
+class Nested(nn.Module):
+    """A detector whose output is a part of a dict."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixel_values, **more):
+        return {"detector": self.model(pixel_values=pixel_values, **more)}
 
 
 class Constant(nn.Module):

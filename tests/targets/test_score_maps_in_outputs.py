@@ -81,12 +81,12 @@ def test_the_classes_of_mask_queries_are_those_of_the_models_own_processor(build
     classes, masks = output.class_queries_logits.double().numpy(), output.masks_queries_logits.double().numpy()
     shares = np.exp(classes) / np.exp(classes).sum(2, keepdims=True)
     expected = np.einsum("nqk,nqhw->nkhw", shares[..., :-1], 1 / (1 + np.exp(-masks)))
-    maps = find_class_score_maps(output, 2)
+    maps = find_class_score_maps(output, (SIDE, SIDE))
     np.testing.assert_allclose(maps.numpy(), expected, atol=1e-6)
     if build is mask2former:  # the processor resizes the masks to 384 pixels first
         output.masks_queries_logits = F.interpolate(output.masks_queries_logits, (384, 384), mode="bilinear")
         own = getattr(transformers, processor)().post_process_semantic_segmentation(output)
-        assert torch.equal(find_class_score_maps(output, 2).argmax(1), torch.stack(own))
+        assert torch.equal(find_class_score_maps(output, (SIDE, SIDE)).argmax(1), torch.stack(own))
 
 
 @pytest.mark.parametrize(
@@ -140,22 +140,25 @@ def _channel_axis(values: torch.Tensor) -> int:
 
 def test_an_output_of_one_number_per_position_has_the_class_0():
     depth = torch.arange(16.0).reshape(1, 4, 4)
-    assert torch.equal(find_class_score_maps({"predicted_depth": depth}, 2), depth[:, None])
-    assert torch.equal(find_class_score_maps(depth, 2), depth[:, None])
-    assert torch.equal(find_class_score_maps(depth, 1), depth)  # classes along one axis of positions
+    assert torch.equal(find_class_score_maps({"predicted_depth": depth}, (32, 32)), depth[:, None])
+    assert torch.equal(find_class_score_maps(depth, (30, 32)), depth[:, None])
+    assert torch.equal(find_class_score_maps(depth, (32,)), depth)  # four classes at four positions
+    assert torch.equal(find_class_score_maps(depth, (32, 20)), depth)  # not the proportions of the input
 
 
 def test_the_masks_of_the_first_prompt_are_classes():
     masks = torch.rand(2, 3, 4, 8, 8)
-    assert torch.equal(find_class_score_maps({"pred_masks": masks, "iou_scores": torch.rand(2, 3, 4)}, 2), masks[:, 0])
+    assert torch.equal(
+        find_class_score_maps({"pred_masks": masks, "iou_scores": torch.rand(2, 3, 4)}, (32, 32)), masks[:, 0]
+    )
 
 
 def test_the_boxes_of_a_detector_are_no_scores_of_positions():
     with pytest.raises(TargetError, match="that of a detector"):
-        find_class_score_maps({"logits": torch.rand(1, 5, 4), "pred_boxes": torch.rand(1, 5, 4)}, 2)
+        find_class_score_maps({"logits": torch.rand(1, 5, 4), "pred_boxes": torch.rand(1, 5, 4)}, (32, 32))
     with_masks = {
         "logits": torch.rand(1, 5, 4),
         "pred_boxes": torch.rand(1, 5, 4),
         "pred_masks": torch.rand(1, 5, 8, 8),
     }
-    assert find_class_score_maps(with_masks, 2).shape == (1, 3, 8, 8)
+    assert find_class_score_maps(with_masks, (32, 32)).shape == (1, 3, 8, 8)

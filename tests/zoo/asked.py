@@ -42,6 +42,62 @@ messages.
 """
 
 
+TAIL = """
+## Without a target
+
+`eigencam`, `kpcacam`, `fem` and the controls also explain models whose output has no class scores, without a target.
+`tests/explainers/test_methods_without_target.py` compares Eigen-CAM with a singular value decomposition by NumPy, and asks
+these models of Hugging Face and torchvision:
+
+| architecture | output | layer chosen |
+|---|---|---|
+| two-scale detector, as YOLO | a tuple of tensors and a list | `deep`, before the heads |
+| Faster R-CNN | a dict of boxes per image | `backbone.body.16` |
+| SAM | masks and their scores | `vision_encoder` |
+| Mask2Former | masks and classes of queries | `…encoder.hidden_states_norms.stage4` |
+| ViT encoder | tokens and a pooled vector | `layernorm` |
+
+## Videos of Hugging Face
+
+These models take frames first, (N,T,C,H,W). `tests/explainers/test_huggingface_videos.py` compares their Grad-CAM maps with plain
+`torch.autograd.grad` in float64, and changes single patches of single frames.
+
+| architecture | input | layer chosen | map |
+|---|---|---|---|
+| VideoMAE | 6×3×32×32 | `videomae` | 3×4×4 tokens |
+| TimeSformer | 6×3×32×32 | `timesformer.encoder.layer.0` | 6×4×4 tokens, time last, 1 before them |
+| TimeSformer, joint | 6×3×32×32 | `timesformer.encoder.layer.1.layernorm_before` | 6×4×4 tokens, time last, 1 before them |
+| ViViT | 6×3×32×32 | `vivit.layers.1.layernorm_before` | 3×4×4 tokens, 1 before them |
+| V-JEPA 2 | 6×3×32×32 | `pooler.cross_attention_layer.layer_norm1` | 3×4×4 tokens |
+
+## Detection transformers of Hugging Face
+
+`tests/targets/test_huggingface_detectors.py` compares scores and boxes with the model's own `post_process_object_detection`, for
+DETR, Table Transformer, YOLOS, Conditional DETR, Deformable DETR, DAB-DETR, RT-DETR, RT-DETR v2, D-FINE, LW-DETR, Grounding DINO
+and OWL-ViT. Layers are chosen in the backbone:
+
+| architecture | input | layer chosen | map |
+|---|---|---|---|
+| Conditional DETR | 3×64×96 | `model.backbone` | 8×12 |
+| Deformable DETR | 3×64×96 | `model.backbone` | 8×12 |
+| RT-DETR | 3×64×96 | `model.backbone.model.encoder.stages.1` | 8×12 |
+| RT-DETR v2 | 3×64×96 | `model.backbone.model.encoder.stages.1` | 8×12 |
+| D-FINE | 3×64×96 | `model.backbone.model.encoder.stages.1` | 8×12 |
+| Grounding DINO | 3×64×64, a text | `model.backbone.conv_encoder.model.hidden_states_norms.stage2` | 8×8 |
+
+## Without gradients
+
+`tests/models/test_models_without_gradients.py` compares the maps of nine methods with those of the same network as a module,
+to 1e-4 of the maximum, for each of these forms:
+
+| form | differs in |
+|---|---|
+| TorchScript | traced, scripted, frozen |
+| function | returns an array, a tensor or a list; a method; an object |
+| ONNX file | any batch size, or a fixed one |
+"""
+
+
 def answers(row: Row, model: nn.Module, x: Tensor) -> dict[str, str]:
     """What the methods without an answer for one input (C,*S) say; AssertionError for a map that is none."""
     light = sum(parameter.numel() for parameter in model.parameters()) < SMALL
@@ -116,6 +172,7 @@ def page(rows: dict[str, tuple[Row, dict[str, str]]]) -> str:
         + "\n\n## Reasons\n\n| number | methods | message |\n|---|---|---|\n"
         + "\n".join(told)
         + "\n"
+        + TAIL
         + of_ultralytics.section()
     )
 

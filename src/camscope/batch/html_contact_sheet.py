@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import io
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -71,7 +72,8 @@ def _draw_map_card_fields(
         fields |= {"original_uri": None, "missing_original_reason": reason}
     probability = explanation.probability
     if probability is None:
-        return {**fields, "score_text": f"score {explanation.score:.3g}"}
+        has_score = not math.isnan(explanation.score)  # without a target there is none
+        return {**fields, "score_text": f"score {explanation.score:.3g}" if has_score else "no score"}
     return {**fields, "score_text": f"p={probability:.3f}" if probability >= 0.0005 else "p<0.001"}
 
 

@@ -195,7 +195,7 @@ def _build_map_table(comparison: "Comparison") -> "Table":
             console_output.to_printable_line(METHODS.replace_names_by_titles(row["method"])),
             console_output.to_printable_line(row["layer"] or "–"),
             console_output.format_class(row["target"], row["label"]),
-            f"{row['score']:.4g}",
+            console_output.format_score(row["score"]),
             console_output.format_status(row["status"]),
             row["forward_passes"],
             row["backward_passes"],

@@ -3,6 +3,7 @@
 import codecs
 import contextlib
 import io
+import math
 import sys
 import unicodedata
 import warnings
@@ -111,6 +112,11 @@ def styled_text(*parts: tuple[str, str]) -> "Text":
 def format_class(index: int | None, label: str) -> str:
     """Format a class as index and name, such as `3 cat`. A class without a name is `class 3`."""
     return to_printable_line(label if index is None or label == f"class {index}" else f"{index} {label}")
+
+
+def format_score(score: float) -> str:
+    """Format a score. Without a target it is NaN, and displayed as a dash."""
+    return "–" if math.isnan(score) else f"{score:.4g}"
 
 
 def format_status(status: str) -> "Text":

@@ -183,11 +183,10 @@ class ImageExplanationWriter:
             return console_output.styled_text((f"  {label}", "dim"), (console_output.to_printable_line(text), style))
 
         steps = "; ".join(explanations[0].scan_steps)
+        top = " · ".join(map(_format_class_score, explanations[0].top_classes[: self.n_top_classes]))
         return [
             console_output.styled_text((display_name, "bold cyan")),
-            format_line(
-                "top  ", " · ".join(map(_format_class_score, explanations[0].top_classes[: self.n_top_classes]))
-            ),
+            *([format_line("top  ", top)] if top else []),
             Padding(_build_explanation_table(explanations), (0, 0, 0, 2), expand=False),
             *([format_line("read ", steps, "dim")] if steps else []),
             *(format_line("note: ", text, "dim") for text in notes),
@@ -251,7 +250,7 @@ def _build_explanation_table(explanations: "Sequence[Explanation]") -> "Table":
         table.add_row(
             explanation.method_title,
             console_output.format_class(explanation.target, explanation.label),
-            f"{explanation.score:.4g}",
+            console_output.format_score(explanation.score),
             "–" if explanation.probability is None else f"{explanation.probability:.3f}",
             console_output.to_printable_line(explanation.layer or "–"),
             "×".join(map(str, explanation.grid)),

@@ -12,6 +12,7 @@ import typer
 
 from camscope.atomic_writes_and_folder_locks import read_bytes
 from camscope.cli import console_output, load_model_and_methods, progress_bars, shared_options
+from camscope.errors import ModelError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -123,13 +124,15 @@ def _find_name(entry: object) -> object:
 class ExplainerOptions:
     """The methods, layers and settings that the user chose.
 
-    `model_digest` is the hash of the model for which a `--choice` file was written.
+    `model_digest` is the hash of the model for which a `--choice` file was written. `skips_unsupported` leaves out methods
+    that cannot explain the model.
     """
 
     methods: "dict[str, type[Explainer]]"
     layers: list[str] | None
     settings_by_method: dict[str, dict[str, Any]]
     model_digest: str | None = None
+    skips_unsupported: bool = False
 
     @classmethod
     def parse(
@@ -152,14 +155,16 @@ class ExplainerOptions:
             method_names, layer_names, model_digest = selection.method, selection.layer, selection.model_digest
         methods = load_model_and_methods.parse_methods(method_names)
         layers = _parse_layers(layer_names, methods)
-        return cls(methods, layers, parse_settings(setting_pairs or (), methods), model_digest)
+        settings = parse_settings(setting_pairs or (), methods)
+        return cls(methods, layers, settings, model_digest, skips_unsupported=method_names == "all")
 
     def build_explainers(
         self, model: "nn.Module", preprocess: str | None, *, show_method_bars: bool = True
     ) -> "list[Explainer]":
         """Create an explainer for each method and layer.
 
-        A method that takes no layer, or several layers at once, gets a single explainer.
+        A method that takes no layer, or several layers at once, gets a single explainer. If all methods were requested,
+        those that cannot explain the model are left out, with a note.
         """
         from camscope.explainers.comparison.comparison_rows_and_columns import create_explainers_at_layers
         from camscope.hooks.find_layers import unwrap
@@ -168,10 +173,20 @@ class ExplainerOptions:
         if self.model_digest is not None and self.model_digest != compute_model_digest(unwrap(model)):
             console_output.print_note("the choice was made for another model or other weights")
         explainers: list[Explainer] = []
+        left_out: dict[str, list[str]] = {}
         for name, explainer_cls in self.methods.items():
             bar_setting = progress_bars.build_method_bar_settings(explainer_cls, show=show_method_bars)
             settings = {"preprocess": preprocess, **bar_setting, **self.settings_by_method[name]}
-            explainers += create_explainers_at_layers(explainer_cls, model, self.layers, settings)
+            try:
+                explainers += create_explainers_at_layers(explainer_cls, model, self.layers, settings)
+            except ModelError as error:
+                if not self.skips_unsupported:
+                    raise
+                left_out.setdefault(str(error), []).append(name)
+        for reason, names in left_out.items():
+            if not explainers:
+                raise ModelError(reason)
+            console_output.print_note(f"left out: {', '.join(names)}, because {reason}")
         return explainers
 
     def check_methods_accept_layers(self) -> None:

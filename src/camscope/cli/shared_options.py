@@ -74,7 +74,7 @@ ModelOption = Annotated[
     option(
         "--model -m",
         "MODEL",
-        "Model: phantom (bundled), resnet50 or torchvision:NAME, timm:NAME, hf:NAME, clip:NAME, yolo:FILE.pt, or "
+        "Model: phantom (bundled), resnet50 or torchvision:NAME, timm:NAME, hf:NAME, clip:NAME, onnx:FILE, yolo:FILE.pt, or "
         "FILE.py:FUNCTION, which runs that file.",
     ),
 ]

@@ -14,7 +14,7 @@ from camscope.batch.image_loading import prepare_input
 from camscope.batch.result_rows import hash_parameters
 from camscope.batch.run_reader import require_unchanged_image
 from camscope.errors import ImageError, InputError, PreprocessError, Remedy, UndefinedError
-from camscope.explainers import METHODS, Explainer, GradCAM
+from camscope.explainers import METHODS, CenterGaussian, Explainer
 from camscope.explainers.core.evaluation_context import Mode
 from camscope.explainers.core.redacted_settings_text import format_without_address
 from camscope.hooks.find_layers import unwrap
@@ -27,7 +27,7 @@ EXPLAINERS_HINT = "in Python, pass evaluate(…, explainers=[…]) the explainer
 
 @dataclass(frozen=True)
 class RunReplay:
-    """A run with its model. `input_explainer` prepares images as they were prepared in the run."""
+    """A run with its model. `input_explainer`, which accepts any model, prepares images as in the run."""
 
     run: BatchRun
     model: nn.Module
@@ -51,7 +51,7 @@ class RunReplay:
                     "call camscope.metrics.PerturbationTest in Python instead"
                 )
         run.require_images()
-        reader = GradCAM(model, preprocess=preprocess, class_names=run.run_info["class_names"] or None)
+        reader = CenterGaussian(model, preprocess=preprocess, class_names=run.run_info["class_names"] or None)
         if (text := format_without_address(reader.preprocess)) != settings["preprocess"]:
             raise PreprocessError(
                 f"the run was made with preprocess {settings['preprocess']}, but this is {text}: pass the same preprocess"

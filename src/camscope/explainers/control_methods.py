@@ -25,6 +25,11 @@ class BaseControl(Explainer):
     control: ClassVar[bool] = True
     class_specific: ClassVar[bool] = False
 
+    @property
+    def needs_only_scores(self) -> bool:
+        """Whether the method needs only scores: always."""
+        return True
+
     @abstractmethod
     def control_map(self, x: Tensor) -> Tensor:
         """Compute the map (N,*S) from an input (N,C,*S) alone."""

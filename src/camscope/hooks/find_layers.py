@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import AveragedModel
 
 from camscope.errors import LayerError, ModelError
+from camscope.hooks.score_function import wrap_function
 
 GLOB_CHARACTERS = set("*?[")
 WRAPPER_ATTRIBUTES = {  # attributes in which a wrapper stores its model; they are part of the wrapper's layer names
@@ -24,6 +25,8 @@ WRAPPER_ATTRIBUTES = {  # attributes in which a wrapper stores its model; they a
 def unwrap(model: nn.Module) -> nn.Module:
     """Return the module inside DataParallel, DistributedDataParallel, AveragedModel and `torch.compile`.
 
+    A function from a batch to scores becomes a module that calls it.
+
     Args:
         model: The model, wrapped or not.
 
@@ -31,15 +34,16 @@ def unwrap(model: nn.Module) -> nn.Module:
         The innermost module.
 
     Raises:
-        ModelError: The model is no `torch.nn.Module`.
+        ModelError: The model is neither a `torch.nn.Module` nor a function.
 
     >>> layer = nn.ReLU()
     >>> unwrap(nn.DataParallel(layer)) is layer
     True
 
     """
-    if not isinstance(model, nn.Module):
-        raise ModelError(f"the model is a {type(model).__name__}; expected a torch.nn.Module")
+    value: object = model
+    if not isinstance(value, nn.Module):
+        return wrap_function(value)
     while True:
         if isinstance(model, DataParallel | DistributedDataParallel | AveragedModel):
             model = model.module

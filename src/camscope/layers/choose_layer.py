@@ -2,14 +2,16 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from camscope.errors import LayerError, Remedy
 from camscope.hooks.find_layers import find_layer, unwrap
 from camscope.hooks.layer_tap import Tap
-from camscope.hooks.thread_local_hooks import Hooks
+from camscope.hooks.thread_local_hooks import Hooks, thread_local_hook
 from camscope.hooks.vision_language_tokens import (
     find_vocabulary_sizes,
 )
@@ -18,6 +20,8 @@ from camscope.layers.layout import TOKENS
 from camscope.layers.layout_noise_probe import build_contradicted_layout_error
 from camscope.layers.layout_verdict import LayoutVerdict
 from camscope.layers.spatial_layers import SpatialLayer, find_spatial_layers, hook_layer_outputs, probe_layer_layout
+from camscope.pytree import iter_leaves
+from camscope.targets.no_target import NoTarget
 from camscope.targets.score_per_sample import Score
 
 ENCODER_NAMES = ("backbone", "encoder", "vision_model", "vision_encoder", "image_encoder")
@@ -38,18 +42,38 @@ def _advise_on_per_frame_layer(model: nn.Module, forward: Callable[[], object], 
     return remedies[-1] if remedies else ""
 
 
+def choose_feature_layer(model: nn.Module, score: Score, x: Tensor) -> SpatialLayer:
+    """Return the last layer with a spatial grid that holds features, whatever the model's output is.
+
+    Layers of the module that computes the output, such as a detection head, are left out, as are convolutions whose
+    result is returned. A model whose output has no gradient gets its last layer with features.
+    """
+
+    def mix_outputs(inputs: Tensor) -> Tensor:
+        return NoTarget().mix_output(score.forward(inputs), len(inputs))
+
+    return choose_layer(model, mix_outputs, x, dense=True, for_features=True)
+
+
 def choose_layer(
-    model: nn.Module, score: Callable[[Tensor], Tensor], x: Tensor, *, dense: bool = False
+    model: nn.Module,
+    score: Callable[[Tensor], Tensor],
+    x: Tensor,
+    *,
+    dense: bool = False,
+    for_features: bool = False,
 ) -> SpatialLayer:
     """Return the last layer with a spatial grid that holds features and affects the score (N,).
 
     A backward pass shows whether a layer affects the score. In a transformer with a class token, the patch tokens after
     the last attention do not. With `dense`, the score is one of many places, as in segmentation, and layers of the head
     would predict it already. Then the last layer of the backbone or encoder is returned, or of the coarsest grid if
-    none has such a name.
+    none has such a name. For `for_features` see `choose_feature_layer`.
     """
     other_inputs = score.extra_tensors if isinstance(score, Score) else ()
     class_name, layers = type(model).__name__, find_spatial_layers(model, lambda: score(x), x, other_inputs)
+    if for_features:
+        layers = _drop_head_layers(model, layers, lambda: score(x))
     layers = _select_encoder_layers(model, layers) if dense else layers
     if not layers and x.ndim == 5 and (remedy := _advise_on_per_frame_layer(model, lambda: score(x), x.shape)):
         raise LayerError(f"no layer of {class_name} has maps (N,K,T,h,w); {remedy}")
@@ -71,6 +95,8 @@ def choose_layer(
             for layer in reversed(last)
             if (channels := _find_channels_that_affect_score(layer, gradients.get(layer.name), dense)) is not None
         }
+        if for_features and not found_gradient:
+            read = {layer: torch.ones(0, dtype=torch.float32, device="cpu") for layer in reversed(last)}
         order = sorted(read, key=lambda layer: not _holds_features(model, layer, read[layer]))
         for number, layer in enumerate(order):
             # if the first is not a grid of the image, many like it may follow, which share forward passes
@@ -120,6 +146,43 @@ def _find_channels_that_affect_score(layer: SpatialLayer, gradient: Tensor | Non
     channels = layer.layout.to_maps(gradient).transpose(0, 1).flatten(1).any(1)
     any_gradient_suffices = layer.layout.kind != TOKENS and not dense  # a dense score may be read at another resolution
     return channels if any_gradient_suffices or bool(channels.any()) else None
+
+
+def _drop_head_layers(
+    model: nn.Module, layers: list[SpatialLayer], forward: Callable[[], object]
+) -> list[SpatialLayer]:
+    """Drop the layers inside a head, and convolutions whose result the model returns. If no layer is left, return all.
+
+    A head is a module that returns the model's output, but does not hold all layers.
+    """
+    returned: dict[str, list[Tensor]] = {}  # the tensors are kept, so that their ids stay unique
+
+    def record_tensors(name: str, module: nn.Module, args: object, output: object) -> None:
+        returned[name] = [leaf for _, leaf in iter_leaves(output)]
+
+    inner = unwrap(model)
+    with torch.no_grad(), Hooks() as hooks:
+        for name, module in inner.named_modules():
+            if not isinstance(module, torch.jit.ScriptModule):
+                hooks.add_handle(module.register_forward_hook(thread_local_hook(partial(record_tensors, name))))
+        forward()
+    final = {id(leaf) for leaf in returned.get("", ())}
+    returning = [name for name, leaves in returned.items() if name and final and final <= set(map(id, leaves))]
+    heads = tuple(
+        f"{name}." for name in returning if any(not f"{layer.name}.".startswith(f"{name}.") for layer in layers)
+    )
+    predictions = final.intersection(
+        id(leaf)
+        for name, leaves in returned.items()
+        for leaf in leaves
+        if isinstance(inner.get_submodule(name), _ConvNd)
+    )
+    remaining = [
+        layer
+        for layer in layers
+        if not layer.name.startswith(heads) and predictions.isdisjoint(map(id, returned[layer.name]))
+    ]
+    return remaining or layers
 
 
 def _select_encoder_layers(model: nn.Module, layers: list[SpatialLayer]) -> list[SpatialLayer]:

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from camscope.errors import LayerError, Remedy
@@ -39,6 +40,7 @@ class Layout:
         kind: "channels_first", "channels_last" or "tokens".
         grid: Cells along each axis.
         prefix: Number of tokens before those of the grid, such as the class token.
+        time_last: Whether the tokens of a video are stored patch by patch, each with all its frames, as in TimeSformer.
 
     >>> import torch
     >>> Layout("tokens", (2, 2), prefix=1).to_maps(torch.zeros(1, 5, 8)).shape
@@ -49,6 +51,7 @@ class Layout:
     kind: str
     grid: tuple[int, ...]
     prefix: int = 0
+    time_last: bool = False
 
     def to_maps(self, output: Tensor) -> Tensor:
         """Convert an output of the layer to maps (N,K,*grid). Tokens outside the grid are removed.
@@ -67,9 +70,32 @@ class Layout:
         if self.kind == CHANNELS_FIRST:
             return output
         if self.kind == TOKENS:
-            output = output[:, self.prefix : self.prefix + math.prod(self.grid)].unflatten(1, self.grid)
+            output = self.order_tokens(output)[:, self.prefix : self.prefix + math.prod(self.grid)]
+            output = output.unflatten(1, self.grid)
         return output.movedim(-1, 1)
+
+    def order_tokens(self, output: Tensor) -> Tensor:
+        """Return tokens (N,T,K) with those of the grid in the order of its cells, where the last axis changes fastest.
+
+        Args:
+            output: The tokens of the layer.
+
+        Returns:
+            (N,T,K), the same tokens.
+
+        >>> import torch
+        >>> tokens = torch.arange(5).view(1, 5, 1)  # one class token, then two patches of two frames
+        >>> Layout("tokens", (2, 1, 2), prefix=1, time_last=True).order_tokens(tokens).flatten().tolist()
+        [0, 1, 3, 2, 4]
+
+        """
+        if not self.time_last:
+            return output
+        first, last = self.prefix, self.prefix + math.prod(self.grid)
+        cells = output[:, first:last].unflatten(1, (*self.grid[1:], self.grid[0])).movedim(len(self.grid), 1)
+        return torch.cat([output[:, :first], cells.flatten(1, len(self.grid)), output[:, last:]], 1)
 
     def __str__(self) -> str:
         grid = "x".join(map(str, self.grid))
-        return f"{self.kind} {self.prefix}+{grid}" if self.kind == TOKENS else f"{self.kind} {grid}"
+        order = ", time last" if self.time_last else ""
+        return f"{self.kind} {self.prefix}+{grid}{order}" if self.kind == TOKENS else f"{self.kind} {grid}"

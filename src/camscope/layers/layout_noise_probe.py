@@ -257,7 +257,7 @@ def _flatten_positions(output: Tensor, layout: Layout) -> Tensor | None:
     grid = tuple(layout.grid)
     if layout.kind == TOKENS:
         fits = output.ndim == 3 and output.shape[1] >= layout.prefix + math.prod(grid)
-        return output if fits else None
+        return layout.order_tokens(output) if fits else None
     if layout.kind == CHANNELS_FIRST:
         return output.flatten(2).mT if tuple(output.shape[2:]) == grid else None
     return output.flatten(1, -2) if tuple(output.shape[1:-1]) == grid else None

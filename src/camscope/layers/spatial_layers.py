@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -124,7 +124,18 @@ def _infer_layout_from_shape(
     in_sequence = layout is None and len(shape) == 3 and is_vision_language_model(model)
     if in_sequence and holds_language_model_tokens(model, name, shape[1], hints.image_token_positions):
         return infer_image_token_layout(shape, input_shape, hints)
-    return infer_layout(shape, input_shape, find_layer(model, name)[1], layout, hints)
+    inferred = infer_layout(shape, input_shape, find_layer(model, name)[1], layout, hints)
+    return inferred if isinstance(layout, Layout) else with_video_token_order(model, inferred)
+
+
+def with_video_token_order(model: nn.Module, layout: Layout) -> Layout:
+    """Return the layout of tokens with the order in which a model stores those of a video.
+
+    TimeSformer stores them patch by patch, and other models frame by frame.
+    """
+    stores_patches_first = any(type(part).__name__ == "TimesformerEmbeddings" for part in unwrap(model).modules())
+    is_video = layout.kind == TOKENS and len(layout.grid) == 3
+    return replace(layout, time_last=True) if is_video and stores_patches_first else layout
 
 
 def _explain_why_no_grid(

@@ -92,8 +92,9 @@ def describe_derivation(explanation: Explanation, scan_map: ScanSpaceMap) -> str
     layer = f", layer {explanation.layer}" if explanation.layer else ""
     target = explanation.label if explanation.target is None else f"{explanation.target} ({explanation.label})"
     share = float(scan_map.covered.mean())
+    answer = explanation.label if math.isnan(explanation.score) else f"target {target}, score {explanation.score:.6g}"
     parts = [
-        f"Model attribution, not a diagnosis: {explanation.method_title}{layer}, target {target}, score {explanation.score:.6g}",
+        f"Model attribution, not a diagnosis: {explanation.method_title}{layer}, {answer}",
         f"raw values in units of the score, linear between the {' x '.join(map(str, explanation.grid))} cells of the map",
         f"model digest {explanation.model or 'unknown'}",
         f"camscope {__version__}",

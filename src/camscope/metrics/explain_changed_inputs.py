@@ -74,7 +74,8 @@ class ExplainerProbe:
     @classmethod
     def _resolve_target_and_layers(cls, explainer: Explainer, x: Tensor, target: TargetLike) -> "ExplainerProbe":
         """Run the model on x, once for all methods, and resolve the target and the layer."""
-        with evaluation_context(inspect_model(explainer.model), explainer, x) as context:
+        model_info = inspect_model(explainer.model, scores_suffice=explainer.needs_only_scores)
+        with evaluation_context(model_info, explainer, x) as context:
             resolved = explainer.resolve_target(target)
 
             def predict() -> tuple[Score, FloatArray]:
@@ -134,7 +135,8 @@ class ExplainerProbe:
     def compute_probabilities(self, x: Tensor, sample_index: Sequence[int]) -> FloatArray:
         """Return the probability (R,) of each input variant (R,C,*S) for the target of its clean sample."""
         probabilities = []
-        with evaluation_context(inspect_model(self.explainer.model), self.explainer, x) as context:
+        model_info = inspect_model(self.explainer.model, scores_suffice=self.explainer.needs_only_scores)
+        with evaluation_context(model_info, self.explainer, x) as context:
             for start in range(0, len(context.x), PROBE_BATCH_SIZE):
                 part = context.x[start : start + PROBE_BATCH_SIZE]
                 rows = torch.tensor(sample_index[start : start + PROBE_BATCH_SIZE], device=part.device)

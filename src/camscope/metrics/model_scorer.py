@@ -70,7 +70,7 @@ class ModelScorer:
             Hashable, Tensor
         ] = {}  # scores that do not depend on a map, for all maps of the images
         self._gives_probabilities: bool | None = None  # whether the output is a probability, as the clean output shows
-        with measure_activation_bytes(context.model, {"": context.model}) as activation_bytes:
+        with measure_activation_bytes(context.model, {"": context.model}, self.x) as activation_bytes:
             self.clean_scores = self._compute_score_and_probability(self.x, None)
         self._target_score.check_extra_inputs(self.x)
         bytes_per_sample = max(activation_bytes[""].largest_in_model, self.x.nbytes) // len(self.x)
@@ -131,7 +131,7 @@ def scoring_scope(
     """Provide a `ModelScorer` for x (N,C,*S) inside the `with` block. The model is restored afterwards.
 
     Args:
-        model: The model.
+        model: The model, or a function from a batch to scores.
         x: (N,C,*S) the clean input.
         target: What `Score` accepts.
         extra_inputs: Further inputs of the model.
@@ -156,7 +156,9 @@ def scoring_scope(
     check_one_of("precision", precision, None, "bf16")
     check_positive_integer(None, batch_size=batch_size)
     settings = ScoringSettings(mode, precision, class_names, forward_options or {})
-    with evaluation_context(inspect_model(model), settings, x, extra_inputs, runs_copies=True) as context:
+    with evaluation_context(
+        inspect_model(model, scores_suffice=True), settings, x, extra_inputs, runs_copies=True
+    ) as context:
         scorer = ModelScorer(context, target, batch_size)
         try:
             yield scorer

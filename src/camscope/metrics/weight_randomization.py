@@ -98,6 +98,8 @@ def split_model(model: nn.Module, x: Tensor | None = None, *, max_parts: int = M
     """Split a model into at most `max_parts` parts, in reverse order of execution on `x` (N,C,*S)."""
     check_positive_integer(max_parts=max_parts)
     inner = unwrap(model)
+    if isinstance(inner, torch.jit.ScriptModule):
+        raise ModelError(f"{type(inner).__name__} is TorchScript: to randomize weights, pass the original nn.Module")
     modules = [("", inner)]
     holders = _list_modules_with_weights(inner)
     if not holders:

@@ -20,6 +20,7 @@ from camscope.models.checkpoint import (
 )
 from camscope.models.clip_image_encoder import load_clip_image_encoder
 from camscope.models.huggingface import load_huggingface_model
+from camscope.models.onnx_file import load_onnx_file
 from camscope.models.torchvision_timm import load_timm_model, load_torchvision_model
 from camscope.models.ultralytics_yolo import is_ultralytics_object, load_yolo, wrap_model
 from camscope.models.user_function import load_model_from_user_function
@@ -29,7 +30,7 @@ __all__ = ["load_model", "load_state_dict_strictly", "read_state_dict"]
 
 _wrappers: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()  # of YOLO objects
 MODEL_SPEC_FORMS = (
-    "phantom, torchvision:NAME, timm:NAME, hf:ORG/NAME or hf:FOLDER, clip:…, yolo:FILE.pt or yolo:NAME.yaml, "
+    "phantom, torchvision:NAME, timm:NAME, hf:ORG/NAME or hf:FOLDER, clip:…, onnx:FILE.onnx, yolo:FILE.pt or yolo:NAME.yaml, "
     "FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION"
 )
 LOADER_BY_LIBRARY = {
@@ -38,6 +39,7 @@ LOADER_BY_LIBRARY = {
     "hf": load_huggingface_model,
     "clip": load_clip_image_encoder,
     "yolo": load_yolo,
+    "onnx": load_onnx_file,
 }
 
 
@@ -47,9 +49,11 @@ def load_model(spec: str | nn.Module, *, weights: WeightsSource = None, trust_co
     Args:
         spec: "phantom" (bundled), "torchvision:resnet50" or just "resnet50", "timm:vit_tiny_patch16_224", "hf:org/name" or
             "hf:/a/folder", "clip:org/name" (the image encoder of CLIP or SigLIP, for `Similarity` and `TextSimilarity`),
-            "models.py:resnet18" or "package.module:resnet18". The last two run code: name only code that you trust. The
-            function is called without arguments and returns the module. See `camscope.models.user_function`.
-            "yolo:best.pt" or "yolo:yolo11n.yaml" is a model of Ultralytics, and so is its `YOLO` object, which keeps its mode.
+            "models.py:resnet18" or "package.module:resnet18". Another form is "onnx:model.onnx", a file that holds its weights,
+            for methods that need only scores. A Python file or module runs as code: name only code that you trust. The
+            function is called without arguments and returns the module, or a function from a batch to scores. See
+            `camscope.models.user_function`. "yolo:best.pt" or "yolo:yolo11n.yaml" is a model of Ultralytics, and so is its
+            `YOLO` object, which keeps its mode.
         weights: A checkpoint that replaces the published weights and must fit exactly: a file of safetensors, or a file of
             `torch.save` with tensors alone. If the file has another number of classes, the model's last layer gets that
             number, and the class names are unknown. "random" loads untrained weights, the same every time.
@@ -61,7 +65,7 @@ def load_model(spec: str | nn.Module, *, weights: WeightsSource = None, trust_co
     Raises:
         ModelError: The model does not exist, or is not a module.
         WeightsError: The weights cannot be fetched, read or loaded.
-        MissingExtraError: timm, transformers or ultralytics is not installed.
+        MissingExtraError: timm, transformers, ultralytics or onnxruntime is not installed.
 
     >>> load_model("phantom").training
     False
@@ -110,7 +114,7 @@ def redact_file_names(source: str) -> str:
     public_name = spec
     if colon and library not in LOADER_BY_LIBRARY:
         public_name = spec.rpartition(":")[2]
-    elif colon and (name.startswith(("/", ".", "~")) or library == "yolo"):
+    elif colon and (library in ("onnx", "yolo") or name.startswith(("/", ".", "~"))):
         public_name = library
     return f"{public_name}, with weights" if several else public_name
 

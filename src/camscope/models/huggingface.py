@@ -33,6 +33,7 @@ from camscope.read_untrusted_files import MAX_ERROR_CHARACTERS, read_errors_conv
 IMAGE_MODEL_CLASS_SUFFIXES = (
     "ForImageClassificationWithTeacher",
     "ForSemanticSegmentation",
+    "ForVideoClassification",
     "ForObjectDetection",
     "VisionModel",
     "VisionModelWithProjection",

@@ -23,6 +23,7 @@ from torch import nn
 
 from camscope.atomic_writes_and_folder_locks import describe_file_problem
 from camscope.errors import ModelError, WeightsError
+from camscope.hooks.score_function import ScoreFunction
 from camscope.images.preprocess import Preprocess, as_preprocess
 from camscope.model_card import ModelCard
 from camscope.models.checkpoint import (
@@ -56,7 +57,9 @@ def load_model_from_user_function(spec: str, weights: WeightsSource) -> tuple[nn
             raise ModelError(f"{location} has no function {function_name!r}; its functions: {functions or 'none'}")
         model = run_user_code(function, spec, ModelError)
         if not isinstance(model, nn.Module):
-            raise ModelError(f"{spec} returned a {type(model).__name__}; expected a torch.nn.Module")
+            if isinstance(model, type) or not callable(model):
+                raise ModelError(f"{spec} returned a {type(model).__name__}; expected a torch.nn.Module")
+            model = ScoreFunction(model)
         card = ModelCard(format_model_source(spec, weights), *_read_declared_metadata(module, function_name, location))
     if weights is not None:
         load_state_dict_strictly(model, read_state_dict(weights), weights)

@@ -121,8 +121,12 @@ class Box(Target):
         return self.label if self.is_best and isinstance(self.label, int) else None
 
     def prepare_for_model(self, model: nn.Module) -> "Box":
-        """Return the box with the settings of the Hugging Face detectors in the model."""
-        return replace(self, heads=find_detection_heads(model)) if self.activation is None else self
+        """Return the box with the settings of the Hugging Face detectors in the model. If it has none, they stay unchanged.
+
+        A score of one sample or one part of an output has no model, and gets a prepared box.
+        """
+        heads = find_detection_heads(model) if self.activation is None else ()
+        return replace(self, heads=heads) if heads else self
 
     def prepare_for_image(self, image_context: ImageContext) -> "Box":
         """Return the box, converted from pixels of the image to pixels of the model's input."""

@@ -15,6 +15,7 @@ from camscope.targets.detection_rows import DetectionRows
 from camscope.unusual_tensors import describe_unusual_tensor
 
 HF_EMBEDDING_FIELDS = ("pooler_output", "image_embeds", "text_embeds")  # of Hugging Face: embeddings, not class scores
+NO_TARGET_ADVICE = "or use a method that needs no target, such as eigencam"
 ROUNDING_STEPS = 4  # multiples of the machine epsilon by which two orders of summation may differ
 
 
@@ -92,7 +93,7 @@ def _find_logits(output: object) -> Tensor:
     listing = ", ".join(f"{'.'.join(map(str, path))} {tuple(leaf.shape)}" for path, leaf in candidates)
     raise TargetError(
         f"the output {type(output).__name__} has no unique tensor of class scores: it holds {listing or 'no float tensor'}",
-        fix="pass target= a callable output -> (N,)",
+        fix=f"pass target= a callable output -> (N,), {NO_TARGET_ADVICE}",
         remedy=Remedy.SET_TARGET,
     )
 
@@ -105,7 +106,7 @@ def check_no_detections(output: object) -> None:
     if has_rows_of_boxes or (boxes is not None and boxes.ndim == 3) or isinstance(output, DetectionRows):
         raise TargetError(
             "the output is that of a detector, in which a class alone does not select a box",
-            fix="pass target=Box(x0, y0, x1, y1, label=class), or BestBox(class) for its best detection",
+            fix=f"pass target=Box(x0, y0, x1, y1, label=class), or BestBox(class) for its best detection, {NO_TARGET_ADVICE}",
             remedy=Remedy.SET_TARGET,
         )
 

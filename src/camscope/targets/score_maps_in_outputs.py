@@ -1,5 +1,6 @@
 """Find the scores at every position in a model's output: of segmentation models, mask queries, prompts and depth."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,20 +16,22 @@ from camscope.targets.find_class_scores import (
 )
 
 SCORE_MAP_FIELDS = ("out", "logits", "predicted_depth")  # of torchvision and Hugging Face
+MAX_SCALE_RATIO = 1.2  # between the scales of two axes, which differ by the rounding of the number of cells
 MASK_QUERY_FIELDS = (  # class logits and mask logits of Q queries, in Mask2Former and in DETR with masks
     ("class_queries_logits", "masks_queries_logits"),
     ("logits", "pred_masks"),
 )
 
 
-def find_class_score_maps(output: Any, n_axes: int | None = None) -> Tensor:
+def find_class_score_maps(output: Any, input_size: Sequence[int] = ()) -> Tensor:
     """Find the scores (N,K,*s) of K classes at every position *s of an output.
 
     Args:
         output: A tensor, or the output of a segmentation model. Of a model with mask queries (Mask2Former, MaskFormer, EoMT, DETR
             with masks), the score of a class is the sum over the queries of its probability times the probability of the
             mask. Of a model with prompts (SAM), the K masks of the first prompt take the place of classes.
-        n_axes: Number of axes *s of the model's input. An output (N,*s), such as that of a depth model, has the one class 0.
+        input_size: Size of the model's input. An output (N,*s) of the same proportions, such as that of a depth model, has the
+            one class 0.
 
     Returns:
         (N,K,*s) in the output's own dtype, or in float32 or float64 for mask queries.
@@ -36,7 +39,7 @@ def find_class_score_maps(output: Any, n_axes: int | None = None) -> Tensor:
     Raises:
         TargetError: The output is that of a detector, or has no unique tensor of scores at every position.
 
-    >>> find_class_score_maps({"predicted_depth": torch.zeros(1, 8, 8)}, 2).shape
+    >>> find_class_score_maps({"predicted_depth": torch.zeros(1, 8, 8)}, (32, 32)).shape
     torch.Size([1, 1, 8, 8])
 
     """
@@ -53,7 +56,15 @@ def find_class_score_maps(output: Any, n_axes: int | None = None) -> Tensor:
         shapes = ", ".join(str(tuple(leaf.shape)) for _, leaf in iter_leaves(output)) or type(output).__name__
         raise TargetError(f"a Region needs class scores at every position (N,K,*s), but the output is {shapes}")
     check_scores_are_ordinary_tensor(candidates[0])
-    return candidates[0][:, None] if candidates[0].ndim - 1 == n_axes else candidates[0]
+    return candidates[0][:, None] if _has_proportions(candidates[0].shape[1:], input_size) else candidates[0]
+
+
+def _has_proportions(grid: Sequence[int], input_size: Sequence[int]) -> bool:
+    """Whether a grid has the axes and, up to rounding, the proportions of the input."""
+    if len(grid) != len(input_size):
+        return False
+    scales = [cells / pixels for cells, pixels in zip(grid, input_size, strict=True)]
+    return max(scales) <= MAX_SCALE_RATIO * min(scales)
 
 
 def _combine_mask_queries(output: Any) -> Tensor | None:

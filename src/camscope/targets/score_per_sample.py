@@ -31,6 +31,7 @@ from camscope.targets.find_class_scores import (
     select_rows,
 )
 from camscope.targets.forward_errors import forward_errors_explained
+from camscope.targets.no_target import NoTarget
 
 INPUT_KEY_NOT_READ = InputKey("")  # the signature of the model has not been read yet
 TENSOR_ATTRIBUTES = ("values", "logits", "classes", "class_pairs")  # of a Score, after the first call
@@ -55,6 +56,7 @@ class Score:
         input_key: Name of the keyword that takes x. See `forward_signature.find_input_key`.
         frames_first: The model takes (N,T,C,H,W) where x is (N,C,T,H,W).
         one_sample_per_pass: Run every row in a separate forward pass, for a model whose samples influence one another.
+        optional_target: For the target None, accept an output without class scores. Then `values` are NaN.
 
     Raises:
         TargetError: At once for a bad kind of target, at the first call for a class that the output does not have.
@@ -80,6 +82,7 @@ class Score:
         input_key: str | None = None,
         frames_first: bool | None = None,
         one_sample_per_pass: bool = False,
+        optional_target: bool = False,
     ) -> None:
         if isinstance(target, type):
             name = target.__name__
@@ -92,6 +95,8 @@ class Score:
         if isinstance(self.target, Target):
             self.target = self.target.prepare_for_model(model)
         self.class_names, self.one_sample_per_pass = class_names, one_sample_per_pass
+        targets = self.target if isinstance(self.target, list) else [self.target]
+        self.optional_target = optional_target and all(item is None for item in targets)
         self._input_key, self._frames_first, self._input_size = input_key, bool(frames_first), tuple(input_size)
         self._resolved_input_key: InputKey | None = INPUT_KEY_NOT_READ
         self.values: Tensor | None = None  # the scores (N,) and class scores (N,K) of the first call
@@ -193,8 +198,19 @@ class Score:
         raw = self._read_unconverted_score(output, n_rows, sample_index)
         values, self.dtype = full_precision(raw), raw.dtype
         if self.values is None:
-            self.values = values.detach()
+            has_values = not isinstance(self.target, NoTarget)
+            self.values = values.detach() if has_values else torch.full_like(values.detach(), torch.nan)
         return values
+
+    def drop_target(self) -> None:
+        """Explain without a target, because the output has no class scores. Only for an optional target."""
+        self.target = NoTarget()
+
+    def has_target(self, sample: int) -> bool:
+        """Return whether a sample has a target, which may be the class with the highest score."""
+        if isinstance(self.target, PerSampleTarget):
+            return self.target.has_target(sample)
+        return not isinstance(self.target, NoTarget)
 
     def _add_to_tracked_range(self, kind: str, values: Tensor | None, sample_index: Tensor | None) -> None:
         if self._score_range is not None and self.values is not None and values is not None:
@@ -242,6 +258,10 @@ class Score:
             raise TargetError(
                 f"{plural(len(targets), 'target')} for a batch of {n_rows}: pass one target, or one per sample"
             )
+        if self.optional_target and self.values is None and not _has_class_scores(output, n_rows):
+            self.drop_target()
+        if isinstance(self.target, NoTarget):
+            return self.target.mix_output(output, n_rows)
         if isinstance(self.target, Target) and self.values is None:
             self.target = self.target.resolve_choices(output, self._input_size, self.class_names)
         if callable(self.target) and sample_index is not None:
@@ -422,6 +442,10 @@ class PerSampleTarget(Target):
         """Describe the target of one sample."""
         return self._scores[sample].describe(0)
 
+    def has_target(self, sample: int) -> bool:
+        """Return whether a sample has a target. See `Score.has_target`."""
+        return not self._scores or self._scores[sample].has_target(0)
+
 
 class AllClassScores(Score):
     """The scores of all classes (N,K), instead of one score per sample. For a model without class scores the result is (N,0).
@@ -437,6 +461,7 @@ class AllClassScores(Score):
         input_key: See `Score`.
         frames_first: See `Score`.
         one_sample_per_pass: See `Score`.
+        optional_target: See `Score`.
 
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
     >>> AllClassScores(model)(torch.rand(2, 1, 8, 8)).shape
@@ -454,6 +479,14 @@ class AllClassScores(Score):
         if self.values is None:
             self.values = self.logits = logits.detach()
         return logits
+
+
+def _has_class_scores(output: object, n_rows: int) -> bool:
+    """Return whether an output holds class scores (N,K) with one row per sample."""
+    try:
+        return len(class_scores(output)) == n_rows
+    except TargetError:
+        return False
 
 
 def _has_same_values(x: Tensor, other: Tensor) -> bool:

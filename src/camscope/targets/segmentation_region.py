@@ -89,7 +89,7 @@ class Region(ClassTarget):
 
     def resolve_choices(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> "Region":
         """Return the target with its class fixed, and with weights (N,*s) of the output cells."""
-        maps = full_precision(find_class_score_maps(output, len(input_size))).detach()
+        maps = full_precision(find_class_score_maps(output, input_size)).detach()
         grid, input_size = tuple(maps.shape[2:]), tuple(input_size) or tuple(maps.shape[2:])
         if len(grid) != len(input_size):
             raise TargetError(
@@ -113,7 +113,7 @@ class Region(ClassTarget):
         if self.cell_weights is None:
             raise TargetError("a Region must be resolved in a first forward pass: use it through a method, or a Score")
         weights = self.cell_weights
-        maps = full_precision(find_class_score_maps(output, weights.ndim - 1))
+        maps = full_precision(find_class_score_maps(output, weights.shape[1:]))
         if maps.shape[2:] != weights.shape[1:]:
             weights = ADAPTIVE_POOLS[weights.ndim - 1](weights[:, None], maps.shape[2:])[:, 0]
         shares = weights.flatten(1) / weights.flatten(1).sum(1, keepdim=True)

@@ -206,8 +206,8 @@ def test_a_region_that_all_have_says_why_nothing_was_inserted():
         (num(0.2, 0.5), "not decided", "it does not differ clearly from a map that only marks the image center"),
         (num(0.5), "not decided", "its difference from a map that only marks the image center has no interval"),
         (None, "not decided", "it was not compared with a map that only marks the image center"),
-        (num(-0.5, 0.5), "not supported", "a map that only marks the image center scores as well"),
-        (num(-2.0, 0.5), "not supported", "a map that only marks the image center scores better"),
+        (num(-0.5, 0.5), "not supported", "a map that only marks the image center gets as high a score"),
+        (num(-2.0, 0.5), "not supported", "a map that only marks the image center gets a higher score"),
     ],
 )
 def test_a_map_has_to_beat_a_map_that_knows_nothing_and_is_accused_only_where_it_does_not(over, word, reason):

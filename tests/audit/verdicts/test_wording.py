@@ -237,7 +237,7 @@ def test_maps_below_a_map_that_knows_nothing_do_not_lie_on_the_finding_whatever_
     found = one_of(enrichment(num(1.6, 0.2, name="center"), num(-1.0, 0.2)), "localization")
     assert (found.conclusion, found.reason) == (
         "not supported",
-        "a map that only marks the image center scores better; 0.41 of their attribution lies inside",
+        "a map that only marks the image center gets a higher score; 0.41 of their attribution lies inside",
     )
     assert one_of(enrichment(num(1.6, 0.2), num(0.1, 0.2)), "localization").conclusion == "not decided"
 

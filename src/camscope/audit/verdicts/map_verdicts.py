@@ -114,7 +114,7 @@ def _decide_above_control(line: MetricSummary) -> Decision:
         return "supported", f"the maps score higher than {best}"
     if difference.high <= 0:
         score = "" if line.value.baseline is None else f" ({line.value.baseline:.2f})"
-        return "not supported", f"{description} scores {'better' if difference.high < 0 else 'as well'}{score}"
+        return "not supported", f"{description} gets {'a higher' if difference.high < 0 else 'as high a'} score{score}"
     return "not decided", f"it does not differ clearly from {description}: more images are needed"
 
 

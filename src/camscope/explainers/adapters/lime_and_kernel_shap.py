@@ -124,6 +124,11 @@ class SurrogateExplainer(BaselineMixin, AdapterExplainer):
         check_positive_integer(grid_size=self.grid_size, n_samples=self.n_samples)
         check_segments_setting(None, segments=self.segments)
 
+    @property
+    def needs_only_scores(self) -> bool:
+        """Whether the method needs only scores: always."""
+        return True
+
     @abstractmethod
     def create_captum_explainer(self, scorer: MaskScorer, interpretable_model: InterpretableModel) -> Any:
         """Create the explainer of captum, with `scorer` for the scores of masks of visible cells."""

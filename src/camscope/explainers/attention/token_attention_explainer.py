@@ -30,7 +30,7 @@ from camscope.layers.layout import TOKENS, Layout
 from camscope.layers.layout_hints import LayoutHints
 from camscope.layers.layout_noise_probe import OutputLocation, build_contradicted_layout_error, probe_layout
 from camscope.layers.layout_verdict import LayoutVerdict
-from camscope.layers.spatial_layers import record_layout_hints
+from camscope.layers.spatial_layers import record_layout_hints, with_video_token_order
 from camscope.plurals import plural
 from camscope.targets import Score, full_precision
 
@@ -104,6 +104,7 @@ class TokenAttentions(NamedTuple):
 
 def select_token_attentions(
     method_name: str,
+    model: nn.Module,
     x: Tensor,
     attentions: Sequence[Attention],
     layout_hints: LayoutHints,
@@ -136,7 +137,8 @@ def select_token_attentions(
             if layout is None and count in layout_hints.image_token_positions:
                 layouts[count] = infer_image_token_layout(shape, x.shape, layout_hints)
             else:
-                layouts[count] = infer_layout(shape, x.shape, None, layout or TOKENS, layout_hints)
+                inferred = infer_layout(shape, x.shape, None, layout or TOKENS, layout_hints)
+                layouts[count] = inferred if isinstance(layout, Layout) else with_video_token_order(model, inferred)
         except LayerError as error:
             errors.append(LayerError(f"{method_name}, attention between {plural(count, 'token')}: {error}"))
     if not layouts:
@@ -271,7 +273,7 @@ class TokenAttentionExplainer(Explainer):
             values = [score.read_score(output, len(x)) for score in scores]  # all are checked before any backward pass
             check_finite("the score", torch.cat(values), first.on_nonfinite)
             attentions, layout, skipped_notes = select_token_attentions(
-                first.name, x, recorder.attentions, layout_hints, lengths, first.layout
+                first.name, model, x, recorder.attentions, layout_hints, lengths, first.layout
             )
             rows: list[list[AttributionMaps]] = [[] for _ in attention_explainers]
             for score, value in zip(scores, values, strict=True):

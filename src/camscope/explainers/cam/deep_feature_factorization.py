@@ -251,7 +251,7 @@ class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
             x = context.x
             at_once = 1 if context.one_sample_per_pass else IMAGES_PER_PASS
             pages = [
-                self._compute_layer_features(context.create_score(score_cls=AllClassScores), part)
+                self._compute_layer_features(context.create_score(score_cls=AllClassScores, optional_target=True), part)
                 for part in x.split(at_once)
             ]
             matrix = torch.cat([page.activation.flatten(2).mT for page in pages])

@@ -6,10 +6,11 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
+from camscope.errors import TargetError
 from camscope.explainers.core.base_explainer import Explainer
 from camscope.explainers.core.setting_checks import check_integer
 from camscope.hooks.find_layers import find_layer, unwrap
-from camscope.layers.choose_layer import choose_layer
+from camscope.layers.choose_layer import choose_feature_layer, choose_layer
 from camscope.layers.layout import Layout
 from camscope.model_card import get_card
 from camscope.targets import Score, Target
@@ -88,11 +89,22 @@ class LayerSelectionMixin(Explainer):
         card = get_card(model)
         if card and card.layer:
             return card.layer
-        if callable(score.target):
+        if callable(score.target) and score.has_target(0):
             dense = isinstance(score.target, Target) and score.target.dense
             return choose_layer(model, score.compute_fixed_mix_of_class_scores, x, dense=dense).name
         key = (tuple(x.shape[1:]), tuple((name, type(module)) for name, module in model.named_modules()))
         if key not in self._chosen_layers:
-            name = choose_layer(model, score.compute_fixed_mix_of_class_scores, x).name
-            self._chosen_layers = {**self._chosen_layers, key: name}
+            self._chosen_layers = {**self._chosen_layers, key: self._choose_layer_for_all_classes(x, score)}
         return self._chosen_layers[key]
+
+    @staticmethod
+    def _choose_layer_for_all_classes(x: Tensor, score: Score) -> str:
+        """Choose a layer that affects any class score. If the output has none and the target is optional, drop the target."""
+        try:
+            if score.has_target(0):
+                return choose_layer(score.model, score.compute_fixed_mix_of_class_scores, x).name
+        except TargetError:
+            if not score.optional_target:
+                raise
+            score.drop_target()
+        return choose_feature_layer(score.model, score, x).name

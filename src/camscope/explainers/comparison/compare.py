@@ -13,7 +13,7 @@ from torch import nn
 
 from camscope import render
 from camscope.atomic_writes_and_folder_locks import write_bytes
-from camscope.errors import InputError, LayerError, OutputError, TargetError
+from camscope.errors import InputError, LayerError, ModelError, OutputError, TargetError, warn_caller
 from camscope.explainers.comparison.comparison_rows_and_columns import (
     GridEntry,
     arrange_in_grid,
@@ -313,6 +313,7 @@ def compare(
         raise LayerError("layers is empty: pass at least one layer, such as layers=['layer4'], or omit layers")
     settings = {"preprocess": preprocess, "class_names": class_names, "precision": precision}
     explainers: list[Explainer] = []
+    errors: list[ModelError] = []
     for method in methods:
         if isinstance(method, Explainer):
             explainers.append(method)
@@ -320,7 +321,15 @@ def compare(
             method_cls = get_explainer_class(method)
             names = signature(method_cls).parameters
             own_settings = {name: value for name, value in settings.items() if name in names}
-            explainers += create_explainers_at_layers(method_cls, model, layers, own_settings)
+            try:
+                explainers += create_explainers_at_layers(method_cls, model, layers, own_settings)
+            except ModelError as error:  # of a model that has only scores
+                errors.append(error)
+                if not skip_unsupported:
+                    raise
+                warn_caller(f"{method_cls.title} is left out: {error}")
+    if errors and not explainers:
+        raise errors[0]
     extra = ExtraInputs(tuple(args), dict(kwargs or {}))
     return compare_explainers(explainers, image, targets, extra, skip_unsupported=skip_unsupported, on_pass=on_pass)
 

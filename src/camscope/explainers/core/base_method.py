@@ -25,7 +25,9 @@ from camscope.explainers.core.method_docstrings import complete_docstring
 from camscope.explainers.core.model_input import ExtraInputs, ModelInput, read_model_input
 from camscope.explainers.core.redacted_settings_text import describe_setting
 from camscope.explainers.core.validated_setting_types import check_settings
+from camscope.forward_signature import takes_frames_first
 from camscope.hooks.find_layers import unwrap
+from camscope.hooks.score_function import wrap_function
 from camscope.model_card import get_card
 from camscope.models.ultralytics_yolo import is_ultralytics_object
 from camscope.targets import ImageContext, Score, Target, TargetLike, image_embedding
@@ -40,6 +42,7 @@ class BaseMethod(ABC):
 
     Args:
         model: The model, or a `YOLO` object of Ultralytics. It runs in eval mode during a call and is restored afterwards.
+            Methods that need only scores also take TorchScript, and a function from a batch (N,C,*S) to scores (N,K).
         preprocess: How an image becomes the model's input. Default: that of a model loaded by `load_model`.
         class_names: Names by class index, as a sequence or a dict. Default: those of a model loaded by `load_model`.
         mode: "eval", or "as_is" to explain a model in train mode.
@@ -50,7 +53,8 @@ class BaseMethod(ABC):
         input_key: The keyword, or the key of a dict, by which the model's forward takes the image. None: the first
             argument, or `pixel_values` if forward names it.
         frames_first: True for inputs (N,T,C,H,W), frames of a video or instances of a bag, with maps (N,T,H,W). False
-            for (N,C,D,H,W). None: the latter, or an error if the channels seem to be at the third axis.
+            for (N,C,D,H,W). None: the former for VideoMAE, TimeSformer, ViViT and V-JEPA 2 of Hugging Face. For other models
+            the latter, or an error if the channels seem to be at the third axis.
 
     """
 
@@ -86,7 +90,12 @@ class BaseMethod(ABC):
         for name, value in list(vars(self).items()):
             setattr(self, name, _to_builtin_numbers(value))
         check_settings(self)
-        inspect_model(self.model)
+        model: object = self.model
+        if not isinstance(model, nn.Module):
+            self.model = wrap_function(model)
+        inspect_model(self.model, scores_suffice=self.needs_only_scores)
+        if self.frames_first is None and takes_frames_first(unwrap(self.model)):
+            self.frames_first = True
         card = get_card(unwrap(self.model))
         preprocess = card.preprocess if self.preprocess is None and card else self.preprocess
         class_names = card.class_names if self.class_names is None and card else self.class_names
@@ -167,6 +176,16 @@ class BaseMethod(ABC):
     def uses_gradients(self) -> bool:
         """Whether the method needs gradients of the model."""
         return self.backward_passes != "0"
+
+    @property
+    def needs_only_scores(self) -> bool:
+        """Whether the method needs nothing of the model but its output, so that the model may be any function."""
+        return False
+
+    @property
+    def needs_target(self) -> bool:
+        """Whether the map depends on the target, so that the model's output must have one."""
+        return self.class_specific
 
     def resolve_target(self, target: TargetLike) -> TargetLike:
         """Return the target that the method explains for a requested target. Raise TargetError if it cannot explain it.
@@ -285,7 +304,8 @@ class BaseMethod(ABC):
     def _embed_image(self, image: Any, extra_inputs: ExtraInputs) -> Tensor:
         """Compute the embedding (D,) of an image other than the explained one, with the same extra inputs."""
         x = self.prepare_input(image).x[None]
-        with evaluation_context(inspect_model(self.model), self, x, extra_inputs) as context:
+        model_info = inspect_model(self.model, scores_suffice=self.needs_only_scores)
+        with evaluation_context(model_info, self, x, extra_inputs) as context:
             return image_embedding(context.create_score().forward(context.x))[0].detach()
 
     @property

@@ -9,10 +9,12 @@ from torch import Tensor, nn
 
 from camscope.explainers.core.base_method import BaseMethod
 from camscope.explainers.core.setting_checks import check_positive_integer
+from camscope.hooks.score_function import is_opaque
 from camscope.hooks.thread_local_hooks import Hooks, thread_local_hook
 from camscope.pytree import iter_leaves
 
 DEFAULT_MEMORY_BUDGET_BYTES = 2**28  # if the device does not report its memory
+OPAQUE_ACTIVATION_FACTOR = 16  # assumed bytes of the largest activation per byte of the input
 LIVE_TENSORS_PER_PASS = 4  # largest tensors that exist at a time: input, output, a residual, a workspace
 
 
@@ -26,9 +28,18 @@ class ActivationBytes:
 
 
 @contextmanager
-def measure_activation_bytes(model: nn.Module, layers: dict[str, nn.Module]) -> Iterator[dict[str, ActivationBytes]]:
-    """Measure the bytes of activations in the forward pass inside the `with`. Yield the bytes by layer name."""
+def measure_activation_bytes(
+    model: nn.Module, layers: dict[str, nn.Module], x: Tensor | None = None
+) -> Iterator[dict[str, ActivationBytes]]:
+    """Measure the bytes of activations in the forward pass inside the `with`. Yield the bytes by layer name.
+
+    The activations inside TorchScript or a function are not seen. If there is such a module, they are taken to be a
+    multiple of the input x (N,C,*S).
+    """
     widths = {name: ActivationBytes() for name in layers}
+    if x is not None and any(map(is_opaque, model.modules())):
+        for width in widths.values():
+            width.largest_in_model = OPAQUE_ACTIVATION_FACTOR * x.numel() * x.element_size()
     names = {id(module): name for name, module in layers.items()}
     started_layers: set[str] = set()
 
@@ -43,7 +54,7 @@ def measure_activation_bytes(model: nn.Module, layers: dict[str, nn.Module]) -> 
 
     with Hooks() as hooks:
         for module in model.modules():
-            if not isinstance(module, torch.jit.ScriptModule):
+            if not isinstance(module, torch.jit.ScriptModule):  # which accepts no hooks
                 hooks.add_handle(module.register_forward_hook(thread_local_hook(record_output_size)))
         yield widths
 

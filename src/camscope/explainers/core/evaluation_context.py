@@ -24,6 +24,7 @@ from camscope.hooks.restore_buffers_and_rng import (
     eval_mode_buffers_restored,
     rng_restored_unless_other_threads_run,
 )
+from camscope.hooks.score_function import ScoreFunction
 from camscope.hooks.thread_local_hooks import autocast_uncached
 from camscope.plurals import plural
 from camscope.pytree import map_leaves
@@ -44,6 +45,9 @@ FLOAT_MODULES_FOR_QUANTIZATION = (  # modules of the quantized packages that com
 )
 
 
+SCORES_ALONE = "needs only scores, such as rise, occlusion, sobol, hsic, lime or kernelshap"
+
+
 @dataclass(frozen=True)
 class ModelInfo:
     """Facts about a model: the module without wrappers, its parts and devices, and whether it is compiled."""
@@ -60,12 +64,22 @@ class ModelInfo:
         return {id(value): value._version for value in parameters if not value.is_inference()}
 
 
-def inspect_model(model: nn.Module) -> ModelInfo:
-    """Collect the facts about a model. Raise ModelError if it cannot be explained, such as a quantized model."""
+def inspect_model(model: nn.Module, *, scores_suffice: bool = False) -> ModelInfo:
+    """Collect the facts about a model. Raise ModelError if it cannot be explained, such as a quantized model.
+
+    If `scores_suffice`, the model may be TorchScript or a function, which have no layers that hooks could reach.
+    """
     inner = unwrap(model)
     name = type(inner).__name__
-    if isinstance(inner, torch.jit.ScriptModule):
-        raise ModelError(f"{name} is TorchScript: hooks cannot reach its layers; pass the original nn.Module")
+    if not scores_suffice and isinstance(inner, torch.jit.ScriptModule):
+        raise ModelError(
+            f"{name} is TorchScript: hooks cannot reach its layers; pass the original nn.Module, or use a method that "
+            f"{SCORES_ALONE}"
+        )
+    if not scores_suffice and isinstance(inner, ScoreFunction):
+        raise ModelError(
+            f"{inner.name} is known by its scores alone, without layers and gradients; use a method that {SCORES_ALONE}"
+        )
     parts = [type(child) for key, child in inner.named_children() if not key.startswith("_")]
     if isinstance(inner, torch.fx.GraphModule) and set(parts) <= {nn.Module}:
         raise ModelError(f"{name} is an exported program, which has no layers: pass the original nn.Module")
@@ -161,9 +175,11 @@ class EvaluationContext:
     score_options: Mapping[str, Any]
     one_sample_per_pass: bool = False  # because the samples of a batch affect one another
 
-    def create_score(self, target: TargetLike = None, score_cls: type[Score] = Score) -> Score:
-        """Create the score of a target."""
-        return score_cls(self.model, target, **self.score_options)
+    def create_score(
+        self, target: TargetLike = None, score_cls: type[Score] = Score, *, optional_target: bool = False
+    ) -> Score:
+        """Create the score of a target. For `optional_target` see `Score`."""
+        return score_cls(self.model, target, optional_target=optional_target, **self.score_options)
 
 
 @contextmanager

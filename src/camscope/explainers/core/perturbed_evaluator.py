@@ -37,7 +37,7 @@ class PerturbedEvaluator:
     clean_scores: Tensor = field(init=False)  # (N,): the score of x itself
 
     def __post_init__(self) -> None:
-        with measure_activation_bytes(self.score.model, {"": self.score.model}) as widths:
+        with measure_activation_bytes(self.score.model, {"": self.score.model}, self.x) as widths:
             self.clean_scores = self.score(self.x).detach()
         check_finite("the score", self.clean_scores, self.explainer.on_nonfinite)
         self.score.check_extra_inputs(self.x)

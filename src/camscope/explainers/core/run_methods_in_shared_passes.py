@@ -71,7 +71,8 @@ def run_methods(
     status other than "ok". `find_constant_scores` tests for this status whether noise changes the score. If `errors` is
     passed, the error of a method is stored there. Otherwise it is raised.
     """
-    model_info = inspect_model(explainers[0].model)
+    scores_suffice = all(explainer.needs_only_scores for explainer in explainers)
+    model_info = inspect_model(explainers[0].model, scores_suffice=scores_suffice)
     if any(explainer.uses_gradients for explainer in explainers):
         check_no_inference_mode_weights(model_info)
     weights = model_info.read_weight_versions()
@@ -155,7 +156,8 @@ def _run_group(
             )
         return [_join_sample_results(parts) for parts in zip(*samples, strict=True)]
     with evaluation_context(model_info, main, x, extra_inputs, runs_copies=runs_copies) as context:
-        scores = [context.create_score(main.resolve_target(target)) for target in targets]
+        optional = not any(explainer.needs_target for explainer in explainers)
+        scores = [context.create_score(main.resolve_target(target), optional_target=optional) for target in targets]
         rows = compute_group_maps(explainers, context.x, scores, on_pass, errors)
         for explainer, row in zip(explainers, rows, strict=True):
             for score, maps in zip(scores, row, strict=False) if find_constant_scores else ():  # no maps after an error
@@ -173,7 +175,7 @@ def flag_constant_scores(
     hooks, once for each model, weights, input size and class.
     """
     is_known = getattr(explainer, "alters_input", False) and maps.constant_score is not None
-    if explainer.control or is_known or score.values is None:
+    if explainer.control or is_known or score.values is None or not score.has_target(0):
         return
     rows = [n for n, status in enumerate(determine_statuses(maps)) if status in STATUSES_OF_UNTESTED_SCORES]
     if not rows:
@@ -300,7 +302,9 @@ def build_explanations(
             input_size=tuple(item.x.shape[1:]),
             placement=item.placement,
             status=statuses[i],
-            notes=_collect_notes(explainer, maps.get_sample_notes(i), item, result.model_info),
+            notes=_collect_notes(
+                explainer, maps.get_sample_notes(i), item, result.model_info, has_target=score.has_target(i)
+            ),
             name=item.name,
             diagnostics={name: values[i] for name, values in diagnostics.items()},
             parameters=parameters if item.image is None else {**parameters, "preprocess": repr(explainer.preprocess)},
@@ -316,10 +320,17 @@ def build_explanations(
 
 
 def _collect_notes(
-    explainer: BaseMethod, map_notes: tuple[str, ...], model_input: ModelInput, model_info: ModelInfo
+    explainer: BaseMethod,
+    map_notes: tuple[str, ...],
+    model_input: ModelInput,
+    model_info: ModelInfo,
+    *,
+    has_target: bool,
 ) -> tuple[str, ...]:
     notes, model_name = [*map_notes, *model_input.flags], type(explainer.model).__name__
-    if not explainer.class_specific:
+    if not has_target:
+        notes.append("no target was used: the map does not depend on the output, which has no class scores")
+    elif not explainer.class_specific:
         notes.append("the map does not depend on the score")
     if model_info.model is not explainer.model:
         notes.append(f"the eager model inside {model_name} was explained")

@@ -81,6 +81,16 @@ class Wrapper(Explainer):
         return any(explainer.uses_gradients for explainer in self.inner)
 
     @property
+    def needs_only_scores(self) -> bool:
+        """Whether all inner explainers need only scores."""
+        return all(explainer.needs_only_scores for explainer in self.inner)
+
+    @property
+    def needs_target(self) -> bool:
+        """Whether any inner explainer needs a target."""
+        return any(explainer.needs_target for explainer in self.inner)
+
+    @property
     def accepts_integer_input(self) -> bool:
         """Whether all inner explainers accept an integer input."""
         return all(explainer.accepts_integer_input for explainer in self.inner)

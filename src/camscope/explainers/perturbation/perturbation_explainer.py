@@ -92,6 +92,11 @@ class MaskedInput:
 class PerturbationExplainer(BaselineMixin, MultiPassExplainer):
     """Base class of methods that replace pixels by a `baseline`. A subclass implements `compute_sample_attribution`."""
 
+    @property
+    def needs_only_scores(self) -> bool:
+        """Whether the method needs only scores: unless it uses gradients."""
+        return not self.uses_gradients
+
     @abstractmethod
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
         """Compute the map of one sample from its scores under masks."""

@@ -13,6 +13,7 @@ from camscope.explainers.perturbation.perturbation_explainer import (
 )
 from camscope.hooks.incremental_forward import CostTracker, WindowTensor, cut_windows
 from camscope.hooks.intercept_torch_functions import has_instance_forward
+from camscope.hooks.score_function import is_opaque
 from camscope.hooks.thread_local_hooks import has_global_hooks
 
 aten = torch.ops.aten
@@ -152,4 +153,4 @@ class WindowScorer:
 def _has_no_hooks_or_patches(module: nn.Module) -> bool:
     """Whether a module has no hooks and no patched forward. Hooks and patches would see incomplete inputs."""
     is_hooked = module._forward_hooks or module._forward_pre_hooks or has_instance_forward(module)
-    return not (is_hooked or isinstance(module, torch.jit.ScriptModule))
+    return not (is_hooked or is_opaque(module))
