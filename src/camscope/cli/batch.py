@@ -30,6 +30,7 @@ def run(
     output: Annotated[str, option("--output -o", "FOLDER", "Folder of the run.")] = "camscope-batch",
     model: shared_options.ModelOption = "phantom",
     weights: shared_options.WeightsOption = None,
+    trust_code: shared_options.TrustCodeOption = False,
     class_names: shared_options.ClassNamesOption = None,
     layer_names: shared_options.LayersOption = None,
     method_names: shared_options.MethodsOption = "gradcam",
@@ -100,7 +101,9 @@ def run(
     chosen = option_parsing.ExplainerOptions.parse(context, method_names, layer_names, setting_pairs, choice)
     manifest = build_manifest(source, root, anywhere=allow_outside_root)
     parsed_names = option_parsing.parse_class_names(class_names)
-    net = load_model_and_methods.load_model_on_device(model, weights, device, context, parsed_names)
+    net = load_model_and_methods.load_model_on_device(
+        model, weights, device, context, parsed_names, trust_code=trust_code
+    )
     explainers = chosen.build_explainers(net, preprocess, show_method_bars=False)
     with open_or_compute_run.add_resume_hint_on_interrupt(output), progress_bars.show_batch_progress() as on_progress:
         outcome = run_batch(

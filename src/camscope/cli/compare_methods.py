@@ -65,6 +65,7 @@ def run(
     ],
     model: shared_options.ModelOption = "phantom",
     weights: shared_options.WeightsOption = None,
+    trust_code: shared_options.TrustCodeOption = False,
     class_names: shared_options.ClassNamesOption = None,
     layer_names: shared_options.LayersOption = None,
     plugins: shared_options.PluginOption = None,
@@ -139,7 +140,12 @@ def _compare_on_image(
     file = resolve_figure_path(output, DEFAULT_FOLDER, path, "", overwrite, pseudonym)
     parsed_names = option_parsing.parse_class_names(request.class_names)
     net = load_model_and_methods.load_model_on_device(
-        request.model or "phantom", request.weights, request.device, context, parsed_names
+        request.model or "phantom",
+        request.weights,
+        request.device,
+        context,
+        parsed_names,
+        trust_code=request.trust_code,
     )
     explainers = chosen.build_explainers(net, request.preprocess)
     with console_output.collect_warnings(quote_messages=pseudonym is None) as warnings:

@@ -59,6 +59,7 @@ def run(
         ),
     ] = None,
     weights: shared_options.WeightsOption = None,
+    trust_code: shared_options.TrustCodeOption = False,
     class_names: shared_options.ClassNamesOption = None,
     preprocess: shared_options.PreprocessOption = None,
     plugins: shared_options.PluginOption = None,

@@ -46,6 +46,7 @@ def run(
     images: Annotated[list[str], shared_options.argument("IMAGE", "Image files, folders, or patterns in quotes.")],
     model: shared_options.ModelOption = "phantom",
     weights: shared_options.WeightsOption = None,
+    trust_code: shared_options.TrustCodeOption = False,
     class_names: shared_options.ClassNamesOption = None,
     layer_names: shared_options.LayersOption = None,
     method_names: shared_options.MethodsOption = "gradcam",
@@ -149,7 +150,9 @@ def run(
             failures[path] = _describe_failure(error, path, scan_settings, debug=debug)
     if len(failures) < len(paths):
         parsed_names = option_parsing.parse_class_names(class_names)
-        net = load_model_and_methods.load_model_on_device(model, weights, device, context, parsed_names)
+        net = load_model_and_methods.load_model_on_device(
+            model, weights, device, context, parsed_names, trust_code=trust_code
+        )
         explainers = chosen.build_explainers(net, preprocess)
         scan_settings = scan_settings.with_privacy_for(explainers)
         writer = ImageExplanationWriter(

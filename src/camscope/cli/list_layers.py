@@ -25,6 +25,7 @@ DEFAULT_SIZE_BY_RANK = {1: 1024, 2: 224, 3: 64}
 def run(
     model: Annotated[str, shared_options.argument("MODEL", "Model, as in explain --model.")] = "phantom",
     weights: shared_options.WeightsOption = None,
+    trust_code: shared_options.TrustCodeOption = False,
     size: Annotated[
         str | None,
         option("--size", "N|HxW", "Input size; default: the size of the model's preprocessing, or 224."),
@@ -35,7 +36,7 @@ def run(
     """List the layers of a model, and mark the layers with a spatial grid. Maps can be computed at these layers."""
     from camscope.hooks import inspect_layers
 
-    net = load_model_and_methods.load_model_on_device(model, weights)
+    net = load_model_and_methods.load_model_on_device(model, weights, trust_code=trust_code)
     with console_output.collect_warnings() as warnings, console_output.spinner("one forward pass"):
         x = _build_example_input(net, size)
         layer_table = inspect_layers(net, x)

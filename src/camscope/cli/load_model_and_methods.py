@@ -1,6 +1,7 @@
 """Load the model, the methods and the plugins that the options of a command name."""
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,8 +66,10 @@ def load_model_on_device(
     device: str = "cpu",
     context: typer.Context | None = None,
     class_names: tuple[str, ...] | None = None,
+    *,
+    trust_code: bool = False,
 ) -> "nn.Module":
-    """Load a model as `--model`, `--weights`, `--device` and `--class-names` specify.
+    """Load a model as `--model`, `--weights`, `--device`, `--class-names` and `--trust-code` specify.
 
     With a `context`, a note is printed if the user chose no model.
     """
@@ -82,12 +85,15 @@ def load_model_on_device(
         is_missing_file = library.endswith(".py") and not Path(library).is_file()
         if colon and library not in LOADER_BY_LIBRARY and not is_missing_file:
             print_note(f"{library} is executed as code")
+        if trust_code:
+            print_note(f"{model_spec}: code in the file is executed, because of --trust-code")
         try:
             torch_device = torch.device(device)
             torch.empty(1, device=torch_device, dtype=torch.float32)
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             raise build_option_error("--device", to_printable_line(error)) from error
-        model = load_model(model_spec, weights=weights).to(torch_device)
+        with collect_warnings(quote_messages=False) if trust_code else nullcontext():
+            model = load_model(model_spec, weights=weights, trust_code=trust_code).to(torch_device)
     if class_names is not None and (card := get_card(model)) is not None:
         attach_card(model, replace(card, class_names=class_names))
     return model

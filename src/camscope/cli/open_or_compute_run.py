@@ -66,6 +66,7 @@ class EvaluationRequest:
     source: str
     model: str | None = None
     weights: str | None = None
+    trust_code: bool = False
     class_names: str | None = None
     method_names: str | None = None
     layer_names: str | None = None
@@ -125,7 +126,10 @@ class EvaluationRequest:
         shared_options.check_options_unset(context, parameters, reason)
         if self.model is None:
             return OpenedRun(run, None, None)
-        return OpenedRun(run, load_model_and_methods.load_model_on_device(self.model, self.weights, self.device), None)
+        net = load_model_and_methods.load_model_on_device(
+            self.model, self.weights, self.device, trust_code=self.trust_code
+        )
+        return OpenedRun(run, net, None)
 
     @property
     def metric_names(self) -> list[str] | None:
@@ -163,7 +167,7 @@ class EvaluationRequest:
             )
         parsed_names = option_parsing.parse_class_names(self.class_names)
         net = load_model_and_methods.load_model_on_device(
-            self.model or "phantom", self.weights, self.device, context, parsed_names
+            self.model or "phantom", self.weights, self.device, context, parsed_names, trust_code=self.trust_code
         )
         explainers = chosen.build_explainers(net, self.preprocess, show_method_bars=False)
         if self.method_names == "all":

@@ -9,7 +9,7 @@ import typer
 from camscope.registry import METHODS
 
 PANELS = {
-    "Model": ("model", "weights", "layer", "layers", "methods", "plugin", "choice", "preprocess", "set", "device"),
+    "Model": ("model", "weights", "trust-code", "layer", "layers", "methods", "plugin", "choice", "preprocess", "set", "device"),
     "Target": ("target", "targets", "expected", "class-names"),
     "Data": (
         "root", "where", "sort", "images", "seed", "masks", "category", "metrics", "group", "patient", "split", "by",
@@ -74,12 +74,20 @@ ModelOption = Annotated[
     option(
         "--model -m",
         "MODEL",
-        "Model: phantom (bundled), resnet50 or torchvision:NAME, timm:NAME, hf:NAME, clip:NAME, onnx:FILE, or FILE.py:FUNCTION, "
-        "which runs that file.",
+        "Model: phantom (bundled), resnet50 or torchvision:NAME, timm:NAME, hf:NAME, clip:NAME, onnx:FILE, yolo:FILE.pt, or "
+        "FILE.py:FUNCTION, which runs that file.",
     ),
 ]
 WeightsOption = Annotated[
     str | None, option("--weights", "FILE", "Checkpoint file: safetensors, or tensors saved by torch.save.")
+]
+TrustCodeOption = Annotated[
+    bool,
+    option(
+        "--trust-code",
+        None,
+        "Execute code in the file of a yolo: model. Default: read only layers on an allow-list. No config or run can set it.",
+    ),
 ]
 LayersOption = Annotated[
     str | None,

@@ -76,6 +76,10 @@ class Target(ABC):
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
         """Return a text that describes the target of one sample. `class_name` converts a class index to a name."""
 
+    def get_class_index(self, sample: int) -> int | None:
+        """Return the class of one sample if the class alone restores the target. Otherwise return None."""
+        return None
+
     def prepare_for_model(self, model: nn.Module) -> "Target":
         """Return the target with the information that it needs of the model. Called once per `Score`."""
         return self
