@@ -156,16 +156,16 @@ def _find_determining_columns(context: AuditContext) -> dict[str, tuple[str, ...
     columns = [name for name in cohort.manifest.table.column_names if name not in named]
     levels_by_column = {name: cohort.get_subgroup_levels(name) for name in columns if _has_flat_values(cohort, name)}
     class_names = {name.casefold() for name in (*context.class_names, *(item.name for item in context.findings))}
-    found: dict[str, tuple[str, ...]] = {}
+    determining: dict[str, tuple[str, ...]] = {}
     for finding in context.findings:
         truth = cohort.get_truth(finding)
-        found[finding.name] = tuple(
+        determining[finding.name] = tuple(
             name
             for name, levels in levels_by_column.items()
             if _determines_truth(levels, truth)
             and not {str(level).casefold() for level in levels.values()} <= class_names | COPIED_LABELS
         )
-    return {name: determining for name, determining in found.items() if determining}
+    return {name: columns for name, columns in determining.items() if columns}
 
 
 def _has_flat_values(cohort: Cohort, name: str) -> bool:
