@@ -205,24 +205,40 @@ def _check_half_of_masks_readable(
     context: AuditContext, ground_truth: GroundTruth, image_sizes: dict[int, ImageSize | None]
 ) -> None:
     """Read some masks of a source. Raise an InputError if fewer than half of them can be read."""
-    n_read, problems = 0, list[str]()
+    n_read, problems, missing = 0, list[str](), "no image has a value"
     for row in _sample_annotated_rows(context, ground_truth):
         try:
             if (size := _read_image_size(context, row, image_sizes)) is not None:
                 ground_truth.load_mask(row, size)
                 n_read += 1
-        except UndefinedError:  # the image has no annotation
-            continue
+        except UndefinedError as error:  # the image has no annotation
+            missing = str(error)
         except CategoryError:
             raise
         except CamscopeError as error:
             problems.append(_describe_unread_mask(ground_truth, row, error))
     n_tried = n_read + len(problems)
+    rows = context.cohort.manifest.table.to_pylist() if not n_tried else []
+    if rows and not any(_has_annotation(ground_truth, row) for row in rows):
+        raise InputError(
+            f"{ground_truth.source} has no annotation of any image: {missing}. Accepted are {EVIDENCE_FORMATS}"
+        )
     if n_tried and n_read < MIN_READABLE_SHARE * n_tried:
         raise InputError(
             f"{n_read} of {plural(n_tried, 'annotation')} of {ground_truth.source} can be read. The first that cannot is "
             f"{problems[0]}. Accepted are {EVIDENCE_FORMATS}"
         )
+
+
+def _has_annotation(ground_truth: GroundTruth, row: Mapping[str, Any]) -> bool:
+    """Whether a row has an annotation, readable or not."""
+    try:
+        ground_truth.load_mask(row, (1, 1))
+    except UndefinedError:
+        return False
+    except CamscopeError:  # such as a mask of another size
+        return True
+    return True
 
 
 def _sample_annotated_rows(context: AuditContext, ground_truth: GroundTruth) -> Iterator[Mapping[str, Any]]:

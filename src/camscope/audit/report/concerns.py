@@ -143,19 +143,22 @@ def _iter_concerns_about_open_performance(summary: Summary) -> Iterator[Concern]
 def list_columns_that_determine_label(summary: Summary) -> list[tuple[str, str]]:
     """Return (column, finding) pairs. Within each level of the column, either all images have the finding or none has it."""
     columns = dict.fromkeys(level.column for level in summary.check.level_counts)
-    return [
+    subgroups = [
         (column, finding)
         for finding in summary.resolve.findings
         for column in columns
         if _determines_label([level for level in summary.check.level_counts if level.column == column], finding)
     ]
+    further = summary.check.determining_columns.items()
+    return subgroups + [(column, finding) for finding, names in further for column in names]
 
 
 def _iter_concerns_about_determining_columns(summary: Summary) -> Iterator[Concern]:
     """Yield the columns that alone determine the label."""
     n_rows = summary.check.flow[-1].n_rows if summary.check.flow else None
     for column, finding in list_columns_that_determine_label(summary):
-        if sum(level.n_rows for level in summary.check.level_counts if level.column == column) == n_rows:
+        is_further = column in summary.check.determining_columns.get(finding, ())
+        if is_further or sum(level.n_rows for level in summary.check.level_counts if level.column == column) == n_rows:
             template = "The column {column} alone determines the label “{finding}” in all {n_rows} images."
         else:
             template = "The column {column} alone determines the label “{finding}” wherever it has a value."
