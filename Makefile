@@ -7,12 +7,13 @@ STAMP  := $(VENV)/.installed
 ALONE  := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-thorough check docs dist format assets gallery models bench clean
+.PHONY: help demo test test-thorough test-yolo check docs dist format assets gallery models bench clean
 
 help:
 	@echo "make demo     install, then draw images whose evidence is known and explain them"
 	@echo "make test     install with the test extras, then run all tests"
 	@echo "make test-thorough   also every model of the zoo, more of Ray, trainings, and all cases of long lists"
+	@echo "make test-yolo  the tests of YOLO, in an environment of their own, because its OpenCV writes over the headless one"
 	@echo "make check    format, lint, types, import levels, doctests, documentation code, prose rules"
 	@echo "make docs     build the documentation site into docs/_build/html; warnings are errors"
 	@echo "make dist     wheel and sdist in dist/, tried in a fresh environment with each extra"
@@ -32,6 +33,12 @@ test: $(STAMP)-test
 
 test-thorough: $(STAMP)-test
 	$(ALONE) $(BIN)/python -m pytest -q -n 2 --dist worksteal --thorough
+
+test-yolo:
+	$(PYTHON) -m venv $(VENV)-yolo
+	$(VENV)-yolo/bin/python -m pip install --quiet -e ".[hub,segments,batch,yolo]" "pytest>=8"
+	$(VENV)-yolo/bin/python -m pip install --quiet --force-reinstall --no-deps opencv-python-headless
+	$(ALONE) $(VENV)-yolo/bin/python -m pytest -q tests/models tests/docs/test_recipes.py -k "ultralytics or yolo"
 
 check: $(STAMP)-dev
 	$(BIN)/ruff format --check .
@@ -68,7 +75,7 @@ bench: $(STAMP)-bench
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build dist docs/_build docs/tutorials
+	rm -rf $(VENV) $(VENV)-yolo .mypy_cache .pytest_cache .ruff_cache build dist docs/_build docs/tutorials
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

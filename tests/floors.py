@@ -23,7 +23,8 @@ FLOORS = {
     **dict.fromkeys(["hooks", "targets", "render"], 1),
     "explanation_io": 1.5,  # the fields of an explanation in a file
     **dict.fromkeys(["layers", "explanation", "images", "phantom"], 2),
-    **dict.fromkeys(["explainers", "models"], 3),
+    "models": 2.5,
+    "explainers": 3,
     "medical": 3.5,  # scans to explainers, and explanations to viewers
     "metrics": 4,
     "batch": 5,

@@ -33,6 +33,7 @@ HEAVY = [
     "pydicom",
     "nibabel",
     "SimpleITK",
+    "ultralytics",
 ]
 IMAGES = (".png", ".jpg", ".jpeg")
 

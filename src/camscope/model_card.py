@@ -14,13 +14,17 @@ from camscope.unusual_tensors import describe_unusual_tensor, to_ordinary_tensor
 
 @dataclass(frozen=True)
 class ModelCard:
-    """The source, preprocessing and class names of a loaded model. `source` is the text that loads the model again."""
+    """The source, preprocessing and class names of a loaded model. `source` is the text that loads the model again.
+
+    `build_class_target` builds the target for a class index, a class name or None, of a model without class scores.
+    """
 
     source: str
     preprocess: Callable[..., Any] | None = None
     class_names: tuple[str, ...] | None = None
     layer: str | None = None
     embed_text: Callable[[str], Tensor] | None = None
+    build_class_target: Callable[[Any], Any] | None = None
 
 
 _cards: WeakKeyDictionary[nn.Module, ModelCard] = WeakKeyDictionary()

@@ -324,6 +324,16 @@ def test_evidence_is_read_before_the_first_pass_and_the_value_is_told(folder):
     assert not (folder / "out").exists()
 
 
+def test_evidence_of_other_images_stops_an_audit(folder):
+    (folder / "others").mkdir()
+    (folder / "masks" / "lungs0.png").rename(folder / "others" / "another name.png")
+    config = changed(folder, ('# ground_truth = "where"', 'ground_truth = "./others"'))
+    said = asked("run", str(config), "-o", "out")
+    assert said.exit_code == 2
+    assert "has no annotation of any image: no mask has the name of the image" in said.output
+    assert not (folder / "out").exists()
+
+
 def test_a_few_masks_that_cannot_be_read_do_not_stop_an_audit(folder):
     for n in range(5):
         (folder / "masks" / f"lungs{n}.png").unlink()

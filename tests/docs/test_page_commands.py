@@ -154,7 +154,7 @@ def stand_in_model(monkeypatch):
     """A small model in place of those that would be downloaded. It has their layers, and four of their classes."""
     load = camscope.models.load_model
 
-    def load_stand_in(spec, *, weights=None):
+    def load_stand_in(spec, *, weights=None, trust_code=False):
         if spec == "phantom" or ".py:" in spec:
             return load(spec, weights=weights)
         model = load("phantom")

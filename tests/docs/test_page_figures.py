@@ -43,6 +43,16 @@ def ratio_to_fastest(method):
     return measured("cpu", "family", method, "camscope / the fastest")
 
 
+def yolo_percent(method, name):
+    return 100 * results("yolo_shapes")["methods"][method][name]
+
+
+def yolo_pairs(method):
+    """The number of pairs, all of which the method tells apart."""
+    assert results("yolo_shapes")["methods"][method]["pairs_told_apart"] == 1
+    return results("yolo_shapes")["pairs_of_one_class"]
+
+
 def judged_correctly(name):
     """How many models of the audits with known shortcuts got the right verdict, and how many there are."""
     rows = results("audit_power")[name]
@@ -132,6 +142,27 @@ def acceptance():
 
 
 FIGURES = [
+    *(
+        ("docs/recipes/yolo.md", sentence, find)
+        for sentence, find in (
+            ("it finds {} of {} shapes", lambda: [results("yolo_shapes")[name] for name in ("detections", "shapes")]),
+            (
+                "LayerCAM peaks inside the box that it explains in {:.1f} % of the detections, and HiResCAM in {:.1f} %",
+                lambda: [yolo_percent(name, "peak_in_own_box") for name in ("layercam", "hirescam")],
+            ),
+            (
+                "D-RISE with 500 masks does so for {:.1f} % of {} of them",
+                lambda: [yolo_percent("drise", "peak_in_own_box"), results("yolo_shapes")["methods"]["drise"]["maps"]],
+            ),
+            ("Grad-CAM does so in {:.1f} %", lambda: [yolo_percent("gradcam", "peak_in_own_box")]),
+            (
+                "draws peak there in {:.1f} %",
+                lambda: [yolo_percent("activations of visualize=True", "peak_in_own_box")],
+            ),
+            ("For all {} pairs of one class", lambda: [yolo_pairs("layercam")]),
+            ("Grad-CAM tells {:.1f} % of the pairs apart", lambda: [yolo_percent("gradcam", "pairs_told_apart")]),
+        )
+    ),
     ("README.md", "{} methods for classifiers, detectors", lambda: [len(METHODS)]),
     (
         "README.md",

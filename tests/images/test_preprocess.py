@@ -498,3 +498,49 @@ def test_wrong_settings_are_named(changed, says):
 def test_a_callable_that_returns_no_input_is_told_so(transform, says):
     with pytest.raises(PreprocessError, match=says):
         as_preprocess(transform)(PHOTOS[0])
+
+
+# --- the letterbox of YOLO
+
+
+@pytest.mark.parametrize(
+    ("size", "padded", "start", "resized"),
+    [
+        ((480, 640), (480, 640), (0, 0), (480, 640)),
+        ((375, 500), (480, 640), (0, 0), (480, 640)),
+        ((100, 300), (224, 640), (5, 0), (213, 640)),  # 213.3 rows and a padding of 11, of which 5 are above
+        ((640, 90), (640, 96), (0, 3), (640, 90)),
+    ],
+)
+def test_the_letterbox_keeps_proportions_and_pads_with_gray(size, padded, start, resized):
+    pixels = np.full((*size, 3), 255, np.uint8)
+    x, place = Preprocess.letterbox(640)(pixels)
+    assert tuple(x.shape[1:]) == padded
+    expected = torch.full((3, *padded), 114 / 255)
+    expected[:, start[0] : start[0] + resized[0], start[1] : start[1] + resized[1]] = 1
+    torch.testing.assert_close(x, expected)
+    ends = place.to_input([[0, 0], size])
+    np.testing.assert_allclose(ends, [start, np.add(start, resized)])
+    np.testing.assert_allclose(place.to_image(ends), [[0, 0], size], atol=1e-9)
+
+
+def test_the_letterbox_of_a_fixed_size_and_its_settings():
+    x, _ = Preprocess.letterbox((64, 96), multiple=None)(np.zeros((10, 10, 3), np.uint8))
+    assert tuple(x.shape) == (3, 64, 96)
+    gray, _ = Preprocess.letterbox(64, channels=1)(np.zeros((10, 20, 3), np.uint8))
+    assert tuple(gray.shape) == (1, 32, 64)
+    letterbox = Preprocess.letterbox(320)
+    assert Preprocess.from_dict(letterbox.to_dict()) == letterbox
+    for settings in ({"multiple": 0}, {"multiple": 2.5}, {"multiple": 32, "crop": 64}):
+        with pytest.raises(PreprocessError, match="expected a positive number and no crop"):
+            Preprocess(mean=(0,) * 3, std=(1,) * 3, **settings)
+
+
+def test_bilinear_of_opencv_has_no_antialiasing():
+    """Of a half as many columns, each is the mean of the two in its middle, so a line beside the middle is gone."""
+    pixels = np.zeros((4, 16, 3), np.uint8)
+    pixels[:, 4] = 200  # of the columns 4 to 7 that become one, 5 and 6 are read
+    x, _ = Preprocess(mean=(0,) * 3, std=(1,) * 3, resize=(4, 4), interpolation="opencv-bilinear")(pixels)
+    assert float(x.max()) == 0
+    smooth, _ = Preprocess(mean=(0,) * 3, std=(1,) * 3, resize=(4, 4))(pixels)
+    assert float(smooth.max()) > 0.1

@@ -14,9 +14,11 @@ from camscope.errors import TargetError
 from camscope.explainers import METHODS, AblationCAM, GradCAM, HiResCAM, LayerCAM
 from camscope.model_card import ModelCard, attach_card
 from camscope.targets import (
+    BestBox,
     Box,
     Class,
     Classes,
+    DetectionRows,
     Difference,
     ImageContext,
     LogProbability,
@@ -593,3 +595,91 @@ def test_a_list_with_a_target_object_goes_with_altered_inputs(name):
     method, questions = METHODS[name](model), [LogProbability(0), 2]
     apart = torch.cat([method.attribute(x[n : n + 1], question) for n, question in enumerate(questions)])
     torch.testing.assert_close(method.attribute(x, questions), apart, rtol=1e-8, atol=1e-14)
+
+
+# --- the best detection of a class
+
+
+def found(boxes, scores, labels):
+    return {"boxes": torch.tensor(boxes), "scores": torch.tensor(scores), "labels": torch.tensor(labels)}
+
+
+def test_the_best_box_is_that_of_the_highest_score_and_stays_the_target():
+    sample = found([[0.0, 0, 4, 4], [4.0, 4, 8, 8], [5.0, 1, 5, 9]], [0.5, 0.7, 0.9], [1, 1, 1])
+    score = Score(nn.Identity(), BestBox(1), input_size=(8, 8))
+    assert score.read_score([sample], 1).tolist() == pytest.approx([0.7])  # 0.9 is the score of a box without area
+    assert score.describe(0) == "class 1 in the box (4, 4, 8, 8) of the model's input"
+    changed = found([[0.0, 0, 4, 4], [4.0, 4, 8, 8]], [0.8, 0.2], [1, 1])
+    assert score.read_score([changed], 1).tolist() == pytest.approx([0.2])  # not 0.8 of the other object
+
+
+def test_the_best_box_of_each_sample_is_its_own():
+    samples = [found([[0.0, 0, 4, 4]], [0.5], [2]), found([[4.0, 4, 8, 8]], [0.7], [1])]
+    score = Score(nn.Identity(), BestBox(), input_size=(8, 8))
+    assert score.read_score(samples, 2).tolist() == pytest.approx([0.5, 0.7])
+    assert [score.describe(i)[:17] for i in (0, 1)] == ["class 2 in the bo", "class 1 in the bo"]
+
+
+@pytest.mark.parametrize(
+    ("label", "expected"), [(0, "of class 0"), (3, "of class 3"), (None, "sample 0 has no detection$")]
+)
+def test_a_class_that_is_not_detected_is_one_error(label, expected):
+    boxes = [] if label is None else [[0.0, 0, 4, 4]]
+    sample = found(torch.tensor(boxes).reshape(-1, 4).tolist(), [0.5] * len(boxes), [1] * len(boxes))
+    sample["boxes"] = sample["boxes"].reshape(-1, 4)
+    names = [f"kind {i}" for i in range(5)]
+    with pytest.raises(TargetError, match=expected):
+        Score(nn.Identity(), BestBox(label), class_names=names, input_size=(8, 8)).read_score([sample], 1)
+
+
+class RowsOfCells(nn.Module):
+    """A detector of two classes that predicts a square of 4 pixels around each cell of a 4 x 4 grid, as YOLO does."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.features = nn.Conv2d(3, 6, 3, stride=4, padding=1)
+        self.head = nn.Conv2d(6, 2, 1)
+
+    def forward(self, x):
+        logits = self.head(self.features(x).relu()).flatten(2).transpose(1, 2)
+        rows, columns = torch.meshgrid(torch.arange(4), torch.arange(4), indexing="ij")
+        corner = 4.0 * torch.stack([columns, rows], -1).reshape(1, 16, 2).expand(len(x), -1, -1)
+        boxes = torch.cat([corner, corner + 4], 2)
+        return DetectionRows(boxes, logits.sigmoid(), torch.full(boxes.shape[:2], 4.0))
+
+
+def test_a_class_alone_is_the_best_box_where_the_card_says_how():
+    model = RowsOfCells().eval()
+    attach_card(model, ModelCard("rows", layer="features", build_class_target=BestBox))
+    x = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    rows = model(x)
+    best = rows.probabilities[:, :, 1].argmax(1)
+    maps, score = LayerCAM(model).attribute(x, 1), Score(model, 1)
+    torch.testing.assert_close(score(x), rows.probabilities[torch.arange(2), best, 1])
+    for n, row in enumerate(best.tolist()):
+        x0, y0, x1, y1 = rows.boxes[n, row].tolist()
+        assert (
+            score.describe(n)
+            == f"class 1 in the box ({x0:g}, {y0:g}, {x1:g}, {y1:g}) of the model's input, predicted at stride 4"
+        )
+        assert score.class_index(n) == 1
+        alone = LayerCAM(model).attribute(x[n : n + 1], Box(x0, y0, x1, y1, label=1))[0]
+        torch.testing.assert_close(maps[n], alone)
+        assert maps[n].flatten().nonzero()[:, 0].tolist() in ([row], [])  # one cell of the layer enters the row
+    mixed = Score(model, [0, Box(0, 0, 4, 4, label=1)])
+    assert mixed(x)[1] == rows.probabilities[1, 0, 1]
+    assert (mixed.class_index(0), mixed.class_index(1)) == (0, None)
+
+
+def test_a_box_of_rows_takes_the_class_of_the_most_probable_row():
+    boxes = torch.tensor([[[0.0, 0, 4, 4], [0.0, 0, 4, 3.5], [8.0, 8, 9, 9]]])
+    rows = DetectionRows(boxes, torch.tensor([[[0.1, 0.2], [0.9, 0.0], [1.0, 1.0]]]), torch.tensor([[8.0, 16.0, 32.0]]))
+    score = Score(nn.Identity(), Box(0, 0, 4, 4), input_size=(16, 16))
+    assert score.read_score(rows, 1).tolist() == pytest.approx([0.9 * 3.5 / 4])
+    assert score.describe(0) == "class 0 in the box (0, 0, 4, 4) of the model's input, predicted at stride 16"
+
+
+def test_a_class_needs_a_box_where_the_card_says_nothing():
+    with pytest.raises(TargetError, match="a class alone does not select a box"):
+        Score(RowsOfCells(), 1)(torch.rand(1, 3, 16, 16))

@@ -70,7 +70,7 @@ class PairedDifference:
 
     @property
     def is_significant(self) -> bool:
-        """Whether the corrected p-value is below 0.05."""
+        """Whether the p-value, corrected for multiple tests, is below 0.05."""
         return self.difference.p_value is not None and self.difference.p_value < SIGNIFICANCE_LEVEL
 
 
@@ -114,7 +114,7 @@ def _to_json_fields(value: Any) -> Any:
 def compare_audits(
     first: AuditRun | str | os.PathLike[str], second: AuditRun | str | os.PathLike[str], *, seed: int = 0
 ) -> AuditComparison:
-    """Compare two audits of the same images. Raise an InputError if the audits differ in more than the model."""
+    """Compare two audits of the same images. Raise an InputError if their settings differ in more than the model."""
     runs = first_run, second_run = [run if isinstance(run, AuditRun) else AuditRun(run) for run in (first, second)]
     notes = check_comparable_and_list_notes(first_run, second_run)
     predictions = first_run.predictions()
@@ -131,7 +131,7 @@ def compare_audits(
 
 
 def _correct_for_multiplicity(uncorrected: Sequence[UncorrectedDifference]) -> Iterator[PairedDifference]:
-    """Correct p-values and intervals for the number of distinct tests (Bonferroni).
+    """Correct p-values and intervals for the number of distinct tests by the Bonferroni method.
 
     Removing the organ and keeping its outside are the same test.
     """
@@ -142,7 +142,7 @@ def _correct_for_multiplicity(uncorrected: Sequence[UncorrectedDifference]) -> I
 
 
 def find_verdict_changes(first: Iterable[Verdict], second: Iterable[Verdict]) -> Iterator[VerdictChange]:
-    """Yield the claims with different conclusions. Claims that only the first audit has come last.
+    """Yield the claims whose conclusion differs between two audits. Claims that only the first audit contains come last.
 
     Claims are matched by question, finding, region or method, and metric, because another version may word them differently.
     """
@@ -157,7 +157,7 @@ def find_verdict_changes(first: Iterable[Verdict], second: Iterable[Verdict]) ->
 
 
 def _index_verdicts(verdicts: Iterable[Verdict]) -> dict[tuple[str, ...], Verdict]:
-    """Return key -> verdict. The last part of a key counts verdicts that are alike in the others."""
+    """Index verdicts by question, finding, qualifier and metric. Verdicts that are equal in all four are numbered."""
     get_key, counts = attrgetter("question", "finding", "qualifier", "metric"), Counter[tuple[str, ...]]()
     indexed: dict[tuple[str, ...], Verdict] = {}
     for verdict in verdicts:
@@ -201,7 +201,7 @@ def _compare_aurocs(
 def _compute_auroc_difference(
     truth: Any, first_scores: Any, second_scores: Any, groups: Sequence[int], seed: int
 ) -> Estimate:
-    """Return the AUROC of the second model minus that of the first, with a paired bootstrap interval by patient.
+    """Return the AUROC of the second model minus the AUROC of the first, with a paired bootstrap interval by patient.
 
     Scores that differ only by rounding count as equal.
     """
@@ -245,7 +245,7 @@ def _read_truth_and_log_odds(run: AuditRun, finding: str) -> dict[str, tuple[boo
 
 
 def _read_metric_values(run: AuditRun, finding: str) -> dict[tuple[str, str], ValuesById]:
-    """Return (metric, method) -> image id -> the mean metric value over the imputations."""
+    """Average the metric values of each image over the imputations. Return (metric, method) -> image id -> mean."""
     field = import_arrow("compute").field
     is_selected = (field("finding") == finding) & ~field("control") & field("metric").isin(COMPARED_METRICS)
     rows = run.metrics().filter(is_selected).to_pylist()
@@ -253,7 +253,7 @@ def _read_metric_values(run: AuditRun, finding: str) -> dict[tuple[str, str], Va
 
 
 def _compute_intervention_effects(run: AuditRun, finding: str) -> dict[str, ValuesById]:
-    """Return intervention -> image id -> its effect on the log odds, in standard deviations."""
+    """Return intervention -> image id -> its effect on the log odds. The unit is the standard deviation of the log odds."""
     performances = run.summary.predict.performance
     log_odds_std = next(
         (performance.log_odds_std for performance in performances if performance.finding == finding), 0.0
@@ -270,7 +270,7 @@ def _compute_intervention_effects(run: AuditRun, finding: str) -> dict[str, Valu
 
 
 def _average_by_id(rows: Iterable[tuple[Any, str, float | None]]) -> dict[Any, ValuesById]:
-    """Return key -> image id -> the mean value. Missing values are left out."""
+    """Average the values of each key and image, without missing values. Return key -> image id -> mean."""
     values: dict[Any, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for key, name, value in rows:
         by_id = values[key]
@@ -299,7 +299,7 @@ def _compare_means(
 def compute_cross_model_agreements(
     first_run: AuditRun, second_run: AuditRun, patients: Mapping[str, int], seed: int
 ) -> Iterator[CrossModelAgreement]:
-    """Yield the agreement between the maps of two models for each method and finding.
+    """Yield how well the maps of two models agree, for each method and finding.
 
     Constant maps and maps of different sizes count as undefined.
     """
@@ -318,7 +318,7 @@ def compute_cross_model_agreements(
 def _iter_paired_maps(
     first_run: AuditRun, second_run: AuditRun, ids: Sequence[str]
 ) -> Iterator[tuple[MapsById, MapsById]]:
-    """Yield the maps of the same images from both audits, one file at a time to limit the memory."""
+    """Yield the maps of the same images from two audits. To limit the memory, only one file is loaded at a time."""
     first_ids, second_ids = (run.maps.table(["id"])["id"] for run in (first_run, second_run))
     reader = RowReader(second_run.maps.dataset)
     positions = _find_positions_of_ids(first_ids, import_arrow().array(ids))
@@ -332,7 +332,7 @@ def _find_positions_of_ids(id_column: Any, ids: Any) -> npt.NDArray[np.int64]:
 
 
 def _collect_maps(run: AuditRun, table: "pa.Table") -> MapsById:
-    """Return method, finding and image id -> map. Findings have their names in the summary."""
+    """Return (method, finding, image id) -> map. A finding is named as in the summary of the audit."""
     names, maps = run.summary.resolve.class_names, {}
     for row in table_to_dicts(table):
         if row["attribution"] is not None:

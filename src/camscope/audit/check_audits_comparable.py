@@ -26,7 +26,7 @@ Difference = tuple[str, Any, Any]  # the name of a setting, and its value in eit
 
 
 def check_comparable_and_list_notes(first: AuditRun, second: AuditRun) -> tuple[str, ...]:
-    """Return notes on settings that may change verdicts. Raise an InputError if the audits cannot be compared.
+    """Return notes on settings that may change verdicts. Raise an InputError if two audits cannot be compared.
 
     Different images, masks, imputations, sample sizes, seeds, regions or method settings change the numbers of the same model.
     """
@@ -88,7 +88,7 @@ def _load_config(run: AuditRun, record: Mapping[str, Any]) -> Settings:
 
 
 def _flatten_settings(settings: Settings, prefix: str = "") -> Settings:
-    """Return nested settings as one mapping with dotted names, such as `sample_sizes.sanity`."""
+    """Flatten nested settings into one mapping with dotted names, such as `sample_sizes.sanity`."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         is_table = isinstance(value, dict) and value
@@ -103,7 +103,7 @@ def _iter_differences(first: Settings, second: Settings) -> Iterator[Difference]
 
 
 def _find_forbidden_differences(first: Settings, second: Settings) -> Iterator[Difference]:
-    """Yield the settings that must be equal in both audits but differ."""
+    """Yield the settings that differ between two audits although they must be equal."""
     functions = {str(settings["model.source"]).rpartition(":")[2] for settings in (first, second)}
     relevant = (*VALUE_SETTINGS, *MODEL_SPECIFIC_SETTINGS) if len(functions) == 1 else VALUE_SETTINGS
     for name, value, other_value in _iter_differences(first, second):
@@ -116,7 +116,7 @@ def _has_prefix(name: str, prefixes: tuple[str, ...]) -> bool:
 
 
 def _find_method_differences(first: AuditRun, second: AuditRun) -> Iterator[Difference]:
-    """Yield the parameters of attribution methods that differ between the audits. Layers may differ."""
+    """Yield the method parameters that differ between two audits. Different layers are allowed and not listed."""
     settings, other_settings = (
         {explainer.title: explainer.settings for explainer in run.summary.resolve.explainers} for run in (first, second)
     )

@@ -72,12 +72,12 @@ class GeneratedConfig:
 
     @property
     def lines_to_fill_in(self) -> dict[int, str]:
-        """Line number -> the text of each line that the user must fill in before the audit can run."""
+        """Line number -> text, for the lines that the user must fill in before the audit can run."""
         return self._find_lines(f"# {FILL_IN}:")
 
     @property
     def optional_lines_to_fill_in(self) -> dict[int, str]:
-        """Line number -> the text of each line that only the user can write, and without which the audit runs too."""
+        """Line number -> text, for optional lines that only the user can write. The audit also runs without them."""
         return self._find_lines(f"# {FILL_IN_OPTIONAL}:")
 
     def _find_lines(self, mark: str) -> dict[int, str]:
@@ -96,7 +96,7 @@ def build_config(
     modality: str | None = None,
     relative_to: Path | None = None,
 ) -> GeneratedConfig:
-    """Write a TOML config with guessed settings. What cannot be guessed is a line that is marked to be filled in.
+    """Write a TOML config with guessed settings. A setting that cannot be guessed becomes a line that the user must fill in.
 
     The arguments are the options of `camscope audit init`. `relative_to` is the folder of the config, where its paths
     start. InputError where the manifest has neither labels nor columns of 0 and 1 for the classes, or the modality is unknown.
@@ -142,7 +142,7 @@ class RootChoice(NamedTuple):
 
 
 def _choose_root(manifest: Manifest, evidence: EvidenceRoles) -> RootChoice:
-    """Choose the root if images or masks lie outside the manifest's folder."""
+    """Choose the folder that holds all files if images or masks lie outside the manifest's folder."""
     roles = (evidence.ground_truth, *evidence.candidates, evidence.organ, *evidence.markers.values(), *evidence.further)
     columns = ["path", *(column.name for column in roles if column is not None and column.kind == "masks")]
     outside = {name: manifest.find_paths_outside_root(name) for name in columns}
@@ -159,7 +159,7 @@ def _choose_root(manifest: Manifest, evidence: EvidenceRoles) -> RootChoice:
 
 
 def try_config_on_one_image(path: Path) -> AuditContext:
-    """Do what an audit does before its first stage, and explain one image. Raise an error with all faults of the config."""
+    """Validate the config, load the model and explain one image. Raise one error that lists all faults of the config."""
     config, faults = Config.parse_source(path)
     if config is None:
         faults.raise_if_any()
@@ -172,7 +172,7 @@ def try_config_on_one_image(path: Path) -> AuditContext:
 def _guess_findings_and_label_columns(
     table: Any, class_names: Sequence[str], findings: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the findings with the label column, or with one column for each finding."""
+    """Return the findings with their labels. The labels are in a single label column, or in one column per finding."""
     label = find_first_candidate_column(table.column_names, LABEL_COLUMN_NAMES)
     if label is None:
         # without row numbers, and without ids that only repeat the path
@@ -185,7 +185,7 @@ def _guess_findings_and_label_columns(
 
 
 def _list_findings_in_label_column(column: Any, class_names: Sequence[str]) -> list[str]:
-    """Return the classes that occur in a label column, without classes such as "no finding"."""
+    """Return the classes that occur in a label column. Negative classes such as "no finding" are left out."""
     labels = _list_distinct_labels(column)
     if class_names:
         names = [name for index, name in enumerate(class_names) if name in labels or str(index) in labels]
@@ -198,7 +198,7 @@ def _list_findings_in_label_column(column: Any, class_names: Sequence[str]) -> l
 
 
 def _check_labels_match_findings(column: Any, class_names: Sequence[str], findings: Sequence[str]) -> None:
-    """Raise an InputError if a requested finding matches no label of the column."""
+    """Raise an InputError if a requested finding does not occur in the label column."""
     labels = _list_distinct_labels(column)
     listed = ", ".join(sorted(labels)[:MAX_LABELS_SHOWN]) + (", …" if len(labels) > MAX_LABELS_SHOWN else "")
     if not class_names and not all(label.isdecimal() for label in labels):
@@ -220,7 +220,7 @@ def _check_labels_match_findings(column: Any, class_names: Sequence[str], findin
 def _find_label_column_of_each_finding(
     table: Any, class_names: Sequence[str], findings: Sequence[str], label_column_names: Sequence[str]
 ) -> dict[str, str]:
-    """Return class name -> its column of 0 and 1, for the requested findings or for all classes.
+    """Return class name -> its column of 0 and 1. If no findings are requested, all classes are looked up.
 
     A finding is requested by its class name or by its column. `label_column_names` are the names by which a column with the
     class of each image would have been recognized. The error lists them.
@@ -260,7 +260,7 @@ def _match_columns_to_classes(
 
 
 def _normalize_name(name: str) -> str:
-    """Return the lowercase letters and digits of a name, so that "Pleural Effusion" equals "pleural_effusion"."""
+    """Return the lowercase letters and digits of a name. "Pleural Effusion" and "pleural_effusion" become equal."""
     return "".join(character for character in name.casefold() if character.isalnum())
 
 
@@ -320,7 +320,7 @@ def _load_template() -> "jinja2.Template":
 
 
 def _make_path_relative(path: str, folder: Path) -> str:
-    """Return a path relative to the folder of the config. Also accepts `hf:FOLDER`."""
+    """Return a path relative to the folder of the config. A prefix such as `hf:` stays in front of the path."""
     prefix = next((prefix for prefix in DATASET_PREFIXES if path.startswith(prefix)), "")
     if prefix:
         name = path.removeprefix(prefix)
@@ -336,7 +336,7 @@ def _make_source_relative(source: str, folder: Path) -> str:
 
 
 def _format_mask_source(column: EvidenceColumn) -> str:
-    """Return a column of masks as a TOML value. For masks with several labels, the value selects all labels."""
+    """Return the TOML value that names a mask column. If the masks have several labels, the value selects all of them."""
     name = _quote_toml_string(column.name)
     return f'{{ column = {name}, category = "all" }}' if column.masks_have_several_labels else name
 
@@ -346,6 +346,6 @@ def _quote_toml_string(value: str) -> str:
 
 
 def _format_comment_list(values: Sequence[str]) -> str:
-    """Join values for a comment in the config. Values with line breaks are quoted."""
+    """Join values with commas for a comment in the config. Values with line breaks are quoted."""
     names = [value if value.isprintable() else _quote_toml_string(value) for value in values[:MAX_LEVELS_PER_SUBGROUP]]
     return ", ".join(names) + (", …" if len(values) > MAX_LEVELS_PER_SUBGROUP else "")

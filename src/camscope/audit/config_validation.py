@@ -30,7 +30,7 @@ MAX_REASON_CHARACTERS = 300
 
 
 def validate_config(context: AuditContext) -> None:
-    """Raise an error for settings that would fail in a later stage, before any stage runs.
+    """Raise an error before the first stage runs if a setting would fail in a later stage.
 
     All faults are reported together, each as far as it can be checked without the others.
     """
@@ -50,7 +50,7 @@ def validate_config(context: AuditContext) -> None:
 
 
 def _drop_missing_columns(context: AuditContext) -> AuditContext:
-    """Collect the columns that the manifest does not have. Return a context without them."""
+    """Record the settings that name a column missing in the manifest. Return a context without these settings."""
     config, faults = context.config, context.faults
     try:
         missing = dict(context.cohort.iter_settings_with_missing_column())
@@ -84,7 +84,7 @@ def _drop_missing_columns(context: AuditContext) -> AuditContext:
 
 
 def _check_split_and_subgroup_levels(context: AuditContext, faults: FaultCollector) -> None:
-    """Check the split and the levels of subgroups."""
+    """Check that the split has rows, and that no subgroup column has too many levels."""
     cohort: Cohort = context.cohort
     with faults.collect("data.split_value" if context.config.data.split else "data.manifest"):
         _ = cohort.rows
@@ -96,7 +96,7 @@ def _check_split_and_subgroup_levels(context: AuditContext, faults: FaultCollect
 
 
 def _check_images_exist_inside_root(context: AuditContext, faults: FaultCollector) -> None:
-    """Check that most images lie inside the root, and that some of the first files exist."""
+    """Check that most images lie inside the root, and that the first few image files exist."""
     manifest = context.cohort.manifest
     outside = manifest.find_paths_outside_root()
     if 2 * len(outside) > len(manifest):
@@ -122,7 +122,7 @@ def _check_images_exist_inside_root(context: AuditContext, faults: FaultCollecto
 
 
 def _list_mask_columns(context: AuditContext) -> list[str]:
-    """Return the manifest columns that the config names as sources of masks."""
+    """Return the manifest columns from which the config takes masks."""
     data, regions = context.config.data, context.config.regions
     named = data.ground_truth.values() if isinstance(data.ground_truth, dict) else [data.ground_truth]
     sources = [*named, regions.organ, *regions.columns.values()]
@@ -131,7 +131,7 @@ def _list_mask_columns(context: AuditContext) -> list[str]:
 
 
 def describe_outside_paths(outside: Sequence[str], masks: Iterable[object], n_paths: int, folder: Path) -> str:
-    """Return how many image paths lie outside a folder, and what to write in the config for them and the masks."""
+    """Say how many image paths lie outside a folder, and which setting of the config allows these images and their masks."""
     common = find_common_folder([*outside, *filter(is_mask_path, masks)])
     remedy = "anywhere = true" if common is None else f"root = {json.dumps(common, ensure_ascii=False)}"
     lie = (
@@ -141,7 +141,7 @@ def describe_outside_paths(outside: Sequence[str], masks: Iterable[object], n_pa
 
 
 def _check_region_names_and_masks(context: AuditContext, faults: FaultCollector) -> None:
-    """Check the names of regions, and open their masks."""
+    """Check the names of the regions, and check that their masks can be opened."""
     with faults.collect("regions"):
         list_requested_regions(context)
     with faults.collect("regions"):
@@ -149,7 +149,7 @@ def _check_region_names_and_masks(context: AuditContext, faults: FaultCollector)
 
 
 def _check_model_and_labels(context: AuditContext, faults: FaultCollector) -> None:
-    """Check the model, and what depends on it: the findings, the methods, the preprocessing and the labels."""
+    """Check the model, and the settings that depend on it: findings, methods, preprocessing and labels."""
     cohort, data = context.cohort, context.config.data
     with faults.collect("model"):
         _ = context.model
@@ -191,7 +191,7 @@ def build_missing_preprocess_error() -> PreprocessError:
 
 
 def _check_masks_readable(context: AuditContext) -> None:
-    """Collect sources of masks of which few can be read."""
+    """Record a fault for each mask source if fewer than half of the tried masks can be read."""
     sources = {f"data.ground_truth.{name}": source for name, source in context.ground_truth.items()}
     for name, masks in open_region_masks(context).items():
         sources["regions.organ" if name == ORGAN_REGION else f"regions.columns.{name}"] = masks
@@ -205,19 +205,24 @@ def _check_half_of_masks_readable(
     context: AuditContext, ground_truth: GroundTruth, image_sizes: dict[int, ImageSize | None]
 ) -> None:
     """Read some masks of a source. Raise an InputError if fewer than half of them can be read."""
-    n_read, problems = 0, list[str]()
+    n_read, problems, missing = 0, list[str](), "no image has a value"
     for row in _sample_annotated_rows(context, ground_truth):
         try:
             if (size := _read_image_size(context, row, image_sizes)) is not None:
                 ground_truth.load_mask(row, size)
                 n_read += 1
-        except UndefinedError:  # the image has no annotation
-            continue
+        except UndefinedError as error:  # the image has no annotation
+            missing = str(error)
         except CategoryError:
             raise
         except CamscopeError as error:
             problems.append(_describe_unread_mask(ground_truth, row, error))
     n_tried = n_read + len(problems)
+    rows = context.cohort.manifest.table.to_pylist() if not n_tried else []
+    if rows and not any(_has_annotation(ground_truth, row) for row in rows):
+        raise InputError(
+            f"{ground_truth.source} has no annotation of any image: {missing}. Accepted are {EVIDENCE_FORMATS}"
+        )
     if n_tried and n_read < MIN_READABLE_SHARE * n_tried:
         raise InputError(
             f"{n_read} of {plural(n_tried, 'annotation')} of {ground_truth.source} can be read. The first that cannot is "
@@ -225,8 +230,19 @@ def _check_half_of_masks_readable(
         )
 
 
+def _has_annotation(ground_truth: GroundTruth, row: Mapping[str, Any]) -> bool:
+    """Whether a row has an annotation, readable or not."""
+    try:
+        ground_truth.load_mask(row, (1, 1))
+    except UndefinedError:
+        return False
+    except CamscopeError:  # such as a mask of another size
+        return True
+    return True
+
+
 def _sample_annotated_rows(context: AuditContext, ground_truth: GroundTruth) -> Iterator[Mapping[str, Any]]:
-    """Yield manifest rows, spread over those that have a value if the source is a column."""
+    """Yield a few manifest rows, evenly spaced. If the annotations come from a column, its empty cells are skipped."""
     manifest = context.cohort.manifest
     positions = list(range(len(manifest)))
     if isinstance(ground_truth, AnnotationColumn):
@@ -239,7 +255,7 @@ def _sample_annotated_rows(context: AuditContext, ground_truth: GroundTruth) -> 
 def _read_image_size(
     context: AuditContext, row: Mapping[str, Any], image_sizes: dict[int, ImageSize | None]
 ) -> ImageSize | None:
-    """Return the size of an image, or None if it cannot be read or its preprocessing has no known geometry."""
+    """Return the size of an image. None if the image is unreadable, or if its preprocessing moves pixels in an unknown way."""
     number = row["row"]
     if number not in image_sizes:
         item = next(context.load_images([number])).item
@@ -248,7 +264,7 @@ def _read_image_size(
 
 
 def _describe_unread_mask(ground_truth: GroundTruth, row: Mapping[str, Any], error: CamscopeError) -> str:
-    """Return the value of an annotation and why it cannot be read. The names of scans are hidden."""
+    """Say which annotation cannot be read, and why. File names of scans are hidden."""
     reason = str(error)
     if not isinstance(ground_truth, AnnotationColumn) or not is_mask_path(value := row[ground_truth.name]):
         return reason[:MAX_REASON_CHARACTERS]

@@ -20,7 +20,7 @@ def write_demo_study(
     seed: int = 0,
     overwrite: bool = True,
 ) -> Config:
-    """Write a synthetic dataset and the weights of a model trained on it. Return the config of its audit.
+    """Write a synthetic dataset, and the weights of a model trained on similar images. Return a config that audits the model.
 
     `marker_probability`: P(marker | lesion) = 1 - P(marker | clear), in the training and the audited images. At 0.5 the marker
     is unrelated to the lesion, and at 1 it determines it.

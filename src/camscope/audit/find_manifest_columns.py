@@ -71,7 +71,7 @@ class EvidenceColumn:
 
     @property
     def masks_have_several_labels(self) -> bool:
-        """Whether the masks have several labels, so that a config must choose some of them."""
+        """Whether the masks have several labels. Then a config must choose some of them."""
         return len(self.labels) > 1
 
 
@@ -87,7 +87,7 @@ class EvidenceRoles:
 
 
 def find_first_candidate_column(names: Iterable[str], candidates: Sequence[str]) -> str | None:
-    """Return the first candidate name that is a column of the table, ignoring case."""
+    """Return the first candidate name that a table has as a column. Case is ignored."""
     by_lower_name = {name.lower(): name for name in reversed(list(names))}
     return next((by_lower_name[name] for name in candidates if name in by_lower_name), None)
 
@@ -95,7 +95,7 @@ def find_first_candidate_column(names: Iterable[str], candidates: Sequence[str])
 def build_column_fields_of_template(
     manifest: Manifest, class_names: Sequence[str], used: Iterable[str]
 ) -> dict[str, Any]:
-    """Return the columns of a manifest as the template of the config takes them.
+    """Guess which manifest columns hold patients, splits, masks and subgroups. Return them as fields of the config template.
 
     `used` are the columns of labels.
     """
@@ -141,7 +141,7 @@ def _build_equality_mask(table: Any, column: str | None, value: str) -> Any:
 
 
 def detect_evidence_column(manifest: Manifest, name: str) -> EvidenceColumn | None:
-    """Return what a column holds if its values can be read as masks, boxes or points. None for any other column.
+    """Detect whether a column holds masks, boxes or points. Return None if its values cannot be read as such.
 
     A column that has a usual name, such as `mask`, is taken by its name if it holds paths of files that do not exist.
     """
@@ -160,7 +160,7 @@ def detect_evidence_column(manifest: Manifest, name: str) -> EvidenceColumn | No
 
 
 def _sample_filled_cells(manifest: Manifest, name: str) -> list[Any]:
-    """Return some filled cells of a column with texts or lists. The cells are spread over the rows."""
+    """Return some filled cells of a column, spread over its rows. Empty if the column holds neither texts nor lists."""
     column, types = manifest.table[name], import_arrow().types
     if not (types.is_string(column.type) or types.is_large_string(column.type) or types.is_nested(column.type)):
         return []
@@ -169,7 +169,7 @@ def _sample_filled_cells(manifest: Manifest, name: str) -> list[Any]:
 
 
 def _detect_boxes_or_points(values: Sequence[Any]) -> str | None:
-    """Return whether all cells are lists of boxes or of points. None for anything else."""
+    """Detect whether all cells hold boxes, or all cells hold points. Return None in any other case."""
     kinds = set()
     for value in values:
         try:
@@ -183,7 +183,7 @@ def _detect_boxes_or_points(values: Sequence[Any]) -> str | None:
 
 
 def _read_mask_labels_or_none(manifest: Manifest, values: Sequence[str]) -> tuple[str, ...] | None:
-    """Return the labels of mask files, or None if the files are not masks."""
+    """Read mask files and return their labels. None if the files are not masks."""
     resolver = PathResolver(manifest.root, confined=False, fetch=False)
     labels: dict[str, None] = {}
     n_read = 0
@@ -202,12 +202,12 @@ def _read_mask_labels_or_none(manifest: Manifest, values: Sequence[str]) -> tupl
 
 
 def list_paths(manifest: Manifest, name: str) -> list[str]:
-    """Return the paths in a column of images or masks."""
+    """Return the file paths in a column of images or masks."""
     return [value for value in manifest.table[name].to_pylist() if is_mask_path(value)]
 
 
 def assign_column_roles(columns: Sequence[EvidenceColumn], class_names: Sequence[str]) -> EvidenceRoles:
-    """Choose by name which columns hold the organ, the markers and the finding.
+    """Decide by column names which columns hold the organ, the markers and the finding.
 
     A single column without a telling name is that of the finding. Of several such columns, none is chosen.
     """
@@ -249,7 +249,7 @@ class SubgroupColumns(NamedTuple):
 
 
 def _choose_subgroup_columns(table: Any, patient: str | None, names: Sequence[str]) -> SubgroupColumns:
-    """Choose the subgroup columns among the named columns of a table.
+    """Choose which of the named columns define subgroups.
 
     A column is proposed if at least two of its levels have enough patients for a verdict.
     """
@@ -277,7 +277,7 @@ def _choose_subgroup_columns(table: Any, patient: str | None, names: Sequence[st
 
 
 def _count_patients_per_level(name: str, values: Sequence[Any], patients: Sequence[Any]) -> dict[str, int]:
-    """Return level -> its number of patients. Ages become age bands."""
+    """Return level -> the number of patients with that level. Ages become age bands."""
     to_level: Callable[[Any], str | None] = format_age_band if needs_age_bands(name, values) else normalize_label
     pairs = {
         (to_level(value), patient) for value, patient in zip(values, patients, strict=True) if not is_empty_cell(value)

@@ -70,7 +70,7 @@ class AuditRun:
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """The verdicts, first the verdicts that contradict the model."""
+        """The verdicts, sorted. Verdicts that contradict the model come first."""
         order = ("contradicts", "neither", "supports", "untested")
         return tuple(sorted(self.summary.verdicts, key=lambda verdict: order.index(classify_verdict(verdict))))
 
@@ -86,7 +86,7 @@ class AuditRun:
 
     @property
     def n_failures(self) -> int:
-        """The number of images without a prediction or a map."""
+        """The number of images that lack a prediction or a map."""
         path = self.folder / FAILURES_FILE
         with (
             read_errors_converted(f"{path} is not a table of failures", quote_original=False),
@@ -124,7 +124,7 @@ class AuditRun:
         return read_parquet(self.folder / METRICS_FILE)
 
     def interventions(self) -> "pa.Table":
-        """Return the interventions as a table with one row for each edited image. Empty if the stage was skipped.
+        """Return the interventions as a table with one row for each edited image. The table is empty if the stage was skipped.
 
         Columns: row, id, finding, region, kind, imputation, log_odds_without, log_odds_with, and for insertions donor_row and
         control_row.
@@ -181,7 +181,7 @@ def _format_effect(verdict: Verdict) -> str:
 
 
 def check_folder_readable(folder: Path) -> None:
-    """Raise an InputError if a file of the folder cannot be read safely, such as a pipe."""
+    """Raise an InputError if a file in the folder cannot be read safely, for example a pipe."""
     try:
         check_regular_files(folder)
     except OSError as error:

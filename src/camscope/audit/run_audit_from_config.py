@@ -127,7 +127,7 @@ def run_audit(
 
 
 def _import_packages_of_report() -> None:
-    """Import at the start what draws and writes the report, so that an upgrade during a long audit cannot break it."""
+    """Import all packages that draw and write the report. A package upgrade during a long audit then cannot break the report."""
     create_template_environment()
     for name in ("matplotlib.figure", "matplotlib.style", "matplotlib.backends.backend_svg"):
         require(name, extra="audit")
@@ -158,7 +158,7 @@ def _write_metrics(context: AuditContext) -> None:
 
 
 def _read_metric_rows(folder: Path, target: str) -> "pa.Table":
-    """Read the metric values of a finding, and of the control maps, from the folder of a stage."""
+    """Read the metric values of one finding and of the control maps. They are in the folder of a stage."""
     table = EvaluationResult(folder).table()
     rows = zip(table["target"].to_pylist(), table["control"].to_pylist(), strict=True)
     is_selected = [name in (None, target) or control for name, control in rows]
@@ -166,7 +166,7 @@ def _read_metric_rows(folder: Path, target: str) -> "pa.Table":
 
 
 def _write_failures(context: AuditContext) -> None:
-    """Write `failures.csv`, a list of the images without a prediction or a map."""
+    """Write `failures.csv`. It lists the images that lack a prediction or a map."""
     errors = Predictions.read(context.folder).errors
     rows = {context.cohort.ids[row]: ("predict", error) for row, error in sorted(errors.items())}
     columns = ["id", "status", "error"]
@@ -183,7 +183,7 @@ def _write_failures(context: AuditContext) -> None:
 
 
 def _write_report(context: AuditContext, summary: Summary, provenance: Mapping[str, Any]) -> None:
-    """Write the HTML report and the list of its gallery images."""
+    """Write the HTML report, and the file that lists its gallery images."""
     predictions, ids = Predictions.read(context.folder), context.cohort.ids
     truths = {finding.name: context.cohort.get_truth(finding) for finding in context.findings}
     images = [
@@ -209,7 +209,7 @@ def _write_report(context: AuditContext, summary: Summary, provenance: Mapping[s
 
 
 def _load_finding_mask(context: AuditContext, row: int, finding: str, size: tuple[int, ...]) -> Mask | None:
-    """Return the annotated finding of an image, or None if it has no annotation that can be read."""
+    """Load the mask of a finding in an image. None if no readable annotation exists."""
     ground_truth, manifest = context.ground_truth.get(finding), context.cohort.manifest
     if ground_truth is None:
         return None

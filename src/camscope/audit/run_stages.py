@@ -81,7 +81,7 @@ STAGES: dict[str, Callable[[AuditContext, StageResults], StageResult]] = {
 def prepare_folder_and_digest_inputs(
     context: AuditContext, on_progress: StageProgressCallback, *, overwrite: bool
 ) -> tuple[dict[str, str], ImageDigests]:
-    """Validate the config and reserve the folder. Return the digests of the inputs and of each image.
+    """Validate the config and reserve the folder for the audit. Return the digests of all inputs, and those of the images.
 
     The folder must be new, or belong to an audit of the same config, data, images, weights and version. All images are
     read here, before any stage uses them; `on_progress` reports them as the stage "images".
@@ -118,7 +118,7 @@ def prepare_folder_and_digest_inputs(
 def run_stages(
     context: AuditContext, on_progress: StageProgressCallback, on_estimate: EstimateCallback | None = None
 ) -> StageResults:
-    """Run all stages and return their results. Stored results are read instead of computed."""
+    """Run all stages and return their results. A stage with a stored result is not run again."""
     results, remaining, start = StageResults(context.folder), RemainingTime({}), time.monotonic()
     is_budget_missed = False
     for name in STAGES:
@@ -145,7 +145,7 @@ def run_stages(
 
 
 def _warn_if_budget_is_missed(context: AuditContext, remaining: Mapping[str, float], seconds: float) -> bool:
-    """Warn if the remaining stages exceed the budget, of which `seconds` are spent. Return whether they do."""
+    """Warn if the remaining stages exceed the time budget, and return whether they do. `seconds` have already been spent."""
     budget, budget_seconds = context.config.budget, context.config.budget_seconds
     if budget is None or budget_seconds is None or not remaining:
         return False
@@ -160,7 +160,7 @@ def _warn_if_budget_is_missed(context: AuditContext, remaining: Mapping[str, flo
 def _run_stage_and_measure_seconds(
     context: AuditContext, name: str, results: StageResults, on_progress: StageProgressCallback
 ) -> float:
-    """Run a stage and write its result. Skipped stages get a result too. Return the seconds it took."""
+    """Run a stage, write its result and return the seconds it took. A skipped stage also writes a result."""
     start = time.monotonic()
     result_cls: Any = Summary.model_fields[name].annotation
     if name in context.config.skip:
@@ -186,21 +186,21 @@ def _run_stage_and_measure_seconds(
 
 
 def _check_audit_folder(folder: Path) -> None:
-    """Raise an OutputError if the folder holds files but no audit."""
+    """Raise an OutputError if a folder holds files that no audit wrote."""
     names = (path.name for path in folder.iterdir()) if folder.is_dir() else ()
     if any(not TEMPORARY_FILE_PATTERN.fullmatch(name) for name in names) and not is_audit_plan(folder / PLAN_FILE):
         raise OutputError(f"{folder} exists and is not an audit; choose another folder")
 
 
 def _describe_difference(plan: Any, name: str, value: str) -> str:
-    """Say what differs between an audit and the plan of an earlier start in its folder."""
+    """Name what differs between this audit and an earlier audit in the same folder."""
     previous = plan.get(name) if isinstance(plan, dict) else None
     versions = f" ({previous}; this is {value})" if name == "camscope" and isinstance(previous, str) else ""
     return f"with {DIFFERENCES.get(name, f'another {name}')}{versions}"
 
 
 def check_images_unchanged(folder: Path, image_digests: ImageDigests, previous: Any) -> None:
-    """Raise an OutputError if images have changed since an earlier start of the audit."""
+    """Raise an OutputError if images have changed since the audit was first started."""
     if changed := find_changed_images(image_digests, previous if isinstance(previous, dict) else {}):
         raise OutputError(
             f"{folder}: {len(changed)} of {plural(len(image_digests), 'image')} have changed since the first start of this audit",
@@ -210,12 +210,12 @@ def check_images_unchanged(folder: Path, image_digests: ImageDigests, previous: 
 
 
 def to_json_bytes(document: Mapping[str, Any]) -> bytes:
-    """Convert a document to JSON bytes with sorted keys. Equal documents give equal bytes."""
+    """Convert a document to JSON bytes with sorted keys. Equal documents give identical bytes."""
     return (json.dumps(document, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n").encode()
 
 
 def build_summary(context: AuditContext, stage_results: Mapping[str, Any], identity: Mapping[str, str]) -> Summary:
-    """Build the summary from the results of all stages, and derive the verdicts."""
+    """Build the summary from the results of all stages, then derive the verdicts from it."""
     config = context.config
     summary = Summary(
         camscope_version=__version__,

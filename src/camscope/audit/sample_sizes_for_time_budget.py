@@ -26,7 +26,7 @@ class BudgetWarning(CamscopeWarning):
 
 
 def plan_sample_sizes(context: AuditContext, seconds: float) -> tuple[PlannedSize, ...]:
-    """Return the sizes of the stages that a budget makes smaller. The slow stages shrink together, down to ten patients.
+    """Return the new sizes of stages that a time budget makes smaller. All slow stages shrink together, at most to ten patients.
 
     If the smallest sizes do not fit either, stages are left out.
     """
@@ -48,7 +48,7 @@ def plan_sample_sizes(context: AuditContext, seconds: float) -> tuple[PlannedSiz
 
 
 def _limit_to_positives(estimator: StageEstimator, sizes: SampleSizes) -> SampleSizes:
-    """Return the sizes that the images with a finding allow."""
+    """Reduce the sample sizes to the number of images that have a finding."""
     names = ("faithfulness", "robustness", "sanity")
     limits = {name: max([1, *estimator.count_positives(getattr(sizes, name))]) for name in names}
     return sizes.model_copy(
@@ -57,7 +57,7 @@ def _limit_to_positives(estimator: StageEstimator, sizes: SampleSizes) -> Sample
 
 
 def _iter_smaller_sizes(sizes: SampleSizes) -> Iterator[SampleSizes]:
-    """Yield smaller and smaller sizes: all of them shrink to their minimum, then stages are left out."""
+    """Yield smaller and smaller sample sizes. First all stages shrink to their minimum, then optional stages are dropped."""
     while any(getattr(sizes, name) > MIN_SIZES[name] for name in SIZES_IN_ORDER):
         shrunk = {
             name: max(min(MIN_SIZES[name], getattr(sizes, name)), int(SHRINK_FACTOR * getattr(sizes, name)))
@@ -87,7 +87,7 @@ def _list_planned_sizes(context: AuditContext, sizes: SampleSizes, before: Sampl
 
 
 def _compute_interval_half_width(context: AuditContext, n_patients: int) -> float | None:
-    """Return the half-width of the interval at the last look. Its unit is the standard deviation of the patients' values."""
+    """Return the half-width of the interval at the last interim look, in standard deviations of the patients' values."""
     if n_patients < MIN_PATIENTS_FOR_VERDICT:
         return None
     last = plan_interim_looks(n_patients)[-1] if context.config.sequential else None
@@ -98,7 +98,7 @@ def _compute_interval_half_width(context: AuditContext, n_patients: int) -> floa
 def describe_missed_budget(
     budget: str, missed_seconds: float, seconds_by_stage: Mapping[str, float], explainers: Sequence[Explainer]
 ) -> str:
-    """Say by how much a budget will be missed, which of the remaining stages are the reason, and what helps."""
+    """Say by how much the time budget will be missed, which remaining stages take longest, and what helps."""
     remedies = ['name fewer methods, such as methods = ["gradcam"]'] if len(explainers) > 1 else []
     remedies += ["lower n_steps"] if any("n_steps" in explainer.parameters for explainer in explainers) else []
     remedies.append("audit fewer images by max_images")

@@ -56,7 +56,7 @@ class StageEstimator:
 
     @classmethod
     def from_context(cls, context: AuditContext) -> "StageEstimator | None":
-        """Load the images to be timed. Return None if no image is readable."""
+        """Load a few images for timing. Return None if no image can be read."""
         cohort = context.cohort
         batches = context.iter_batches(cohort.rows[: 2 * N_TIMED_IMAGES])
         images = next((batch for batch in batches if batch[0].item), None)
@@ -90,12 +90,12 @@ class StageEstimator:
 
     @cached_property
     def seconds_per_image_read(self) -> float:
-        """How many seconds it takes to read one image as the model's input."""
+        """The seconds to read one image as a model input."""
         return time_call(lambda: list(self.context.load_images(self.rows))) / len(self.rows)
 
     @cached_property
     def seconds_per_forward_pass(self) -> float:
-        """How many seconds a forward pass of many images without gradients takes for each image."""
+        """The seconds per image of a forward pass with many images, without gradients."""
         x = self.x[:1].expand(N_EDITED, *self.x.shape[1:]).contiguous()
         return time_call(lambda: compute_logits_and_features(self.context, x)) / N_EDITED
 
@@ -111,7 +111,7 @@ class StageEstimator:
 
     @cached_property
     def seconds_per_rank_map(self) -> dict[str, float]:
-        """The seconds of a map of each method in the stages that compare ranks."""
+        """The seconds that one map takes with each method, in the stages that compare ranks."""
         rank = reduce_integration_steps(self.context)
         reduced = {steps.method: rank.seconds_by_method.get(steps.method) for steps in rank.path_steps}
         seconds = {name: times.reduced for name, times in reduced.items() if times and times.reduced >= SHORT_SECONDS}
@@ -120,7 +120,7 @@ class StageEstimator:
         return self.seconds_per_map | seconds | timed
 
     def _time_map(self, explainer: Explainer) -> float:
-        """Return how many seconds one map takes. Short ones are timed together, as the stages compute them."""
+        """Return the seconds that one map takes. Fast maps are timed in one batch, because the stages also batch them."""
         target, x = [self.context.findings[0].class_index], self.x[:1]
         probe = ExplainerProbe.from_explainer(explainer, x, target)
         seconds = time_call(lambda: probe.compute_maps(x, [0]))
@@ -132,7 +132,7 @@ class StageEstimator:
     def estimate_number_of_sampled_images(
         self, n_samples: int, first_size: int = LOOK_SIZES[0], *, is_upper_bound: bool = False
     ) -> float:
-        """Return the images of a stage, over all findings.
+        """Estimate how many images a stage evaluates, summed over all findings.
 
         Looks may end it after `first_size` images or later. Expected is the geometric mean of the first and the last look.
         """
@@ -153,7 +153,7 @@ class StageEstimator:
 
     @cached_property
     def seconds_per_localized_image(self) -> float:
-        """The seconds to compare all maps of an image with its mask."""
+        """The seconds to compare all maps of one image with its mask."""
         if not self.context.ground_truth:
             return 0.0
         ground_truth = next(iter(self.context.ground_truth.values()))
@@ -186,13 +186,13 @@ class StageEstimator:
 
     @cached_property
     def seconds_per_faithfulness_image(self) -> float:
-        """The seconds of an image in the faithfulness stage."""
+        """The seconds that the faithfulness stage takes for one image."""
         n_methods = len(self.context.explainers)
         per_image = self.seconds_per_image_read
         return per_image + (n_methods + len(CONTROL_NAMES)) * self._time_perturbation_metrics()
 
     def _time_perturbation_metrics(self) -> float:
-        """Return the seconds of all metrics of one map. The images share passes, as in the stage."""
+        """Return the seconds to compute all faithfulness metrics of one map. Several images share each forward pass."""
         config, x, targets = self.context.config, self.x, [self.context.findings[0].class_index] * len(self.x)
         attributions = torch.from_numpy(np.random.default_rng(0).random(tuple(x[:, 0].shape)))
         region_size = get_default_region_size(x[0])
@@ -208,7 +208,7 @@ class StageEstimator:
         return time_call(evaluate) / len(x)
 
     def estimate_robustness_seconds(self, n_samples: int, *, is_upper_bound: bool = False) -> float:
-        """Return the seconds of the robustness stage. Later looks evaluate the metrics that decide the verdict alone."""
+        """Estimate the seconds of the robustness stage. After the first interim look, only metrics that decide a verdict run."""
         n_first = sum(min([n, *self._list_look_sizes(n)]) for n in self.count_positives(n_samples))
         n_images = self.estimate_number_of_sampled_images(n_samples, is_upper_bound=is_upper_bound)
         first, later = (
@@ -221,7 +221,7 @@ class StageEstimator:
         return n_first * first + (n_images - n_first) * later
 
     def _estimate_seconds_of_robustness_metrics(self, names: Sequence[str], n_maps: int) -> float:
-        """Return the seconds of some robustness metrics of an image, for all methods."""
+        """Estimate the seconds that some robustness metrics take for one image, with all methods."""
         per_image = self.seconds_per_image_read + 2 * self.seconds_per_forward_pass  # for two classes
         n_explainers = len(self.context.explainers) + N_CONTROL_EXPLAINERS
         return (
@@ -229,7 +229,7 @@ class StageEstimator:
         )
 
     def _time_comparisons(self, names: Sequence[str]) -> float:
-        """Return the seconds of some robustness metrics of an image and a method, without its maps and predictions."""
+        """Return the seconds that some robustness metrics take for one image and method, without maps and predictions."""
         edges, x, target = METHODS["edges"](self.context.model), self.x[:1], self.context.findings[0].class_index
 
         def evaluate() -> None:
@@ -244,7 +244,7 @@ class StageEstimator:
             return time_call(evaluate)
 
     def estimate_sanity_seconds(self, n_samples: int) -> float:
-        """Return the seconds of the sanity stage."""
+        """Estimate how many seconds the sanity stage takes for `n_samples` images."""
         n_steps, (comparison, pair) = self._n_randomization_steps, self._map_comparison_seconds
         n_tests = len(self.seconds_per_rank_map) + 1  # with the edge detector
         per_image = self.seconds_per_image_read + n_steps * (
@@ -258,18 +258,18 @@ class StageEstimator:
 
     @cached_property
     def _n_randomization_steps(self) -> int:
-        """The number of models of a randomization test: trained, at the depths of one seed, and at the end of the others."""
+        """The number of models in a randomization test: the trained one, one per depth for a first seed, one per other seed."""
         n_parts = len(split_model(self.context.model, self.x[:1]))
         return min(N_RANDOMIZATION_DEPTHS, n_parts) + len(RANDOMIZATION_SEEDS)
 
     @cached_property
     def _seconds_per_model_copy(self) -> float:
-        """The seconds to copy the model."""
+        """The seconds to make one copy of the model."""
         return time_call(lambda: copy_explainer(self.context.explainers[0]))
 
     @cached_property
     def _map_comparison_seconds(self) -> tuple[float, float]:
-        """The seconds to compare a map with that of another model by the three similarities, and with another image's."""
+        """The seconds to compare a map with the map of another model, and with the map of another image."""
         maps = np.random.default_rng(0).random((2, *self.x.shape[2:]))
         names = ("ssim", "spearman", "hog") if maps.ndim == 3 and min(maps.shape[1:]) >= 32 else ("ssim", "spearman")
         comparison = MapComparison(maps, names)
@@ -284,7 +284,7 @@ class StageEstimator:
 
     @cached_property
     def _detection_seconds_and_number_of_regions(self) -> tuple[float, float]:
-        """The seconds to detect the regions of an image, and the number of regions."""
+        """The seconds to detect the regions in one image, and the number of regions found."""
         on_progress, self.context.on_progress = self.context.on_progress, lambda done, total: None
         start = time.perf_counter()
         try:
@@ -296,7 +296,7 @@ class StageEstimator:
         return (time.perf_counter() - start) / len(self.rows), n_regions
 
     def estimate_shortcut_seconds(self, sizes: SampleSizes) -> float:
-        """Return the seconds of the shortcut stage."""
+        """Estimate how many seconds the shortcut stage takes."""
         context, n_rows = self.context, len(self.context.cohort.rows)
         seconds_per_image, n_regions = self._detection_seconds_and_number_of_regions
         n_edited, n_positive = min(n_rows, sizes.interventions), sum(self.count_positives(sizes.interventions // 2))
@@ -314,7 +314,7 @@ class StageEstimator:
 
 
 def estimate_stage_seconds(context: AuditContext) -> Mapping[str, float]:
-    """Return the estimated seconds of each stage on this machine. Empty if no image is readable."""
+    """Estimate how many seconds each stage takes on this machine. Empty if no image can be read."""
     estimator = StageEstimator.from_context(context)
     return {} if estimator is None else estimator.estimate()
 
@@ -327,7 +327,7 @@ class RemainingTime:
         self._expected, self._taken = 0.0, 0.0
 
     def record_stage_and_test_if_estimate_changed(self, name: str, seconds: float) -> bool:
-        """Note how long a stage took. Return whether the remaining stages have another estimate now."""
+        """Record how long a stage took. Return whether this changes the estimate for the remaining stages."""
         expected = self.seconds_by_stage.pop(name, None)
         if expected is None:
             return False
@@ -337,12 +337,12 @@ class RemainingTime:
 
     @property
     def factor(self) -> float:
-        """How many times as long as estimated the finished stages took."""
+        """The ratio of measured to estimated time, over the finished stages."""
         return 1.0 if self._expected < MIN_SECONDS_FOR_CORRECTION else self._taken / self._expected
 
     @property
     def remaining(self) -> dict[str, float]:
-        """The corrected estimate of each remaining stage."""
+        """The corrected estimate of each remaining stage in seconds."""
         return {name: self.factor * seconds for name, seconds in self.seconds_by_stage.items()}
 
 
@@ -351,7 +351,7 @@ MIN_SECONDS_FOR_CORRECTION = 5.0  # of finished stages, before the others are co
 
 
 def time_call(function: Callable[[], Any]) -> float:
-    """Return the seconds of a call. A short one is timed twice more, warm. 0 if the operation is not possible."""
+    """Return the seconds that a call takes, or 0 if it fails. A fast call is repeated twice, and the faster repetition counts."""
     try:
         seconds = _measure_seconds(function)
         return min(_measure_seconds(function) for _ in range(2)) if seconds < SHORT_SECONDS else seconds

@@ -63,7 +63,7 @@ def verify_audit(
     seed: int = 0,
     on_progress: ProgressCallback | None = None,
 ) -> VerificationResult:
-    """Verify the files of a finished audit. With its config, also verify the inputs and recompute sampled rows.
+    """Verify the files of a finished audit. If its config is given, verify the inputs and recompute some rows.
 
     Args:
         folder: The folder of the audit.
@@ -103,7 +103,7 @@ def verify_audit(
 
 
 def _parse_record_and_check_seal(content: bytes) -> tuple[dict[str, Any], bool]:
-    """Return the provenance record, and whether it matches its own digest. Invalid JSON gives {}."""
+    """Parse the provenance record, and check it against its digest. Invalid JSON gives an empty record."""
     record: Any = {}
     try:
         record = json.loads(content)
@@ -177,7 +177,7 @@ def _check_images(
 
 
 def _recompute_rows(context: AuditContext, n_rows: int, seed: int) -> Iterator[CheckResult]:
-    """Recompute the predictions and maps of `n_rows` sampled rows, and compare them with the stored results."""
+    """Recompute the predictions and maps of `n_rows` sampled rows. Yield how they compare with the stored results."""
     predictions = Predictions.read(context.folder)
     order = np.random.default_rng(seed).permutation(len(predictions.rows))
     rows = sorted(predictions.rows[n] for n in order[:n_rows])
@@ -208,7 +208,7 @@ def _recompute_rows(context: AuditContext, n_rows: int, seed: int) -> Iterator[C
 
 
 def _compute_map_difference(attribution: Any, stored_row: Mapping[str, Any]) -> float:
-    """Return the largest difference between a recomputed and a stored map, relative to the maximum.
+    """Return the largest difference between a recomputed map and the stored one, relative to the stored maximum.
 
     It is infinite if one map is missing or has another size.
     """

@@ -155,7 +155,7 @@ def run_batch(
     retry_failed: bool = False,
     on_progress: OutcomeCallback | None = None,
 ) -> BatchOutcome:
-    """Explain every image of `source`, and write one row with the raw map per image, target and method.
+    """Explain every image of `source`. Write one row, with the raw map, for each image, target and method.
 
     To resume an interrupted run, call the function again with the same arguments. `BatchRun(output)` reads the maps.
 
@@ -228,7 +228,7 @@ def run_batch(
 
 
 def _format_window(value: Any) -> str | None:
-    """Format a display window as text that `parse_window` reads. Equal windows have equal texts."""
+    """Format a display window as text that `parse_window` reads. Equal windows give equal texts."""
     if value is None:
         return None
     window = parse_window(value)
@@ -245,7 +245,7 @@ def _add_overlay_writer(
 def _choose_engine(
     worker: BatchWorker, store: RunStore, plan: ChunkPlan, num_threads: int | None, options: BatchOptions
 ) -> Callable[[Sequence[ChunkTask]], ChunkProgress]:
-    """Return the function that computes chunks with the local engine or the Ray engine."""
+    """Return a function that computes chunks with the local engine or with the Ray engine."""
     if options.engine == "local":
         return partial(compute_chunks, worker, store, plan, num_threads or choose_num_threads(worker.manifest))
     arguments = (worker, store, plan, num_threads, options.address, options.num_workers)
@@ -253,7 +253,7 @@ def _choose_engine(
 
 
 def apply_privacy_options(manifest: Manifest, privacy: PrivacyOptions, preprocess: object) -> Manifest:
-    """Pseudonymize a manifest if the privacy profile is "research", or by default if it contains scans."""
+    """Pseudonymize a manifest if the privacy profile is "research". Without a profile, pseudonymize it if it contains scans."""
     reads_scans = accepts_scans(preprocess) and manifest.images is None
     if privacy.profile == "research" or (privacy.profile is None and (reads_scans or contains_scans(manifest))):
         return pseudonymize_manifest(manifest, privacy.keep_columns)
@@ -266,7 +266,7 @@ def apply_privacy_options(manifest: Manifest, privacy: PrivacyOptions, preproces
 
 
 def choose_num_threads(manifest: Manifest) -> int:
-    """Return the number of threads that read images: one per CPU core, or a single one if the first file is small."""
+    """Choose how many threads read images: one per CPU core, or a single thread if the first file is small."""
     n_cores, images = os.cpu_count() or 1, manifest.images
     files = images.manifest if isinstance(images, ImageAccessor) else manifest
     if files.images is not None or not len(files):
@@ -279,7 +279,7 @@ def choose_num_threads(manifest: Manifest) -> int:
 
 
 def _check_target_names_differ(targets: Sequence[TargetLike]) -> None:
-    """Raise an InputError if two target functions have the same name."""
+    """Raise an InputError if two different target functions have the same name."""
     target_by_name: dict[str, object] = {}
     for target in filter(callable, targets):
         name = format_without_address(target)
@@ -288,7 +288,7 @@ def _check_target_names_differ(targets: Sequence[TargetLike]) -> None:
 
 
 def build_run_info(worker: BatchWorker, chunk_size: int, overlays: OverlayOptions | None = None) -> dict[str, Any]:
-    """Build the contents of run.json. To resume a run, its `run_config` must be the same."""
+    """Build the contents of run.json. A run can only be resumed with the same `run_config`."""
     explainer, manifest = worker.explainers[0], worker.manifest
     model = unwrap(explainer.model)
     root = _build_root_info(manifest)
@@ -329,7 +329,7 @@ def build_run_info(worker: BatchWorker, chunk_size: int, overlays: OverlayOption
 
 
 def _build_plugin_info(worker: BatchWorker) -> dict[str, Any]:
-    """Return the name and digest of each plugin that defines a method of the run. No plugin is loaded from this information."""
+    """Return the name and digest of each plugin that defines a method of the run. Plugins are not loaded from them."""
     plugins = find_plugins(map(type, worker.explainers))
     names = ["plugin" if worker.manifest.is_pseudonymized else plugin.name for plugin in plugins]  # no file names
     digests = {f"{name} {plugin.digest}": plugin.method_names for name, plugin in zip(names, plugins, strict=True)}
@@ -337,7 +337,7 @@ def _build_plugin_info(worker: BatchWorker) -> dict[str, Any]:
 
 
 def _build_root_info(manifest: Manifest) -> dict[str, Any]:
-    """Return the folder in which relative paths begin, and whether all paths must stay inside it."""
+    """Return the folder in which relative paths start, and whether all paths must stay inside that folder."""
     if manifest.is_pseudonymized:
         return {"folder": "", "confined": False}
     resolver = manifest.path_resolver

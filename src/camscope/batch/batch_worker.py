@@ -78,11 +78,11 @@ class BatchWorker:
 
     @cached_property
     def model_digest(self) -> str:
-        """The digest of the model, computed once per run."""
+        """The digest of the model. It is computed once per run."""
         return compute_model_digest(unwrap(self.explainers[0].model))
 
     def prepare_model_input(self, source: Any) -> ModelInput:
-        """Convert an image to the model input on the CPU. `source` is the bytes of a file, or an image of a dataset."""
+        """Convert an image to a model input on the CPU. `source` is the bytes of a file, or an image from a dataset."""
         return prepare_input(
             source,
             self.explainers[0],
@@ -94,7 +94,7 @@ class BatchWorker:
         )
 
     def get_targets_of_image_or_run(self, image: LoadedImage) -> Sequence[TargetLike]:
-        """Return the targets of an image: the target in the manifest, or otherwise the targets of the run."""
+        """Return the targets of an image. If the manifest gives no target for it, use the targets of the run."""
         target = image.row.get("target")
         return self.targets if target is None else [parse_target(target)]
 
@@ -104,14 +104,14 @@ class BatchWorker:
         return None if image.item is None else (tuple(image.item.x.shape), has_target)
 
     def choose_batch_size(self, image: LoadedImage) -> int:
-        """Return the batch size for images of this size."""
+        """Return how many images of this size form a batch."""
         if image.item is None:
             return MIN_DEFAULT_BATCH_SIZE
         default = DEFAULT_PIXELS_PER_BATCH // max(1, image.item.x[0].numel())
         return self.batch_size or min(MAX_DEFAULT_BATCH_SIZE, max(MIN_DEFAULT_BATCH_SIZE, default))
 
     def collate(self, images: Sequence[LoadedImage]) -> ImageBatch:
-        """Stack the inputs of images with equal batch keys. If the model is on a GPU, use pinned memory."""
+        """Stack the inputs of images that share a forward pass. For a model on a GPU, the tensor is in pinned memory."""
         inputs = [image.item.x for image in images if image.item is not None]
         if not inputs:
             return ImageBatch(images, None)
@@ -122,7 +122,7 @@ class BatchWorker:
         return ImageBatch(images, x.pin_memory() if copies_to_gpu else x)
 
     def compute_rows(self, batch: ImageBatch, overlay_queue: OverlayQueue | None = None) -> list[dict[str, Any]]:
-        """Compute one row for each image, target and method of a batch. Put the overlays into the queue."""
+        """Compute one row for each image, target and method of a batch. Overlays are put into the queue."""
         if batch.x is None:
             images = ((image, image.error or "", image.is_transient) for image in batch.images)
             return [row for failure in images for row in self._build_failure_rows(*failure)]
@@ -148,7 +148,7 @@ class BatchWorker:
     def _explain_batch(
         self, images: Sequence[LoadedImage], x: Tensor, overlay_queue: OverlayQueue | None
     ) -> list[dict[str, Any]]:
-        """Explain all images of a batch together, and return their rows ordered by image."""
+        """Explain all images of a batch together. Return their rows, ordered by image."""
         items = [image.item for image in images if image.item is not None]
         targets_by_image = [self.get_targets_of_image_or_run(image) for image in images]
         bound_targets = [
@@ -193,7 +193,7 @@ class BatchWorker:
         return {**row, "overlay": overlay_queue(row, explanation, image, partial(self._read_overlay_images, image))}
 
     def _read_overlay_images(self, image: LoadedImage) -> OverlayImages:
-        """Return the images on which an overlay is drawn. Read the file again if they are not in memory."""
+        """Return the images on which to draw an overlay. If they are no longer in memory, read the file again."""
         if not image.images_dropped:
             return OverlayImages(image.image, image.model_input_image)
         try:
@@ -220,17 +220,17 @@ class BatchWorker:
         ]
 
     def _build_image_columns(self, image: LoadedImage) -> dict[str, Any]:
-        """Return the columns that are the same in all rows of an image."""
+        """Return the columns whose values are the same in all rows of an image."""
         names = ("row", "id", "path", *self.manifest.extra_columns)
         return {**{name: image.row[name] for name in names}, "sha256": image.sha256}
 
     def _format_target(self, image: LoadedImage, target_index: int) -> str | None:
-        """Return the requested target as text. Return None if the target is the predicted class."""
+        """Return the requested target as text. None if the predicted class is the target."""
         target = self.get_targets_of_image_or_run(image)[target_index]
         return None if target is None else format_without_address(target)
 
 
 def parse_target(cell: Any) -> TargetLike:
-    """Convert a table cell to a class index or a class name. The index may be text, such as "3"."""
+    """Convert a table cell to a class index or a class name. An index may be given as text, such as "3"."""
     text = str(cell)
     return int(text) if text.lstrip("-").isdecimal() else text

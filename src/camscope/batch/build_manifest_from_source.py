@@ -42,7 +42,7 @@ SAFE_ARROW_MESSAGES = re.compile(
 def build_manifest(
     source: Any, root: str | Path | None = None, *, anywhere: bool = False, strict: bool = True
 ) -> Manifest:
-    """Build the manifest of a source of images.
+    """Build the manifest for a source of images.
 
     Args:
         source: A folder, a glob pattern, a list of files, a .csv or .parquet table, a dataset, or the name of a dataset
@@ -111,7 +111,7 @@ def _read_table_file(path: Path) -> "pa.Table":
 
 
 def _list_files_as_table(source: str | Path | Sequence[str | Path]) -> "pa.Table":
-    """List image files as a table with the column `path`. A source is a file, a folder or a glob pattern."""
+    """List image files in a table with the column `path`. Each source is a file, a folder or a glob pattern."""
     pa, paths = import_arrow(), _iter_image_paths([source] if isinstance(source, str | Path) else source)
     try:
         chunks = [pa.array(chunk, pa.string()) for chunk in iter(lambda: list(islice(paths, PATHS_PER_CHUNK)), [])]
@@ -136,12 +136,12 @@ def _iter_image_paths(sources: Sequence[str | Path]) -> Iterator[str]:
 
 
 def redact_scan_path(path: str) -> str:
-    """Return a path unchanged, or a keyed hash if the path leads to a scan."""
+    """Hide the path of a scan behind a keyed hash. Any other path stays unchanged."""
     return pseudonymize_source(path) if is_scan_name(path) or is_scan(path) else path
 
 
 def load_dataset_by_name(spec: str, root: str | Path | None = None) -> Any:
-    """Load a dataset by a name such as `hf:NAME`, `hf:NAME:SPLIT` or `torchvision:NAME:SPLIT`.
+    """Load a dataset that is named as `hf:NAME`, `hf:NAME:SPLIT` or `torchvision:NAME:SPLIT`.
 
     `hf:FOLDER:SPLIT` loads a dataset from disk. Missing files are downloaded. `root` is the folder of torchvision datasets,
     by default "data".
@@ -207,7 +207,7 @@ class DatasetImages:
 
 
 def _build_manifest_from_dataset(dataset: Any, name: str | None = None) -> Manifest:
-    """Build a manifest of a dataset. The images are named by numbers such as `#12`.
+    """Build the manifest of a dataset. Its images get numbers such as `#12` as names.
 
     Labels become the column `class`, and other columns are copied.
     """
@@ -229,7 +229,7 @@ def _build_manifest_from_dataset(dataset: Any, name: str | None = None) -> Manif
 
 
 def _split_into_table_and_images(dataset: Any) -> tuple["pa.Table", DatasetImages]:
-    """Split a dataset into its images, as undecoded files, and a table of all other columns."""
+    """Split a dataset in two: the images as undecoded files, and a table of all other columns."""
     feature_types = {name: type(feature).__name__ for name, feature in dataset.features.items()}
     image_columns = [name for name, feature_type in feature_types.items() if feature_type == "Image"]
     if not image_columns:
@@ -249,7 +249,7 @@ def _split_into_table_and_images(dataset: Any) -> tuple["pa.Table", DatasetImage
 
 
 def _build_path_and_label_table(dataset: Any) -> "pa.Table":
-    """Return a table of numbered paths of a torchvision dataset, with a column `class` if it has labels."""
+    """Build a table of numbered paths for a torchvision dataset. If it has labels, the table has a column `class`."""
     targets, class_names = getattr(dataset, "targets", None), getattr(dataset, "classes", None)
     columns = {"path": _build_numbered_paths(len(dataset))}
     labels = np.asarray(targets) if isinstance(targets, list | np.ndarray | Tensor) else np.empty(0)
@@ -275,7 +275,7 @@ def _map_labels_to_names(labels: Any, class_names: Sequence[str]) -> "pa.Array":
 
 
 def _extract_image(item: Any) -> Any:
-    """Return the image of a dataset item: the item itself, its first element, or the value at an image key."""
+    """Extract the image from a dataset item. It is the item itself, its first element, or the value at an image key."""
     if isinstance(item, np.ndarray | torch.Tensor | bytes) or not hasattr(item, "__getitem__"):
         return item
     if isinstance(item, Mapping):

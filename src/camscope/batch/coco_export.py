@@ -37,7 +37,7 @@ class RowExport:
 
 
 def build_coco_annotations(explanation: Explanation, threshold: float) -> list[dict[str, Any]]:
-    """Return a COCO annotation for each region of a map above `threshold` x its maximum, in pixels of the image."""
+    """Return one COCO annotation for each region in which the map exceeds `threshold` x its maximum. Units are image pixels."""
     if explanation.placement is None:
         raise GeometryError("the position of the map on the image is unknown")
     explanation._check_two_axes()
@@ -72,7 +72,7 @@ class CocoWriter:
         self._n_annotations = self._n_images = 0
 
     def add_image_with_annotations(self, row_exports: Sequence[RowExport]) -> None:
-        """Write one image, and the annotations of all its rows, to the COCO file."""
+        """Write one image to the COCO file, with the annotations of all its rows."""
         row = row_exports[0].row
         height, width = row["image_size"]
         entry = {"id": row["row"], "file_name": row["path"], "height": height, "width": width, "name": row["id"]}
@@ -84,7 +84,7 @@ class CocoWriter:
     def add_annotations(
         self, row: Mapping[str, Any], target: int | None, annotations: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Add the annotations of one row. `target` is a class index, or None if the target is not a class."""
+        """Write the annotations of one row. `target` is a class index, or None if the target is not a class."""
         for annotation in annotations:
             category_id = (target or 0) + 1
             if target is None or target >= self._n_classes:
@@ -100,7 +100,7 @@ class CocoWriter:
 def open_coco_writer(
     path: Path, class_names: Sequence[str], info: Mapping[str, Any], *, overwrite: bool
 ) -> Iterator[CocoWriter]:
-    """Open a COCO file for writing. The file appears only if the `with` block succeeds."""
+    """Open a COCO file for writing. It only appears on disk if the `with` block succeeds."""
     with open_atomic(path, overwrite=overwrite) as file, tempfile.TemporaryFile() as image_buffer:
         file.write(b'{\n"annotations": [')
         writer = CocoWriter(file, image_buffer, class_names)

@@ -44,7 +44,7 @@ class CsvCounts(NamedTuple):
 
 
 def write_csv(run: RunReader, path: Path, query: Query, *, overwrite: bool) -> CsvCounts:
-    """Write the rows that a query selects to a CSV file, with the peak of each map and the meaning of its flag."""
+    """Write the rows that a query selects to a CSV file. Add the peak of each map, and the meaning of its flag."""
     schema = [field for field in run.dataset.schema if field.name not in OMITTED_COLUMNS]
     quoted = ['"{}"'.format(field.name.replace('"', '""')) for field in schema]
     # times with a zone are cast to text, since DuckDB would need another package for them
@@ -68,7 +68,7 @@ def write_csv(run: RunReader, path: Path, query: Query, *, overwrite: bool) -> C
 
 
 def write_escaped_csv(file: BinaryIO, names: Sequence[str], rows: Iterable[Iterable[Any]]) -> CsvCounts:
-    """Write a CSV table. Text that a spreadsheet would read as a formula gets an apostrophe at its start."""
+    """Write a CSV table. Text that a spreadsheet would execute as a formula gets a leading apostrophe."""
     text = io.TextIOWrapper(file, "utf-8-sig", newline="")  # the byte order mark tells Excel that it is UTF-8
     writer, escaper, n_rows = csv.writer(text), CellEscaper(), 0
     writer.writerow(map(escaper.to_csv_cell, names))
@@ -86,7 +86,7 @@ class CellEscaper:
         self.n_escaped = 0
 
     def to_csv_cell(self, value: Any) -> Any:
-        """Convert a value to a CSV cell. Lists become JSON, and formulas get a leading apostrophe."""
+        """Convert a value to a CSV cell. Lists become JSON. Text that is a formula gets a leading apostrophe."""
         if isinstance(value, Mapping | list | tuple):
             text = json.dumps(value, default=str, ensure_ascii=False) if value else ""
             if '"' not in text:  # only numbers
@@ -105,7 +105,7 @@ def _locate_peak_row_and_column(
     input_size: Sequence[int] | None,
     placement: Sequence[float] | None,
 ) -> tuple[float | None, float | None]:
-    """Convert the cell index of a peak to its row and column in image pixels. Return (None, None) if they are unknown."""
+    """Convert a peak's cell index to its row and column in image pixels. (None, None) if they are unknown."""
     if cell_index is None or placement is None or grid is None or input_size is None or len(grid) != 2:
         return None, None
     grid_row, grid_column = divmod(cell_index, grid[1])

@@ -80,7 +80,7 @@ class Exporter:
             raise InputError(f"threshold={self.threshold}; expected a fraction of the maximum, above 0 and up to 1")
 
     def table_path(self, table_format: str) -> Path:
-        """Return the path of the CSV or COCO file."""
+        """Return the path of the table file, in CSV or COCO format."""
         return self.table_file or build_output_path(self.folder, TABLE_FILES[table_format])
 
     def export_rows(self, query: Query, num_threads: int, on_progress: Callable[[int], None]) -> ExportResult:
@@ -117,7 +117,7 @@ class Exporter:
         return result
 
     def _export_rows_of_image(self, rows: Sequence[ResultRow]) -> list[RowExport]:
-        """Write the files of all rows of one image. The image is read at most once."""
+        """Write the files of all rows of one image. The image is read once at most."""
         image = missing_image_reason = None
         if set(self.formats) & set(IMAGE_FORMATS) and any(row["attribution"] is not None for row in rows):
             image, missing_image_reason = read_original_image(self.run, rows[0])
@@ -136,7 +136,7 @@ class Exporter:
     def _export_row(
         self, row: ResultRow, stem: str, explanation: Explanation, missing_image_reason: str | None
     ) -> RowExport:
-        """Write the files of one row. If the image is missing for a reason, write no image files."""
+        """Write the files of one row. If `missing_image_reason` is given, no image files are written."""
         n_files = 0
         try:
             for file_format in self.formats:

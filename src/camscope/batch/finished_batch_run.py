@@ -42,7 +42,7 @@ class BatchRun(RunReader):
         image_height: int = 224,
         overwrite: bool = False,
     ) -> Path:
-        """Write a contact sheet of the selected rows: one HTML file with embedded images and no scripts.
+        """Write a contact sheet of the selected rows. It is one HTML file with embedded images and without scripts.
 
         Args:
             path: The file to write.

@@ -28,7 +28,7 @@ ResultRow = Mapping[str, Any]
 
 
 def build_card_fields(run: RunReader, rows: Sequence[ResultRow], image_height: int) -> list[dict[str, Any]]:
-    """Build the template fields of one card for each row. All rows are of one image, which is read once."""
+    """Build the template fields of one card per row. All rows show the same image, which is read once."""
     image = original_uri = missing_reason = None
     if any(row["attribution"] is not None for row in rows):
         image, missing_reason = read_original_image(run, rows[0])
@@ -52,7 +52,7 @@ def build_card_fields(run: RunReader, rows: Sequence[ResultRow], image_height: i
 def _draw_map_card_fields(
     run: RunReader, row: ResultRow, image: PixelArray | None, image_height: int
 ) -> dict[str, Any]:
-    """Draw the map of a row. Return the card fields of the map, or the field `failure_reason` if drawing fails."""
+    """Draw the map of a row, and return its card fields. If drawing fails, return the field `failure_reason`."""
     explanation = run.explanation(row, image)
     try:
         overlay_uri = _encode_data_uri(render_thumbnail(explanation, image, image_height))
@@ -78,7 +78,7 @@ def _draw_map_card_fields(
 
 
 def _build_text_card_fields(run: RunReader, row: ResultRow) -> dict[str, Any]:
-    """Return the card fields that are text, such as title, id, method and the columns of the manifest."""
+    """Return the card fields with text, such as title, id, method and the columns of the manifest."""
     label, target, class_names = row["label"], row["target"], run.run_info["class_names"]
     # the target of a row for which no target was requested is the index of its label
     index = str(class_names.index(label)) if label in class_names else (label or "").removeprefix("class ")
@@ -95,7 +95,7 @@ def _build_text_card_fields(run: RunReader, row: ResultRow) -> dict[str, Any]:
 
 
 def to_short_printable_line(value: object) -> str:
-    """Convert a value to one line of text of limited length, without control characters."""
+    """Convert a value to one line of text. Its length is limited, and control characters are replaced."""
     line = " ".join(str(value).split())
     line = line if len(line) <= MAX_TEXT_LENGTH else line[: MAX_TEXT_LENGTH - 1] + "…"
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)
@@ -129,7 +129,7 @@ def build_contact_sheet(
     num_threads: int = 1,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> ContactSheet:
-    """Build the contact sheet of the rows that a query selects. `on_progress` is called with the number of new cards."""
+    """Build a contact sheet of the rows that a query selects. `on_progress` gets the number of cards just added."""
     if not MIN_IMAGE_HEIGHT <= image_height <= MAX_IMAGE_HEIGHT:
         raise InputError(f"image_height={image_height}; expected {MIN_IMAGE_HEIGHT} to {MAX_IMAGE_HEIGHT:,} pixels")
     rows, n_rows = run.dataset, len(run)
@@ -174,5 +174,5 @@ def _render_html(
 
 
 def compute_csp_digest(text: str) -> str:
-    """Return the digest that allows an inline style or script in a content security policy (CSP)."""
+    """Return the digest of an inline style or script. A content security policy (CSP) with this digest allows it."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

@@ -63,13 +63,13 @@ TRIM_THRESHOLD_BYTES = 2**28  # work after which free memory is returned to the 
 
 @cache
 def _find_malloc_trim() -> Any:
-    """Return the function `malloc_trim` of the C library. Return None if the library lacks it."""
+    """Return the function `malloc_trim` of the C library. None if the library does not have it."""
     with suppress(OSError, TypeError):
         return getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 def trim_free_memory(n_used_bytes: int) -> None:
-    """Return free memory to the operating system, if an image used more than `TRIM_THRESHOLD_BYTES`."""
+    """Return free memory to the operating system if an image used more than `TRIM_THRESHOLD_BYTES`."""
     if n_used_bytes > TRIM_THRESHOLD_BYTES and (trim := _find_malloc_trim()) is not None:
         trim(0)
 
@@ -84,7 +84,7 @@ class MemoryBudget:
 
     @contextmanager
     def reserve(self, n_bytes: int) -> Iterator[None]:
-        """Wait for free memory, and reserve it inside the `with`. A nested reservation would wait forever."""
+        """Wait for free memory, and reserve it inside the `with` block. A nested reservation could wait forever."""
         n_bytes = min(n_bytes, self._total)
         with self._changed:
             self._changed.wait_for(lambda: self._free >= n_bytes)
@@ -98,7 +98,7 @@ class MemoryBudget:
                 self._changed.notify_all()
 
     def try_reserve_memory_for_images(self, *images: PixelArray | None) -> bool:
-        """Reserve memory to keep decoded images until their overlays are drawn. Return False if there is too little."""
+        """Reserve memory for decoded images until their overlays are drawn. Return False if there is too little."""
         arrays = [image for image in images if image is not None]
         n_bytes = sum(array.nbytes for array in arrays)
         with self._changed:
@@ -141,7 +141,7 @@ def load_images(
     num_threads: int,
     memory: MemoryBudget | None = None,
 ) -> Generator[LoadedImage, None, None]:
-    """Load the images of manifest rows in threads, and yield them in the order of the rows."""
+    """Load the images of manifest rows in threads. Yield them in the order of the rows."""
     remaining = iter(rows)
     # a few images at a time, since handing over one image costs as much as opening a small file
     row_groups = iter(lambda: list(islice(remaining, IMAGES_PER_THREAD_TASK)), [])
@@ -217,7 +217,7 @@ def _decode_image(
 
 
 def hash_source(source: Any) -> str | None:
-    """Return the SHA-256 digest of a file, a folder or pixels. Return None if it cannot be computed."""
+    """Return the SHA-256 digest of a file, a folder or pixels. None if it cannot be computed."""
     if isinstance(source, bytes):
         return hashlib.sha256(source).hexdigest()
     if isinstance(source, Path):
@@ -229,7 +229,7 @@ def hash_source(source: Any) -> str | None:
 
 
 def _hash_files(location: Path) -> str | None:
-    """Return the digest of a file or folder. Return None if it cannot be read."""
+    """Return the digest of a file or folder. None if it cannot be read."""
     path, selector = split_path_and_index(location)
     digests = []
     try:
@@ -249,7 +249,7 @@ ResultT = TypeVar("ResultT")
 
 
 def require_valid_num_threads(num_threads: int | None) -> None:
-    """Raise an InputError unless `num_threads` is None or a number from 1 to `MAX_THREADS`."""
+    """Raise an InputError unless `num_threads` is None or an integer from 1 to `MAX_THREADS`."""
     if num_threads is not None and not (isinstance(num_threads, int) and 1 <= num_threads <= MAX_THREADS):
         raise InputError(f"num_threads={num_threads}; expected 1 to {MAX_THREADS:,}, or None")
 
@@ -257,7 +257,7 @@ def require_valid_num_threads(num_threads: int | None) -> None:
 def map_in_order(
     function: Callable[[ItemT], ResultT], items: Iterable[ItemT], num_threads: int, *, max_ahead: int | None = None
 ) -> Generator[ResultT, None, None]:
-    """Apply a function to items in threads, and yield the results in order.
+    """Apply a function to items in parallel threads. Yield the results in the order of the items.
 
     At most `max_ahead` results are computed in advance. The default is two per thread.
     """
@@ -289,7 +289,7 @@ def prepare_input(
     allow_burned_in_text: bool = False,
     reject_scans_named_as_photos: bool = False,
 ) -> ModelInput:
-    """Convert an image to the model input on the CPU. With `keep_image`, the result also holds the image.
+    """Convert an image to a model input on the CPU. With `keep_image`, the result also contains the image.
 
     With `reject_scans_named_as_photos`, raise an error for a scan with the file name of a photo, such as `a.png`.
     """
@@ -323,7 +323,7 @@ class DecodedPhoto(NamedTuple):
 
 
 def _decode_photo(source: Any, explainer: Explainer, reduced_decoding: bool) -> DecodedPhoto:
-    """Decode a photo, at a reduced size if requested."""
+    """Decode a photo. With `reduced_decoding`, it may be decoded at a smaller size."""
     preprocess = explainer.preprocess
     if not reduced_decoding or not isinstance(source, bytes) or not isinstance(preprocess, Preprocess):
         pixels = read_photo(source).pixels

@@ -62,7 +62,7 @@ class SupportsImageIndex(Protocol):
     """The images of a dataset by row number."""
 
     def __getitem__(self, index: int) -> Any:
-        """Return the bytes of a file, or an image as `Explainer.explain` takes it."""
+        """Return the image at an index: the bytes of a file, or anything else that `Explainer.explain` accepts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,16 +94,16 @@ class Manifest:
 
     @property
     def is_pseudonymized(self) -> bool:
-        """Whether the file names are replaced by pseudonyms."""
+        """Whether pseudonyms replace the file names."""
         return self.dataset == PSEUDONYMIZED_DATASET
 
     @cached_property
     def extra_columns(self) -> list[str]:
-        """The names of the columns that a run copies unchanged."""
+        """The names of the columns that a run copies without changes."""
         return [name for name in self.table.column_names if name not in RESERVED_COLUMNS]
 
     def find_paths_outside_root(self, column: str = "path") -> list[str]:
-        """Return the paths of a column that lead out of the root. Return none if paths may leave the root."""
+        """Return the paths of a column that lead out of the root. Empty if paths are allowed to leave the root."""
         if not self.path_resolver.confined or (self.images is not None and column == "path"):
             return []
         values = self.table[column].to_pylist()
@@ -112,7 +112,7 @@ class Manifest:
 
     @property
     def has_relative_paths(self) -> bool:
-        """Whether any path is relative."""
+        """Whether at least one path is relative."""
         if self.images is not None:
             return False
         compute = import_arrow("compute")
@@ -120,16 +120,16 @@ class Manifest:
         return not compute.all(absolute).as_py()
 
     def rows(self, start: int, stop: int) -> list[dict[str, Any]]:
-        """Return the rows from position `start` up to `stop` as dictionaries."""
+        """Return the rows at positions `start` to `stop` - 1, as dictionaries."""
         rows: list[dict[str, Any]] = self.table.slice(start, stop - start).to_pylist()
         return rows
 
     def read_source(self, row: Mapping[str, Any]) -> Any:
-        """Return the image of a row: an image of the dataset, the bytes of a file, or the path of a scan."""
+        """Return what the image of a row is read from: an image of a dataset, the bytes of a file, or the path of a scan."""
         return self.path_resolver.read_source(row["path"]) if self.images is None else self.images[row["row"]]
 
     def row_by_number(self, number: int) -> dict[str, Any]:
-        """Return the row whose column `row` has the given number."""
+        """Return the row with the given number in the column `row`."""
         position = int(np.searchsorted(self._row_numbers, number))
         if position == len(self._row_numbers) or self._row_numbers[position] != number:
             raise InputError(
@@ -144,14 +144,14 @@ class Manifest:
 
     @cached_property
     def path_resolver(self) -> PathResolver:
-        """The resolver of the paths in the table."""
+        """The resolver for the paths in the table."""
         # a dataset has no folder: its masks lie below the working folder
         confined = not self.anywhere and (self.root is not None or self.images is not None)
         return PathResolver(self.root, confined=confined)
 
 
 def hash_manifest(manifest: Manifest) -> str:
-    """Return a hash of all cells of a manifest as 16 hex digits."""
+    """Return a hash of all manifest cells as 16 hex digits."""
     file = _HashingFile()
     stream = import_arrow().PythonFile(file, mode="w")
     with import_arrow("ipc").new_stream(stream, manifest.table.schema.remove_metadata()) as writer:
@@ -173,7 +173,7 @@ class _HashingFile(io.BytesIO):
 
 
 def add_row_and_id_columns(table: "pa.Table", source_name: str, *, strict: bool = True) -> "pa.Table":
-    """Add the columns `row` and `id` to a table with a column `path`, and check the table.
+    """Add the columns `row` and `id` to a table that has the column `path`. Also check the table.
 
     Without `strict`, empty paths, repeated ids and reserved names are accepted.
     """
@@ -212,7 +212,7 @@ def _build_manifest_table(table: "pa.Table", source_name: str, *, strict: bool) 
 
 
 def _convert_to_microseconds(column: Any) -> Any:
-    """Convert times in nanoseconds to microseconds. If digits would be lost, convert them to text."""
+    """Convert times from nanoseconds to microseconds. Times that would lose digits become text."""
     pa, arrow_type = import_arrow(), column.type
     if getattr(arrow_type, "unit", None) != "ns":
         return column
@@ -224,12 +224,12 @@ def _convert_to_microseconds(column: Any) -> Any:
 
 
 def find_reserved_names(names: Sequence[str]) -> list[str]:
-    """Return the names that equal a result column of a run, where case does not count."""
+    """Return the names that are reserved for result columns of a run. Case is ignored."""
     return sorted(name for name in names if name.lower() in RESULT_COLUMNS)
 
 
 def _rename_label_column(names: Sequence[str]) -> list[str]:
-    """Rename the column `label` to `class`, because the rows of a run use `label` for the label of a map."""
+    """Rename the column `label` to `class`. In the rows of a run, `label` is the label of a map."""
     is_free = LABEL_COLUMN not in [name.lower() for name in names]
     return [LABEL_COLUMN if name == "label" and is_free else name for name in names]
 
@@ -252,7 +252,7 @@ def _check_column_names(names: Sequence[str], source_name: str, *, strict: bool)
 
 
 def require_columns(names: Iterable[str | None], existing: Sequence[str], purpose: str) -> None:
-    """Raise an InputError if a named column does not exist. `purpose` ends the message, such as `for the patient`."""
+    """Raise an InputError if a named column does not exist. `purpose` is part of the message, such as `for the patient`."""
     for name in names:
         if name is not None and name not in existing:
             raise InputError(f"there is no column {name!r} {purpose}; the columns are {', '.join(existing) or 'none'}")
@@ -277,7 +277,7 @@ class ImageAccessor:
 
 
 def contains_scans(manifest: Manifest) -> bool:
-    """Return whether any path leads to a scan file or to a folder of slices."""
+    """Return whether at least one path leads to a scan file or to a folder of slices."""
     if manifest.images is not None:
         return False
     compute, paths = import_arrow("compute"), manifest.table["path"]
@@ -289,7 +289,7 @@ def contains_scans(manifest: Manifest) -> bool:
 
 
 def _is_scan_path(manifest: Manifest, path: str) -> bool:
-    """Return whether a path leads to a folder or a scan. A file outside of the root is not read."""
+    """Return whether a path leads to a folder or a scan. Files outside the root are not read."""
     try:
         location = manifest.path_resolver.resolve(path)
     except InputError:
@@ -298,7 +298,7 @@ def _is_scan_path(manifest: Manifest, path: str) -> bool:
 
 
 def pseudonymize_manifest(manifest: Manifest, keep_columns: Sequence[str] = ()) -> Manifest:
-    """Pseudonymize a manifest: replace paths, and ids that equal their path, by keyed hashes.
+    """Replace the paths of a manifest by keyed hashes. Ids that equal their path are replaced, too.
 
     All other columns but `row`, `target` and `keep_columns` are dropped.
     """
@@ -317,5 +317,5 @@ def pseudonymize_manifest(manifest: Manifest, keep_columns: Sequence[str] = ()) 
 
 
 def import_arrow(submodule: str = "") -> Any:
-    """Import PyArrow or one of its modules. Raise a MissingExtraError if PyArrow is not installed."""
+    """Import PyArrow or one of its modules. Raise a MissingExtraError if it is not installed."""
     return require(f"pyarrow.{submodule}" if submodule else "pyarrow", extra="batch")

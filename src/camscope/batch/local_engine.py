@@ -36,11 +36,11 @@ class ChunkPlan:
 
     @property
     def shard_chunks(self) -> range:
-        """The numbers of the chunks of this shard."""
+        """The numbers of the chunks that belong to this shard."""
         return range(self.shard[0], -(-self.n_images // self.chunk_size), self.shard[1])
 
     def start_and_stop_row(self, chunk: int) -> tuple[int, int]:
-        """Return the first row of a chunk in the manifest, and the row after its last."""
+        """Return the positions in the manifest where a chunk starts and stops. The stop position is exclusive."""
         return chunk * self.chunk_size, min(self.n_images, (chunk + 1) * self.chunk_size)
 
 
@@ -52,7 +52,7 @@ class ChunkTask:
     row_numbers: tuple[int, ...] | None = None
 
     def select_rows(self, plan: ChunkPlan, table: "pa.Table") -> "pa.Table":
-        """Return the rows of the manifest that this task computes."""
+        """Return the manifest rows that this task has to compute."""
         start, stop = plan.start_and_stop_row(self.chunk)
         rows = table.slice(start, stop - start)
         if self.row_numbers is None:
@@ -87,17 +87,17 @@ class BatchOutcome:
 
     @property
     def n_flagged(self) -> int:
-        """The number of maps with a flag."""
+        """The number of maps that have a flag."""
         return self.flag_counts.total()
 
     @property
     def n_failures(self) -> int:
-        """The number of images without a map."""
+        """The number of images that have no map."""
         return self.failure_counts.total()
 
     @property
     def failure_counts_by_kind(self) -> Counter[Failure]:
-        """The number of images without a map by reason and kind of failure ("transient" or "permanent")."""
+        """(reason, kind) -> the number of images without a map. The kind of failure is "transient" or "permanent"."""
         counts: Counter[Failure] = Counter()
         for reason, count in self.failure_counts.items():
             counts[reason, result_rows.TRANSIENT] = self.transient_failure_counts[reason]
@@ -105,7 +105,7 @@ class BatchOutcome:
         return +counts
 
     def add_failures(self, failures: Mapping[Failure, int]) -> None:
-        """Add counts of images without a map, by reason and kind of failure."""
+        """Add to the counts of images without a map. The keys are the reason and the kind of failure."""
         for (reason, kind), count in failures.items():
             self.failure_counts[reason] += count
             if kind == result_rows.TRANSIENT:
@@ -120,7 +120,7 @@ class OpenTasks(NamedTuple):
 
 
 def list_open_tasks(plan: ChunkPlan, store: RunStore, retry_failed: bool) -> OpenTasks:
-    """Find the chunks that are not finished, and count the images of the finished chunks."""
+    """Find the chunks that still have to be computed. Also count the images in finished chunks."""
     sizes = {chunk: stop - start for chunk in plan.shard_chunks for start, stop in [plan.start_and_stop_row(chunk)]}
     done = store.select_parts_of_run(sorted(sizes.keys() & store.finished_chunks()))
     outcome = BatchOutcome(sum(sizes.values()), sum(sizes[chunk] for chunk in done))
@@ -142,7 +142,7 @@ def run_chunks(
     *,
     retry_failed: bool = False,
 ) -> BatchOutcome:
-    """Compute all chunks without a part file. Raise a RunError if more than `max_failures` images fail."""
+    """Compute all chunks that have no part file. Raise a RunError if more than `max_failures` images fail."""
     tasks, outcome = list_open_tasks(plan, store, retry_failed)
     with closing(compute(tasks)) as steps:
         for n_images, failures in chain([(0, {})], steps if tasks else ()):
@@ -162,7 +162,7 @@ def run_chunks(
 def compute_chunks(
     worker: BatchWorker, store: RunStore, plan: ChunkPlan, num_threads: int, tasks: Sequence[ChunkTask]
 ) -> ChunkProgress:
-    """Compute one chunk after another in this process. Threads read the next images meanwhile."""
+    """Compute chunks one after another in this process. At the same time, threads read the next images."""
     table, memory = worker.manifest.table, MemoryBudget(num_threads)
     rows = (row for task in tasks for row in task.select_rows(plan, table).to_pylist())
     with closing(load_images(worker.manifest, rows, worker.prepare_model_input, num_threads, memory)) as images:
@@ -180,7 +180,7 @@ def compute_and_write_chunk(
     num_threads: int,
     memory: MemoryBudget,
 ) -> ChunkProgress:
-    """Compute the rows of a chunk and write its part file. Threads draw the overlays meanwhile."""
+    """Compute the rows of a chunk, and write its part file. At the same time, threads draw the overlays."""
     rows: list[dict[str, Any]] = []
     writer = worker.overlay_writer
     with nullcontext() if writer is None else writer.open_queue(num_threads, memory) as overlay_queue:
@@ -204,7 +204,7 @@ def compute_and_write_chunk(
 
 
 def group_into_batches(images: Iterator[LoadedImage], worker: BatchWorker) -> Iterator[ImageBatch]:
-    """Group consecutive images into batches that can share a forward pass."""
+    """Group consecutive images into batches. The images of a batch can share a forward pass."""
     for _, group in groupby(images, worker.forward_pass_key):
         remaining = iter(group)
         for first in remaining:
@@ -212,7 +212,7 @@ def group_into_batches(images: Iterator[LoadedImage], worker: BatchWorker) -> It
 
 
 def prefetch_batches(batches: Iterator[ImageBatch]) -> Iterator[ImageBatch]:
-    """Yield batches. A thread builds the next batch meanwhile."""
+    """Yield batches. While a batch is in use, a thread builds the next one."""
     with ThreadPoolExecutor(1, thread_name_prefix="camscope-collating") as pool:
         future = pool.submit(next, batches, None)
         while (batch := future.result()) is not None:

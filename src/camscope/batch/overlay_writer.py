@@ -54,14 +54,14 @@ class OverlayWriter:
 
     @contextmanager
     def open_queue(self, num_threads: int, memory: MemoryBudget) -> Iterator["OverlayQueue"]:
-        """Start `num_threads` threads that draw overlays. The `with` ends when all overlays are drawn."""
+        """Start `num_threads` threads that draw overlays. The `with` block ends when all overlays are drawn."""
         with ThreadPoolExecutor(num_threads, thread_name_prefix="camscope-drawing") as pool:
             yield OverlayQueue(self, pool, 8 * num_threads, memory)
 
     def write_overlay(
         self, path: Path, explanation: Explanation, loaded: LoadedImage, read_images: ImageReader, memory: MemoryBudget
     ) -> None:
-        """Draw the overlay of an explanation and write it to a file."""
+        """Draw the overlay of an explanation, and write it to a file."""
         n_bytes = DRAWING_BYTES_PER_PIXEL * min(loaded.n_pixels, MAX_OVERLAY_PIXELS)
         if loaded.images_dropped:
             n_bytes = max(n_bytes, DECODING_BYTES_PER_PIXEL * loaded.n_pixels)
@@ -78,7 +78,7 @@ class OverlayWriter:
 
 
 def reduce_large_image(image: PixelArray) -> PixelArray:
-    """Reduce an image (H,W,3) to at most `MAX_OVERLAY_PIXELS` pixels, if it is larger."""
+    """Shrink an image (H,W,3) that has more than `MAX_OVERLAY_PIXELS` pixels. Smaller images stay unchanged."""
     height, width = image.shape[:2]
     if height * width <= MAX_OVERLAY_PIXELS:
         return image
@@ -97,7 +97,7 @@ class OverlayQueue:
     def __call__(
         self, row: Mapping[str, Any], explanation: Explanation, loaded: LoadedImage, read_images: ImageReader
     ) -> str:
-        """Queue the overlay of a row, and return its path inside the folder of the run."""
+        """Put the overlay of a row into the queue. Return its future path inside the run folder."""
         file_name = f"{self._writer.output_names.file_stem(row)}.{self._writer.image_format}"
         names = (OVERLAYS_FOLDER, f"{row['row'] // IMAGES_PER_FOLDER:06d}", file_name)
         name, path = "/".join(names), build_output_path(self._writer.folder, *names)
@@ -108,7 +108,7 @@ class OverlayQueue:
         return name
 
     def wait_and_record_failures(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Wait for all overlays, and add a note to each row whose overlay failed. If the disk is full, raise its error."""
+        """Wait for all overlays. Add a note to each row whose overlay failed. If a file cannot be written, raise the OSError."""
         errors = {name: error for name, future in self._pending.items() if (error := future.exception()) is not None}
         for row in rows:
             error = errors.get(row.get("overlay", ""))

@@ -49,7 +49,7 @@ class PathResolver:
     _real_folders: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def resolve(self, path: str) -> str:
-        """Return the full location of a path or URL. Raise an InputError if it leads out of `root`."""
+        """Return the full location of a path or URL. Raise an InputError if it leads out of the root."""
         if is_url(path):
             if self.confined and not is_remote_store_url(path):
                 raise InputError(
@@ -68,7 +68,7 @@ class PathResolver:
         return location
 
     def is_allowed(self, path: str) -> bool:
-        """Return whether `resolve` returns a location for a path."""
+        """Return whether a path is allowed. If it is not, `resolve` raises an error."""
         try:
             self.resolve(path)
         except InputError:
@@ -76,7 +76,7 @@ class PathResolver:
         return True
 
     def read_source(self, path: str) -> bytes | Path:
-        """Return the bytes of an image file, or the path of a scan. A scan may consist of several files."""
+        """Return the bytes of an image file. For a scan, return its path, because it may consist of several files."""
         if not self.fetch and self.is_remote_path(path):
             raise ImageError(
                 f"{path}: the image is not on this machine; to fetch it, pass --fetch (Python: fetch=True)"
@@ -84,17 +84,17 @@ class PathResolver:
         return read_image_source(self.resolve(path))
 
     def resolve_or_download(self, path: str) -> str | bytes:
-        """Return the path of a file, or the downloaded bytes of a URL."""
+        """Return the path of a local file, or the downloaded bytes of a URL."""
         source = self.read_source(path) if is_url(path) else self.resolve(path)
         return str(source) if isinstance(source, Path) else source
 
     def is_remote_path(self, path: str) -> bool:
-        """Return whether a path is a URL or on a network share."""
+        """Return whether a path is a URL, or lies on a network share."""
         return is_url(path) or is_network_share(path if self.root is None else os.path.join(self.root, path))  # noqa: PTH118 - as above
 
     @property
     def base_folder(self) -> Path:
-        """The folder where relative paths begin."""
+        """The folder in which relative paths start."""
         return self.root or Path.cwd()
 
     def _is_inside(self, path: str) -> bool:
@@ -105,7 +105,7 @@ class PathResolver:
             return False
 
     def _real_path(self, path: str) -> str:
-        """Return the path without symlinks. Resolved folders are cached."""
+        """Resolve the symlinks in a path. Resolved folders are cached."""
         folder, name = os.path.split(path)
         if name in ("", os.curdir, os.pardir) or os.path.islink(path):  # noqa: PTH114 - as above
             return os.path.realpath(path)
@@ -118,7 +118,7 @@ class PathResolver:
 
 
 def find_common_folder(paths: Iterable[str]) -> str | None:
-    """Return the deepest folder that holds all paths, with symlinks resolved. Return None if a path is relative or a URL."""
+    """Return the deepest folder that holds all paths, after resolving symlinks. None if a path is relative or a URL."""
     folders = set[str]()
     for path in paths:
         if is_url(path) or not os.path.isabs(path):  # noqa: PTH117 - a Path costs as much time as a small file
@@ -137,7 +137,7 @@ def is_url(path: str) -> bool:
 
 
 def is_network_share(path: str, *, windows: bool = os.name == "nt") -> bool:
-    """Return whether a path leads to a network share of Windows."""
+    """Return whether a path leads to a Windows network share."""
     return windows and NETWORK_SHARE.match(path) is not None
 
 
@@ -151,7 +151,7 @@ def is_remote_store_url(url: str) -> bool:
 
 
 def _iter_symlinks_of_slice_folder(file: str) -> Iterator[str]:
-    """List the symlinks in a folder of slices, or in the folder of an .mhd file."""
+    """Yield the symlinks in a folder of slices. For an .mhd file, yield the symlinks in its folder."""
     if file.lower().endswith(PHOTO_SUFFIXES):
         return
     folder = file if os.path.isdir(file) else os.path.dirname(file) if file.lower().endswith(".mhd") else None  # noqa: PTH112, PTH120 - as above
@@ -162,7 +162,7 @@ def _iter_symlinks_of_slice_folder(file: str) -> Iterator[str]:
 
 
 def read_image_source(location: str) -> bytes | Path:
-    """Return the bytes of an image file or URL, or the path of a local scan."""
+    """Return the bytes of an image file or image URL. For a local scan, return its path."""
     if not is_url(location) and not location.lower().endswith(PHOTO_SUFFIXES):
         file = split_path_and_index(location)[0]
         if file.is_dir():
@@ -174,7 +174,7 @@ def read_image_source(location: str) -> bytes | Path:
 
 
 def read_location_bytes(location: str) -> bytes:
-    """Return the bytes of a file or of a URL such as `s3://bucket/cat.jpg`."""
+    """Return the bytes of a file, or of a URL such as `s3://bucket/cat.jpg`."""
     if not is_url(location):
         with open_regular_file(location, MAX_FILE_BYTES) as local_file:
             return local_file.read()
@@ -183,7 +183,7 @@ def read_location_bytes(location: str) -> bytes:
 
 
 def _read_limited_bytes(file: Any) -> bytes:
-    """Read a stream to its end. Raise an OSError if it has more than `MAX_FILE_BYTES` bytes.
+    """Read a stream to its end. Raise an OSError if it holds more than `MAX_FILE_BYTES` bytes.
 
     It is read in pieces, because not every server tells the size in advance.
     """

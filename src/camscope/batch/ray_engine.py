@@ -41,7 +41,7 @@ def compute_chunks_on_ray(
     num_workers: int | None,
     tasks: Sequence[ChunkTask],
 ) -> ChunkProgress:
-    """Compute chunks on a Ray cluster. Raise a RunError if a part file is missing at the end."""
+    """Compute chunks on a Ray cluster. Raise a RunError if a part file is missing in the end."""
     device = get_device_and_dtype(unwrap(worker.explainers[0].model))[0]
     on_cuda = device.type == "cuda"
     if on_cuda and device.index:
@@ -75,7 +75,7 @@ def _iter_chunk_progress(
     plan: ChunkPlan,
     table: "pa.Table",
 ) -> ChunkProgress:
-    """Yield the progress of each chunk when it is finished."""
+    """Yield the progress each time a chunk is finished."""
     open_tasks, n_open = iter(tasks), len(tasks)
     # an actor gets its first chunk when it is ready, since it may wait for free CPUs
     running: dict[Any, tuple[Any, pa.Table | None]] = {
@@ -110,7 +110,7 @@ def _iter_chunk_progress(
 
 
 def _pickle_payload(worker: BatchWorker, store: RunStore, num_threads: int) -> bytes:
-    """Pickle what Ray actors need: the worker, the run store, the number of threads, and plugins of the user."""
+    """Pickle the data that Ray actors need: the worker, the run store, the number of threads and the user's plugins."""
     manifest, root = worker.manifest, worker.manifest.root
     is_relative = not root.is_absolute() if root is not None else manifest.has_relative_paths
     working_folder = str(Path.cwd()) if is_relative or not store.folder.is_absolute() else None
@@ -141,11 +141,11 @@ class Actor:
         self._payload: ActorPayload | None = None
 
     def wait_until_process_started(self) -> bytes:
-        """Return a pickled None as soon as the worker process has started."""
+        """Return as soon as the worker process has started. The result is a pickled None."""
         return cloudpickle_dumps(None)
 
     def compute(self, payload_refs: Sequence[Any], task: ChunkTask, table: "pa.Table") -> bytes:
-        """Compute a chunk and return the pickled result, or the pickled error if it fails."""
+        """Compute a chunk. Return its pickled result. If an error occurs, return the pickled error."""
         try:
             if self._payload is None:  # an error of the constructor would not be reported
                 self._payload = self._load_payload(payload_refs)
@@ -181,7 +181,7 @@ class Actor:
 def _compute_chunk_unless_finished(
     worker: BatchWorker, store: RunStore, num_threads: int, task: ChunkTask, table: "pa.Table"
 ) -> tuple[int, Mapping[Failure, int]]:
-    """Compute a chunk unless its part file exists. Return the number of images, and the counts of their failures."""
+    """Compute a chunk unless its part file exists. Return its number of images, and the counts of failures."""
     if task.row_numbers is None and store.select_parts_of_run(store.finished_chunks() & {task.chunk}):
         # the worker that wrote it died before it could report
         return table.num_rows, store.count_failures([task.chunk])
@@ -194,7 +194,7 @@ def _compute_chunk_unless_finished(
 
 
 def require_shared_folder(folder: str | Path, purpose: str) -> None:
-    """Raise a RunError if a folder does not exist on this node of the cluster."""
+    """Raise a RunError if a folder does not exist on this cluster node."""
     if not Path(folder).is_dir():
         raise RunError(
             f"the node {socket.gethostname()} has no folder {folder}, {purpose}; choose a folder that all nodes share"
@@ -202,7 +202,7 @@ def require_shared_folder(folder: str | Path, purpose: str) -> None:
 
 
 def pickle_error(error: Exception) -> bytes:
-    """Pickle an error. If it cannot be pickled, pickle a RunError with its message instead."""
+    """Pickle an error. If this is not possible, pickle a RunError with the same message."""
     try:
         pickled = cloudpickle_dumps(error)
         pickle.loads(pickled)  # noqa: S301 - our own bytes
@@ -212,7 +212,7 @@ def pickle_error(error: Exception) -> bytes:
 
 
 def cloudpickle_dumps(value: object) -> bytes:
-    """Pickle a value by cloudpickle, which can pickle classes that a script defines."""
+    """Pickle a value with cloudpickle. It also supports classes that are defined in a script."""
     import ray.cloudpickle
 
     pickled: bytes = ray.cloudpickle.dumps(value)
@@ -221,7 +221,7 @@ def cloudpickle_dumps(value: object) -> bytes:
 
 @contextlib.contextmanager
 def ray_connection(address: str | None = None) -> Iterator[Any]:
-    """Connect to Ray inside the `with`. Raise a RunError if the address does not answer."""
+    """Connect to Ray inside the `with` block. Raise a RunError if the address does not answer."""
     ray = require("ray", extra="ray")
     if ray.is_initialized():
         yield ray
@@ -251,7 +251,7 @@ class ActorPool(NamedTuple):
 
 
 def plan_actor_pool(nodes: list[dict[str, Any]], num_workers: int | None, on_cuda: bool) -> ActorPool:
-    """Choose the number of actors: `num_workers`, or one per GPU for a model on CUDA, otherwise one per CPU."""
+    """Choose the number of actors. Without `num_workers`, it is one per GPU for a model on CUDA, or else one per CPU."""
     resources = [node["Resources"] for node in nodes if node["Alive"]]
     cpus_and_gpus = [(int(resource.get("CPU", 0)), int(resource.get("GPU", 0))) for resource in resources]
     if on_cuda and not any(gpus for _, gpus in cpus_and_gpus):

@@ -27,7 +27,7 @@ TRANSIENT, PERMANENT = "transient", "permanent"  # kinds of failure: a retry may
 
 
 def build_part_schema(manifest: Manifest, *, with_overlays: bool = False) -> "pa.Schema":
-    """Return the Arrow schema of a part file: the result columns, then the columns of the manifest."""
+    """Return the Arrow schema of a part file. The result columns come first, then the columns of the manifest."""
     pa = import_arrow()
     types = {
         name: arrow_type for name, arrow_type in get_result_column_types().items() if with_overlays or name != "overlay"
@@ -37,7 +37,7 @@ def build_part_schema(manifest: Manifest, *, with_overlays: bool = False) -> "pa
 
 
 def get_result_column_types() -> dict[str, "pa.DataType"]:
-    """Return the names and Arrow types of the result columns. Arrays are flat lists."""
+    """Return the name and Arrow type of each result column. Arrays are stored as flat lists."""
     pa = import_arrow()
     return {
         name: pa.list_(pa.type_for_alias(alias[5:])) if alias.startswith("list ") else pa.type_for_alias(alias)
@@ -70,7 +70,7 @@ def build_map_row(
 
 
 def replace_rows_of_images(existing: "pa.Table", new: "pa.Table") -> "pa.Table":
-    """Replace the rows of all images that occur in `new`. Return all rows in the order of the manifest."""
+    """Replace all rows of the images that occur in `new`. Return all rows in the order of the manifest."""
     pa, compute = import_arrow(), import_arrow("compute")
     retained = existing.filter(compute.invert(compute.is_in(existing["row"], compute.unique(new["row"]))))
     columns = [
@@ -87,7 +87,7 @@ def rows_to_table(rows: Sequence[Mapping[str, Any]], schema: "pa.Schema") -> "pa
 
 
 def hash_parameters(parameters: Mapping[str, Any]) -> str:
-    """Return a hash of the settings of a method as 8 hex digits."""
+    """Return a hash of a method's settings as 8 hex digits."""
     return hashlib.sha256(json.dumps(parameters, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
@@ -115,13 +115,13 @@ class OutputNames:
 
     @classmethod
     def from_run(cls, run_config: Mapping[str, Any]) -> Self:
-        """Choose which parts the file names need, by `run_config` of run.json."""
+        """Decide which parts file names need. This depends on the `run_config` in run.json."""
         methods: Sequence[str] = [key.rpartition(" ")[0] for key in run_config["methods"]]
         repeated = max(Counter(methods).values(), default=1) > 1
         return cls(len(methods) > 1, repeated, len(run_config["targets"]) > 1)
 
     def file_stem(self, row: Mapping[str, Any]) -> str:
-        """Return the file name of a row without suffix, such as `00000003-1f0a92bc-cat`."""
+        """Return the file name of a row without its suffix, such as `00000003-1f0a92bc-cat`."""
         digest = str(row["sha256"])
         if not SHA256_PATTERN.fullmatch(digest):  # missing, or not written by camscope
             digest = hashlib.sha256(str(row["path"]).encode()).hexdigest()
@@ -134,6 +134,6 @@ class OutputNames:
 
 
 def _make_unique_slug(text: str) -> str:
-    """Convert text to a lowercase part of a file name. If this changes the text, append a digest, so that it stays unique."""
+    """Convert text to a lowercase part of a file name. If the text changes, a digest keeps the name unique."""
     short = slug(text).lower()
     return short if short == text else f"{short}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"

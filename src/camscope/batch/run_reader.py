@@ -60,7 +60,7 @@ class RunReader:
 
     @property
     def dataset(self) -> "ds.Dataset":
-        """The rows as an Arrow dataset. Nothing is read until the dataset is used."""
+        """The rows as an Arrow dataset. Data is only read when the dataset is used."""
         store = RunStore(self.folder)
         parts = [str(store.part_path(chunk)) for chunk in sorted(store.finished_chunks())]
         if not parts:
@@ -75,7 +75,7 @@ class RunReader:
             return int(rows.count_rows())
 
     def table(self, columns: list[str] | None = None, filter: Any = None) -> "pa.Table":
-        """Return rows as an Arrow table.
+        """Return the rows as an Arrow table. Columns and a filter may be chosen.
 
         Args:
             columns: The columns to read. Default: all.
@@ -97,7 +97,7 @@ class RunReader:
         max_rows: int | None = None,
         columns: Sequence[str] | None = None,
     ) -> "pa.Table":
-        """Return the rows that meet an SQL condition, such as `run.query("label = 'nodule'", "probability", 10)`.
+        """Return the rows that fulfill an SQL condition, such as `run.query("label = 'nodule'", "probability", 10)`.
 
         Args:
             where: A condition in DuckDB's SQL over the columns of the run. Failed rows are included: `status =
@@ -126,7 +126,7 @@ class RunReader:
             return RowReader(rows).take(positions, columns)
 
     def __iter__(self) -> Iterator[Explanation]:
-        """Iterate over the maps as explanations. Rows without a map are left out."""
+        """Iterate over all maps as explanations. Rows without a map are skipped."""
         rows = self.dataset
         for table in RowReader(rows).iter_tables(Query().find_positions(rows)):
             for row in table_to_dicts(table):
@@ -154,7 +154,7 @@ class RunReader:
         return read_display_image(source, self.run_info["run_config"].get("window"))
 
     def require_images(self) -> None:
-        """Raise an ImageError unless the images are on this machine, or in the dataset that the caller passed.
+        """Raise an ImageError if images are not available: they are neither on this machine nor in a dataset from the caller.
 
         Raises:
             ImageError: Images are missing, and `fetch` is not set.
@@ -172,7 +172,7 @@ class RunReader:
 
     @property
     def n_unfetched_images(self) -> int:
-        """The number of remote images that may not be downloaded."""
+        """The number of images that are remote and must not be downloaded."""
         manifest = self.run_info["run_config"]["manifest"]
         if self.fetch or self._source is not None or manifest["dataset"] == PSEUDONYMIZED_DATASET:
             return 0
@@ -183,12 +183,12 @@ class RunReader:
 
     @cached_property
     def path_resolver(self) -> PathResolver:
-        """The resolver of the paths in the rows."""
+        """The resolver for the paths in the rows."""
         root = self.run_info["root"]
         return PathResolver(Path(root["folder"]), confined=bool(root["confined"]), fetch=self.fetch)
 
     def read_source(self, row: Mapping[str, Any]) -> Any:
-        """Return the image of a row: the bytes of a file, the path of a scan, or an image of the dataset.
+        """Return what the image of a row is read from: the bytes of a file, the path of a scan, or an image of a dataset.
 
         Args:
             row: A row of `table` or `query`, as a dictionary.
@@ -224,18 +224,18 @@ class RunReader:
 
     @property
     def is_pseudonymized(self) -> bool:
-        """Whether the file names are replaced by pseudonyms."""
+        """Whether pseudonyms replace the file names."""
         return bool(self.run_info["run_config"]["manifest"]["dataset"] == PSEUDONYMIZED_DATASET)
 
     @property
     def manifest_of_passed_images(self) -> Manifest | None:
-        """The manifest of the image source that the caller passed, or None if the caller passed none."""
+        """The manifest of the image source that the caller passed. None if there is no such source."""
         with self._open_lock:
             images = self._images if self._source is not None else None
         return images.manifest if isinstance(images, ImageAccessor) else None
 
     def original_row(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Add the original path and all manifest columns to a row.
+        """Extend a row by the original path and by all columns of the manifest.
 
         Args:
             row: A row of `table` or `query`, as a dictionary.
@@ -253,7 +253,7 @@ class RunReader:
 
     @cached_property
     def _images(self) -> SupportsImageIndex | None:
-        """The images of the dataset that the caller passed, or that the run names. None if the images are files."""
+        """The images of the dataset that the caller passed or the run names. None if the images are files."""
         dataset_name = self.run_info["run_config"]["manifest"]["dataset"]
         if self._source is not None:
             manifest = build_manifest(self._source)
@@ -332,13 +332,13 @@ class RunReader:
 
     @property
     def n_failed_rows(self) -> int:
-        """The number of rows without a map."""
+        """The number of rows that have no map."""
         with translate_part_errors():
             return int(self.dataset.count_rows(filter=import_arrow("dataset").field("status") == FAILED))
 
     @property
     def summary(self) -> dict[str, str]:
-        """Model, methods, targets, images and rows of the run, each as a short text."""
+        """Short texts that describe the run: its model, methods, targets, images and rows."""
         run_config, chunks = self.run_info["run_config"], RunStore(self.folder).finished_chunks()
         n_planned, chunk_size = run_config["manifest"]["rows"], run_config["chunk_size"]
         n_done = sum(min(chunk_size, n_planned - chunk * chunk_size) for chunk in chunks)
@@ -364,7 +364,7 @@ class RunReader:
 
 
 def _find_invalid_entries(run_info: Mapping[str, Any]) -> list[str]:
-    """Return the names of the entries of a run.json that are missing or invalid."""
+    """Return the names of run.json entries that are missing or invalid."""
     run_config = run_info["run_config"]
     methods, targets, class_names = run_config.get("methods"), run_config.get("targets"), run_info.get("class_names")
     entries = (run_config.get("model"), run_config.get("manifest"), run_info.get("root"), run_info.get("versions"))
@@ -388,7 +388,7 @@ def _find_invalid_entries(run_info: Mapping[str, Any]) -> list[str]:
 
 
 def read_display_image(source: Any, window: str | None = None) -> PixelArray:
-    """Read an image as pixels for display: (H,W,3), or (D,H,W) for a volume. `window` is the gray window of a scan.
+    """Read an image as pixels for display, (H,W,3) or (D,H,W). `window` is the gray value window for scans.
 
     Raises an ImageError for a scan whose pixels may show text.
     """
@@ -417,7 +417,7 @@ class OriginalImage(NamedTuple):
 
 
 def read_original_image(run: RunReader, row: Mapping[str, Any]) -> OriginalImage:
-    """Read the original image of a row. If that fails, return the reason in its place."""
+    """Read the original image of a row. If this fails, return the reason instead."""
     try:
         return OriginalImage(run.read_image(row), None)
     except Exception as error:  # the package of a store may raise anything
@@ -425,7 +425,7 @@ def read_original_image(run: RunReader, row: Mapping[str, Any]) -> OriginalImage
 
 
 def render_thumbnail(explanation: Explanation, image: PixelArray | None, height: int) -> PixelArray:
-    """Draw a map over its image with a height of `height` pixels. Without an image, draw the map on gray."""
+    """Draw a map over its image, `height` pixels high. Without an image, draw the map on a gray background."""
     placement = explanation.placement
     if placement is None or explanation.attribution.ndim != 2:
         return explanation.overlay(height=height)
@@ -438,7 +438,7 @@ def render_thumbnail(explanation: Explanation, image: PixelArray | None, height:
 
 
 def strip_file_name(error: Exception, name: str) -> str:
-    """Return the message of an error without the file name at its start."""
+    """Return the message of an error. A file name at its start is removed."""
     message = str(error) if isinstance(error, CamscopeError) else f"{type(error).__name__}: {error}"
     head, colon, reason = message.partition(": ")
     return reason if colon and (head == "the file" or head.endswith(name)) else message

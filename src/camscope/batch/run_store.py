@@ -59,12 +59,12 @@ class RunStore:
         self._lock: FolderLock | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to pickle. The lock is left out, since it stays with the process that began the run."""
+        """Return the state to pickle. The lock is left out, because it belongs to the process that started the run."""
         return {**self.__dict__, "_lock": None}
 
     @property
     def run_info(self) -> dict[str, Any] | None:
-        """The contents of run.json, or None if the file does not exist."""
+        """The contents of run.json. None if the file does not exist."""
         path = parse_output_path(self.folder / RUN_FILE)
         try:
             run_info = json.loads(read_bytes(path, MAX_JSON_BYTES))
@@ -96,7 +96,7 @@ class RunStore:
         return value if isinstance(value, int) and value > 0 else None
 
     def begin_or_resume(self, run_info: Mapping[str, Any], *, overwrite: bool = False) -> bool:
-        """Begin or resume a run. Return whether the run is new. Until `release`, other processes cannot replace it."""
+        """Begin or resume a run. Return whether it is new. Until `release` is called, no other process can replace it."""
         data = json.dumps({"schema": SCHEMA_VERSION, **run_info}, indent=1, sort_keys=True).encode()
         make_folder(self.folder)
         for name in (PARTS_FOLDER, OVERLAYS_FOLDER):
@@ -132,7 +132,7 @@ class RunStore:
 
     @contextmanager
     def open_run(self, run_info: Mapping[str, Any], *, overwrite: bool = False) -> Iterator[bool]:
-        """Begin or resume a run, and release it at the end of the `with`. Yield whether the run is new."""
+        """Begin or resume a run, and yield whether it is new. The run is released at the end of the `with` block."""
         is_new = self.begin_or_resume(run_info, overwrite=overwrite)
         try:
             yield is_new
@@ -140,13 +140,13 @@ class RunStore:
             self.release()
 
     def release(self) -> None:
-        """Allow other processes to replace the run."""
+        """Release the run. Other processes can then replace it."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
     def _replace_run(self, data: bytes) -> None:
-        """Remove the existing run, and write the run.json of a new run. Both runs must have the same kind of content."""
+        """Remove the existing run, and write run.json for a new run. The two runs must have the same kind of content."""
         if self._lock is None or not self._lock.acquire_exclusive():
             raise OutputError(f"{self.folder}: {FOLDER_BUSY_MESSAGE}")
         existing = self.run_info
@@ -165,7 +165,7 @@ class RunStore:
             )
 
     def _require_same_run(self, run_info: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the contents of run.json. Raise an OutputError if the file belongs to another run."""
+        """Return the contents of run.json. Raise an OutputError if they belong to a different run."""
         existing = self.run_info or {}
         differences = diff_run_configs(existing, run_info)
         if differences.keys() == {"chunk_size"}:
@@ -185,12 +185,12 @@ class RunStore:
         return existing
 
     def discard_empty_run(self) -> None:
-        """Remove run.json if the run has no part files, so that another run can begin in the folder."""
+        """Remove run.json if the run has no part files. Another run can then begin in the folder."""
         if not self.finished_chunks() and (self._lock is None or self._lock.acquire_exclusive()):
             (self.folder / RUN_FILE).unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Remove the files of the run. Remove the folder too if nothing else is in it."""
+        """Remove the files of the run. If the folder is then empty, remove the folder."""
         if self.run_info is not None:
             self._remove_parts_and_overlays()
             (self.folder / RUN_FILE).unlink()
@@ -198,7 +198,7 @@ class RunStore:
             self.folder.rmdir()
 
     def _remove_parts_and_overlays(self) -> None:
-        """Remove part files and overlays. Other files in their folders stay."""
+        """Remove the part files and overlays. Any other files in their folders stay."""
         root = self.folder / OVERLAYS_FOLDER
         overlays = list(_iter_matching_files(root, OVERLAY_FOLDER_PATTERN))
         for folder in (self.parts_folder, root, *overlays):
@@ -213,7 +213,7 @@ class RunStore:
                 folder.rmdir()
 
     def finished_chunks(self) -> set[int]:
-        """Return the numbers of the chunks whose part files exist."""
+        """Return the numbers of the chunks that have a part file."""
         if not self.parts_folder.is_dir():
             return set()
         with os.scandir(self.parts_folder) as entries:
@@ -222,7 +222,7 @@ class RunStore:
             }
 
     def count_failures(self, chunks: Iterable[int]) -> Counter[tuple[str, str | None]]:
-        """Count the images without a map in finished chunks, by reason and kind of failure."""
+        """Count the images without a map in finished chunks. The keys are the reason and the kind of failure."""
         pa, parts = import_arrow(), [str(self.part_path(chunk)) for chunk in chunks]
         if not parts:
             return Counter()
@@ -239,7 +239,7 @@ class RunStore:
         return Counter(failures.values())
 
     def count_flags(self, chunks: Iterable[int]) -> Counter[str]:
-        """Count the flagged maps of finished chunks by status. Failed maps, and maps with the status ok, do not count."""
+        """Count flagged maps in finished chunks by status. Maps with the status ok, and failed maps, are not counted."""
         parts = [str(self.part_path(chunk)) for chunk in chunks]
         if not parts:
             return Counter()
@@ -253,7 +253,7 @@ class RunStore:
         return Counter(rows["status"].to_pylist())
 
     def list_failed_rows(self, chunk: int) -> list[int]:
-        """Return the row numbers of the images in a part file with at least one failed map."""
+        """Return the row numbers of the images that have at least one failed map in a part file."""
         is_failed = import_arrow("compute").field("status") == FAILED
         rows = read_rows(open_map_parts([str(self.part_path(chunk))]), ["row", "status"], is_failed)
         return sorted(set(rows["row"].to_pylist()))
@@ -267,7 +267,7 @@ class RunStore:
         return build_output_path(self.parts_folder, f"part-{chunk:08d}.parquet")
 
     def write_part(self, chunk: int, rows: "pa.Table", source_digest: str | None = None) -> None:
-        """Write the part file of a chunk. Raise a RunError if the run was replaced meanwhile.
+        """Write the part file of a chunk. Raise a RunError if another run has replaced this run.
 
         `source_digest` is the digest of the part file from which the rows were computed.
         """
@@ -286,7 +286,7 @@ class RunStore:
                 os.close(handle)
 
     def require_current_run(self) -> None:
-        """Raise a RunError if the run was removed or replaced since `begin_or_resume`."""
+        """Raise a RunError if the run was removed or replaced after `begin_or_resume`."""
         if self.identity is None:
             return
         run_info = self.run_info
@@ -297,17 +297,17 @@ class RunStore:
             )
 
     def select_parts_of_run(self, chunks: Collection[int]) -> list[int]:
-        """Return the chunks whose part files this run wrote. Part files that name no run are included."""
+        """Return the chunks whose part file belongs to this run. A part file that names no run counts as belonging to it."""
         return [chunk for chunk in chunks if self._read_metadata(chunk, IDENTITY_KEY) in (None, self.identity)]
 
     def part_digest(self, chunk: int) -> str:
-        """Return a hash of the row numbers and statuses in a part file, as 16 hex digits."""
+        """Hash the row numbers and statuses in a part file. Return 16 hex digits."""
         rows = read_rows(open_map_parts([str(self.part_path(chunk))]), ["row", "status"])
         values = json.dumps([rows[name].to_pylist() for name in ("row", "status")])
         return hashlib.sha256(values.encode()).hexdigest()[:16]
 
     def read_source_digest(self, chunk: int) -> str | None:
-        """Return the digest of the other part file from which this part file was computed. Return None if it has no source."""
+        """Return the digest of the part file from which this part file was computed. None if there is no such file."""
         return self._read_metadata(chunk, SOURCE_DIGEST_KEY)
 
     def _read_metadata(self, chunk: int, key: bytes) -> str | None:
@@ -320,17 +320,17 @@ class RunStore:
 
 
 def hash_run_config(run_info: Mapping[str, Any]) -> str:
-    """Return a hash of the configuration of a run as 16 hex digits."""
+    """Hash the configuration of a run. Return 16 hex digits."""
     return hashlib.sha256(json.dumps(run_info["run_config"], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def describe_run_content(run_info: Mapping[str, Any]) -> str:
-    """Return the kind of content of a run, such as "maps"."""
+    """Return what a run contains, such as "maps"."""
     return next((text for key, text in CONTENT_BY_CONFIG_KEY.items() if key in run_info["run_config"]), "rows")
 
 
 def diff_run_configs(existing: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the entries that differ between two run configurations, as key -> (existing value, new value)."""
+    """Compare two run configurations. Return key -> (existing value, new value) for the entries that differ."""
     configs = [run_info.get("run_config", {}) for run_info in (existing, new)]
     methods = [config["methods"] for config in configs if isinstance(config.get("methods"), Mapping)]
     if len(methods) == 2:
@@ -347,7 +347,7 @@ def diff_run_configs(existing: Mapping[str, Any], new: Mapping[str, Any]) -> dic
 
 
 def _iter_matching_files(folder: Path, *patterns: re.Pattern[str]) -> Iterator[Path]:
-    """Iterate over the entries of a folder whose names match one of the patterns."""
+    """Yield the entries of a folder whose names match at least one pattern."""
     names = os.listdir(folder) if folder.is_dir() else []  # noqa: PTH208 - a million names without a Path for each
     return (folder / name for name in names if any(pattern.fullmatch(name) for pattern in patterns))
 

@@ -77,19 +77,19 @@ class Query:
 
     @property
     def description(self) -> str:
-        """The query as one line of text."""
+        """The query as text in one line."""
         parts = {"where": self.where, "sorted by": self.sort, "the first": self.max_rows}
         return ", ".join(f"{name} {value}" for name, value in parts.items() if value is not None)
 
     def count_matching(self, dataset: "ds.Dataset") -> int:
-        """Count the rows that meet the condition `where`. `max_rows` is ignored."""
+        """Count the rows that fulfill the condition `where`. `max_rows` is ignored."""
         if self.where is None:
             return int(dataset.count_rows())
         with self._execute(dataset, "count(*) AS matching", ignore_limit=True) as result:
             return int(result.fetchone()[0])
 
     def find_positions(self, dataset: "ds.Dataset") -> RowPositions:
-        """Return the positions of the selected rows in the dataset, in the order of `sort`."""
+        """Return the positions of the selected rows in the dataset. They are ordered by `sort`."""
         if self.where is None and self.sort is None:
             with translate_part_errors():
                 count = int(dataset.count_rows())
@@ -101,14 +101,14 @@ class Query:
             return np.asarray(result.fetchnumpy()[POSITION_COLUMN.strip('"')], np.int64)
 
     def iter_rows(self, dataset: "ds.Dataset", columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-        """Iterate over the selected rows. `columns` are column names or SQL expressions."""
+        """Yield the selected rows. `columns` holds column names or SQL expressions."""
         with self._execute(dataset, ", ".join(columns)) as result:
             while rows := result.fetchmany(ROWS_PER_FETCH):
                 yield from rows
 
     @contextlib.contextmanager
     def _execute(self, dataset: "ds.Dataset", columns: str, *, ignore_limit: bool = False) -> Iterator[Any]:
-        """Execute the query. Inside the `with`, the DuckDB result can be read."""
+        """Execute the query. Its DuckDB result can be read inside the `with` block."""
         duckdb = require("duckdb", extra="batch")
         invalid_query: Exception | None = None
         with translate_part_errors(), duckdb.connect(config={"autoinstall_known_extensions": "false"}) as connection:
@@ -136,7 +136,7 @@ class Query:
         return sql
 
     def _require_single_condition_and_sort(self, connection: Any) -> None:
-        """Raise a parser error of DuckDB unless `where` and `sort` are a single SQL expression each."""
+        """Raise a DuckDB parser error unless `where` is a single SQL expression. `sort` must be a single expression as well."""
         statements = [] if self.where is None else [f"SELECT {self.where}", f"SELECT (\n{self.where}\n)"]
         if self.sort is not None:  # a clause such as LIMIT would fail before a further column
             statements.append(f"SELECT 1 ORDER BY {self.sort}")
@@ -157,7 +157,7 @@ class RowReader:
         self._group_starts = np.cumsum([0, *sizes])
 
     def take(self, positions: RowPositions, columns: Sequence[str] | None = None) -> "pa.Table":
-        """Return the rows at the given positions, in the given order."""
+        """Return the rows at the given positions. The order of the positions is kept."""
         order = np.argsort(positions, kind="stable")
         tables = list(self.iter_tables(positions[order], columns))
         table = import_arrow().concat_tables(tables) if tables else self._schema.empty_table()
@@ -166,7 +166,7 @@ class RowReader:
         return table.take(np.argsort(order, kind="stable"))
 
     def iter_tables(self, positions: RowPositions, columns: Sequence[str] | None = None) -> "Iterator[pa.Table]":
-        """Yield the rows at ascending positions: one table for each Parquet row group."""
+        """Yield the rows at ascending positions. Each table holds the rows of one Parquet row group."""
         group_numbers = np.searchsorted(self._group_starts, positions, side="right") - 1
         for group_positions in np.split(positions, np.flatnonzero(np.diff(group_numbers)) + 1):
             if len(group_positions):
@@ -182,7 +182,7 @@ class RowReader:
 
 
 def open_parts(parts: Sequence[str], schema: "pa.Schema | None" = None) -> "ds.Dataset":
-    """Open part files as one Arrow dataset without reading rows. Raise an InputError for a file that is not Parquet."""
+    """Open part files as one Arrow dataset. No rows are read. Raise an InputError for a file that is not Parquet."""
     with translate_part_errors():
         rows = import_arrow("dataset").dataset(list(parts), schema=schema, format="parquet")
         _require_column_types(rows.schema)
@@ -190,7 +190,7 @@ def open_parts(parts: Sequence[str], schema: "pa.Schema | None" = None) -> "ds.D
 
 
 def open_map_parts(parts: Sequence[str]) -> "ds.Dataset":
-    """Open part files that hold maps. Raise an InputError if a required column is missing."""
+    """Open part files that contain maps. Raise an InputError if a required column is missing."""
     rows = open_parts(parts)
     if missing := [name for name in get_result_column_types() if name not in (*OPTIONAL_COLUMNS, *rows.schema.names)]:
         raise InputError(
@@ -200,7 +200,7 @@ def open_map_parts(parts: Sequence[str]) -> "ds.Dataset":
 
 
 def _require_column_types(schema: "pa.Schema") -> None:
-    """Raise an InputError if a result column has a wrong type, or if two columns have the same name."""
+    """Raise an InputError if a result column has the wrong type, or if two columns have the same name."""
     repeated = sorted({name for name in schema.names if schema.names.count(name) > 1})
     if repeated:
         raise InputError(f"several columns are named {', '.join(repeated)}")
@@ -214,7 +214,7 @@ def _require_column_types(schema: "pa.Schema") -> None:
 
 
 def require_key_columns(table: "pa.Table") -> "pa.Table":
-    """Return the table unchanged. Raise an InputError if a row has no number, id, status or method."""
+    """Return the table unchanged. Raise an InputError if a row lacks its number, id, status or method."""
     for name in REQUIRED_COLUMNS:
         if name in table.column_names and (count := table[name].null_count):
             raise InputError(f"{plural(count, 'row has', 'rows have')} no value in the column {name}")
@@ -222,7 +222,7 @@ def require_key_columns(table: "pa.Table") -> "pa.Table":
 
 
 def read_rows(dataset: "ds.Dataset", columns: Sequence[str] | None = None, filter_expression: Any = None) -> "pa.Table":
-    """Read the rows of a dataset that match a PyArrow filter expression. By default, read all rows and all columns."""
+    """Read the rows that match a PyArrow filter expression. By default, read all rows and all columns."""
     with translate_part_errors():
         check_parquet_files(dataset.files)
         return require_key_columns(
@@ -231,7 +231,7 @@ def read_rows(dataset: "ds.Dataset", columns: Sequence[str] | None = None, filte
 
 
 def translate_part_errors(part_name: str = "a part of the run") -> contextlib.AbstractContextManager[None]:
-    """Convert errors of Arrow inside the `with` to an InputError that names the damaged part file."""
+    """Convert Arrow errors in the `with` block to an InputError. The InputError names the damaged part file."""
     return read_errors_converted(
         f"{part_name} cannot be read; remove it, and it is computed again",
         quote_original=False,
@@ -240,19 +240,19 @@ def translate_part_errors(part_name: str = "a part of the run") -> contextlib.Ab
 
 
 def iter_rows_by_image(dataset: "ds.Dataset", positions: RowPositions) -> Iterator[list[dict[str, Any]]]:
-    """Yield the rows of one image after another, as a list of dictionaries. `positions` are ascending."""
+    """Yield the rows of one image at a time, as a list of dictionaries. `positions` must be ascending."""
     for table in RowReader(dataset).iter_tables(positions):
         yield from group_rows_by_image(table)
 
 
 def group_rows_by_image(table: "pa.Table") -> Iterator[list[dict[str, Any]]]:
-    """Yield the table rows of one image after another, as a list of dictionaries."""
+    """Yield the rows of one image at a time, as a list of dictionaries."""
     for _, rows in groupby(table_to_dicts(table), lambda row: row["row"]):
         yield list(rows)
 
 
 def table_to_dicts(table: "pa.Table") -> list[dict[str, Any]]:
-    """Convert the rows of a table to dictionaries, in which attribution maps stay arrays."""
+    """Convert table rows to dictionaries. Attribution maps stay arrays."""
     with translate_part_errors():
         attributions = [scalar.values for scalar in table["attribution"]]
         other_values = table.drop_columns(["attribution"]).to_pylist()

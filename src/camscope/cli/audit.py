@@ -70,7 +70,7 @@ def init(
     overwrite: shared_options.OverwriteOption = False,
     as_json: shared_options.JsonOption = False,
 ) -> None:
-    """Write a config file for an audit, and try it: read the masks, and explain one image as camscope audit run will.
+    """Write a config file for an audit. Then test it: read the masks, and explain one image as camscope audit run will.
 
     The values are read from the manifest and the model. Lines that only you can write are marked FILL IN, or FILL IN
     (optional) if the audit runs without them.
@@ -172,7 +172,7 @@ def compare(
     overwrite: shared_options.OverwriteOption = False,
     as_json: shared_options.JsonOption = False,
 ) -> None:
-    """Compare two audits of the same images. Print paired tests of predictions, maps and reliance, and the changed verdicts."""
+    """Compare two audits of the same images. Print paired tests of predictions, maps and reliance. List changed verdicts."""
     from camscope.audit.audit_comparison import compare_audits
 
     comparison = compare_audits(first_run, second_run)
@@ -271,7 +271,7 @@ def export(
     overwrite: shared_options.OverwriteOption = False,
     as_json: shared_options.JsonOption = False,
 ) -> None:
-    """Write the results of an audit on one page, or into a model card in the format of Hugging Face.
+    """Write the results of an audit to a one-page summary, or into a Hugging Face model card.
 
     In an existing model card, only the metrics and the text of an earlier audit are replaced.
     """
@@ -298,7 +298,7 @@ def export(
 
 @contextmanager
 def show_stage_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Show the progress of each audit stage: by a bar in a terminal, otherwise by one line. Yield the progress callback."""
+    """Show the progress of each audit stage, as a bar in a terminal or else as one line. Yield the progress callback."""
     console = console_output.stderr_console()
     with progress_bars.build_progress(console) as bars:
         tasks: dict[str, TaskID] = {}
@@ -315,7 +315,7 @@ def show_stage_progress() -> Iterator[Callable[[str, int, int], None]]:
 
 @contextmanager
 def print_missed_budget_at_once() -> Iterator[None]:
-    """Print a note as soon as a budget is known to be missed. Other warnings are hidden: the report has what they say."""
+    """Print a note as soon as it is known that a budget will be missed. Other warnings are hidden, as the report has them."""
     from camscope.audit.sample_sizes_for_time_budget import BudgetWarning
 
     with warnings.catch_warnings():
@@ -326,7 +326,7 @@ def print_missed_budget_at_once() -> Iterator[None]:
 
 
 def print_time_estimate(seconds_by_stage: "Mapping[str, float]") -> None:
-    """Print the estimated remaining time, and the estimated time of each stage."""
+    """Print the estimated remaining time, in total and for each stage."""
     from camscope.audit.sample_sizes_for_time_budget import format_duration
 
     stage_durations = ", ".join(f"{name} {format_duration(seconds)}" for name, seconds in seconds_by_stage.items())
@@ -357,7 +357,7 @@ def _describe_audit(audit: "AuditRun") -> dict[str, object]:
 
 
 def print_audit_result(audit: "AuditRun") -> None:
-    """Print the verdicts, the main results, annotation sources, warnings and report path of an audit."""
+    """Print the results of an audit: verdicts, main results, annotation sources, warnings and the path of the report."""
     from camscope.audit.report.overview import build_overview, write_plain_text
 
     console_output.stdout_console().print(build_verdict_table(audit))
@@ -404,7 +404,7 @@ def build_verdict_table(audit: "AuditRun") -> "Table":
 
 
 def format_interval(estimate: "EstimateSummary") -> str:
-    """Format an estimate as the report does, with its 95 % confidence interval if there is one."""
+    """Format an estimate in the same way as the report, with its 95 % confidence interval if there is one."""
     from camscope.audit.report.number_format import format_estimate
     from camscope.audit.report.overview import write_plain_text
 

@@ -30,6 +30,7 @@ def run(
     output: Annotated[str, option("--output -o", "FOLDER", "Folder of the run.")] = "camscope-batch",
     model: shared_options.ModelOption = "phantom",
     weights: shared_options.WeightsOption = None,
+    trust_code: shared_options.TrustCodeOption = False,
     class_names: shared_options.ClassNamesOption = None,
     layer_names: shared_options.LayersOption = None,
     method_names: shared_options.MethodsOption = "gradcam",
@@ -100,7 +101,9 @@ def run(
     chosen = option_parsing.ExplainerOptions.parse(context, method_names, layer_names, setting_pairs, choice)
     manifest = build_manifest(source, root, anywhere=allow_outside_root)
     parsed_names = option_parsing.parse_class_names(class_names)
-    net = load_model_and_methods.load_model_on_device(model, weights, device, context, parsed_names)
+    net = load_model_and_methods.load_model_on_device(
+        model, weights, device, context, parsed_names, trust_code=trust_code
+    )
     explainers = chosen.build_explainers(net, preprocess, show_method_bars=False)
     with open_or_compute_run.add_resume_hint_on_interrupt(output), progress_bars.show_batch_progress() as on_progress:
         outcome = run_batch(
@@ -134,7 +137,7 @@ def run(
 
 
 def _parse_shard(text: str) -> tuple[int, int]:
-    """Parse `--shard I/N`. I is the number of this process, counted from 0, and N the number of processes."""
+    """Parse `--shard I/N`. N processes share the run, and I is the number of this process, counted from 0."""
     index, _, count = text.partition("/")
     if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
         raise shared_options.build_option_error("--shard", f"{text!r}; expected I/N, from 0/N to N-1/N")
@@ -142,7 +145,7 @@ def _parse_shard(text: str) -> tuple[int, int]:
 
 
 def _print_outcome_and_exit_if_failed(outcome: "BatchOutcome", output: str) -> None:
-    """Print the number of explained images and the reasons of failures. Exit with code 1 if any image failed."""
+    """Print the number of explained images and the reasons for failures. Exit with code 1 if any image failed."""
     from rich.table import Table
 
     done = outcome.n_done_before + outcome.n_processed - outcome.n_failures

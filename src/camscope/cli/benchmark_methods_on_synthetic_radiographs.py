@@ -43,7 +43,7 @@ def run(
     setting_pairs: shared_options.SetOption = None,
     as_json: shared_options.JsonOption = False,
 ) -> None:
-    """Rank methods by how well they localize findings in synthetic images, with confidence intervals."""
+    """Rank methods by how well they localize findings in synthetic images. Scores have confidence intervals."""
     from camscope.batch import BatchOptions, run_batch
     from camscope.evaluation import evaluate
     from camscope.explainers.comparison.explain_by_supported_methods import explain_supported

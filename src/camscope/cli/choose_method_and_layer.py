@@ -32,6 +32,7 @@ def run(
     source: shared_options.SourceArgument,
     model: shared_options.ModelOption = "phantom",
     weights: shared_options.WeightsOption = None,
+    trust_code: shared_options.TrustCodeOption = False,
     class_names: shared_options.ClassNamesOption = None,
     layer_names: Annotated[
         str | None,
@@ -84,7 +85,9 @@ def run(
             masks, manifest, category_names, allow_outside_root=allow_outside_root
         )
     parsed_names = option_parsing.parse_class_names(class_names)
-    net = load_model_and_methods.load_model_on_device(model, weights, device, context, parsed_names)
+    net = load_model_and_methods.load_model_on_device(
+        model, weights, device, context, parsed_names, trust_code=trust_code
+    )
     with console_output.collect_warnings():
         reader = GradCAM(net, preprocess=preprocess)
         samples, exclusions = load_samples(

@@ -54,13 +54,13 @@ class Command(TyperCommand):
                 parameter.rich_help_panel = find_help_panel(parameter.opts[0])
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments. An unknown `--layer` is read as `--layers`, and vice versa."""
+        """Parse the arguments. If the option `--layer` does not exist, it is read as `--layers`, and vice versa."""
         names = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
         end = args.index("--") if "--" in args else len(args)
         return super().parse_args(ctx, [*(_correct_singular_or_plural(arg, names) for arg in args[:end]), *args[end:]])
 
     def invoke(self, ctx: Any) -> Any:
-        """Load the plugins of the command, run the command, and add a hint to an error about `--target`.
+        """Load the plugins and run the command. An error about `--target` gets a hint.
 
         If `--target` is an unknown class with a comma in its name, the error suggests `--targets`.
         """
@@ -75,7 +75,7 @@ class Command(TyperCommand):
 
 
 def _correct_singular_or_plural(argument: str, option_names: set[str]) -> str:
-    """Correct an unknown option name by a final "s": add or remove it if that gives the name of an option."""
+    """Correct an unknown option name. If adding or removing a final "s" gives the name of an option, use that name."""
     name, equals, value = argument.partition("=")
     if name.startswith("--") and name not in option_names:
         for other in (f"{name}s", name.removesuffix("s")):
@@ -88,7 +88,7 @@ class CommandGroup(TyperGroup):
     """The group of all commands. It prints an error as one line on stderr and exits with a code. `--debug` adds the traceback."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Parse the arguments, run the command, print usage errors, and exit."""
+        """Parse the arguments and run the command. Print usage errors, and exit."""
         install_ascii_fallback()
         words = list((args[0] if args else kwargs.get("args")) or sys.argv[1:])
         words = words[: words.index("--")] if "--" in words else words
@@ -106,14 +106,14 @@ class CommandGroup(TyperGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the options before the name of the command. `--debug` may also follow that name."""
+        """Parse the options before the name of the command. Only `--debug` may also come after it."""
         head = args[: args.index("--")] if "--" in args else args
         if "--debug" in head:
             args = ["--debug", *(arg for arg in head if arg != "--debug"), *args[len(head) :]]
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command. Print an error as one line, and exit with a code."""
+        """Run the command. If it fails, print the error as one line, and exit with a code."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
@@ -140,7 +140,7 @@ class CommandGroup(TyperGroup):
 
 
 def is_usage_error(error: Exception) -> bool:
-    """Return whether the error is a usage error of click or typer.
+    """Return whether an error is a usage error of click or typer.
 
     The class of such an error depends on the version of typer.
     """
@@ -148,7 +148,7 @@ def is_usage_error(error: Exception) -> bool:
 
 
 def _report_usage_error(error: Any) -> None:
-    """Print a usage error of click or typer, and the command that shows the help."""
+    """Print a usage error of click or typer. Also print the command that shows the help."""
     remedy = getattr(error.__cause__, "remedy", None)  # of an error of camscope that became a usage error
     report_error("UsageError", error.format_message(), EXIT_MISUSED, remedy)
     context = getattr(error, "ctx", None)
@@ -157,7 +157,7 @@ def _report_usage_error(error: Any) -> None:
 
 
 def _name_error_kind(error: Exception) -> str:
-    """Return the name of the public class of an error, such as `TargetError`. If memory ran out, return `OutOfMemory`."""
+    """Return the name of an error's public class, such as `TargetError`. If memory ran out, return `OutOfMemory`."""
     if is_out_of_memory(error) and not isinstance(error, CamscopeError):
         return "OutOfMemory"
     return next(
@@ -166,7 +166,7 @@ def _name_error_kind(error: Exception) -> str:
 
 
 def format_error(error: Exception, redacted_text: str | None = None) -> str:
-    """Format an error as one line. `redacted_text` replaces its message.
+    """Format an error as one line. If `redacted_text` is given, it replaces the message.
 
     The fix of a camscope error is worded as an option of the command line. Other errors begin with the name of their type.
     """
@@ -194,7 +194,7 @@ def print_error(message: str) -> None:
 
 
 def report_error(kind: str, message: str, exit_code: int, remedy: Remedy | None = None) -> None:
-    """Print the error that ends a command: one line on stderr, or with `--json` an object on stdout."""
+    """Print the error that ends a command. It goes to stderr as one line, or with `--json` to stdout as an object."""
     if json_output.is_json_output():
         json_output.print_json_error(kind, to_printable_line(message), remedy, exit_code)
     else:

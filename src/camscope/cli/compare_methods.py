@@ -65,6 +65,7 @@ def run(
     ],
     model: shared_options.ModelOption = "phantom",
     weights: shared_options.WeightsOption = None,
+    trust_code: shared_options.TrustCodeOption = False,
     class_names: shared_options.ClassNamesOption = None,
     layer_names: shared_options.LayersOption = None,
     plugins: shared_options.PluginOption = None,
@@ -126,7 +127,7 @@ def _compare_on_image(
     output: str | None,
     figure_options: dict[str, Any],
 ) -> None:
-    """Compare methods on one image. Write the figure, and print the numbers."""
+    """Compare methods on one image. Write the figure, and print the scores."""
     from camscope.explainers.comparison.compare import DEFAULT_METHODS
     from camscope.render import encode_image
 
@@ -139,7 +140,12 @@ def _compare_on_image(
     file = resolve_figure_path(output, DEFAULT_FOLDER, path, "", overwrite, pseudonym)
     parsed_names = option_parsing.parse_class_names(request.class_names)
     net = load_model_and_methods.load_model_on_device(
-        request.model or "phantom", request.weights, request.device, context, parsed_names
+        request.model or "phantom",
+        request.weights,
+        request.device,
+        context,
+        parsed_names,
+        trust_code=request.trust_code,
     )
     explainers = chosen.build_explainers(net, request.preprocess)
     with console_output.collect_warnings(quote_messages=pseudonym is None) as warnings:
@@ -162,7 +168,7 @@ def _compare_on_image(
 def _compare_with_progress(
     explainers: "Sequence[Explainer]", path: Path, targets: Sequence[int | str | None], skip_unsupported: bool
 ) -> "Comparison":
-    """Compare the explainers on one image. Show a progress bar that names the running methods."""
+    """Compare the explainers on one image. Meanwhile, a progress bar names the methods that are running."""
     from camscope.explainers import LayerExplainer
     from camscope.explainers.comparison.compare import compare_explainers
 
@@ -203,7 +209,7 @@ def _build_map_table(comparison: "Comparison") -> "Table":
 def _compare_on_dataset(
     context: typer.Context, request: open_or_compute_run.EvaluationRequest, output: str | None, figure: str | None
 ) -> None:
-    """Compare methods on many images: compute missing maps, evaluate all maps, then print and draw the result."""
+    """Compare methods on many images. Compute missing maps, evaluate all maps, and print and draw the result."""
     from camscope.batch.run_store import RunStore
     from camscope.evaluation.interval_plots import import_matplotlib_figure
     from camscope.evaluation.method_comparison import compare_methods
@@ -251,7 +257,7 @@ def _resolve_output_folder(source: str, output: str | None) -> Path:
 
 
 def _choose_folder_name(source: str) -> str:
-    """Return the name of the output folder: the name of the source, or a pseudonym for medical images."""
+    """Choose the name of the output folder. It is the name of the source, or a pseudonym for medical images."""
     from camscope.batch import build_manifest
     from camscope.batch.build_manifest_from_source import DATASET_PREFIXES
     from camscope.batch.image_manifest import contains_scans
@@ -307,7 +313,7 @@ def _print_dataset_comparison(comparison: "ComparisonResult", figure: Path) -> N
 
 
 def _build_metric_table(comparison: "ComparisonResult", summaries: "Sequence[MethodSummary]") -> "Table":
-    """Build the table of one metric with one row per method, best method first."""
+    """Build the table of one metric. It has one row per method, and the best method comes first."""
     from camscope.metrics import METRICS
 
     is_ranked = METRICS[summaries[0].metric].higher_is_better is not None
@@ -324,7 +330,7 @@ def _build_metric_table(comparison: "ComparisonResult", summaries: "Sequence[Met
 
 
 def _format_gap_to_best(summary: "MethodSummary", best: "MethodSummary | None") -> str:
-    """Format the difference between a method and the best method, or `first`, or `same maps` for methods with equal maps."""
+    """Format the difference to the best method. It is `first` for the best one, and `same maps` for methods with equal maps."""
     if summary is best:
         return "first"
     if best and summary.estimate and not (summary.difference_to_best or summary.is_control):
@@ -333,7 +339,7 @@ def _format_gap_to_best(summary: "MethodSummary", best: "MethodSummary | None") 
 
 
 def _format_difference(difference: "Estimate | None", sign_format: str = "") -> str:
-    """Format a paired difference and its p-value."""
+    """Format a paired difference with its p-value."""
     if difference is None:
         return ""
     p = format_p_value(difference)
@@ -341,7 +347,7 @@ def _format_difference(difference: "Estimate | None", sign_format: str = "") -> 
 
 
 def _build_agreement_table(comparison: "ComparisonResult") -> "Table":
-    """Build a table with the mean rank correlation between the maps of two methods, for each pair."""
+    """Build a table with the mean rank correlation between the maps of each pair of methods."""
     keys, methods = (
         comparison.agreement.keys,
         [console_output.to_printable_line(name) for name in comparison.method_names],

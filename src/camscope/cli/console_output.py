@@ -33,7 +33,7 @@ LOSSY_ERROR_HANDLERS = ("replace", "ignore", "backslashreplace", "namereplace", 
 
 
 def install_ascii_fallback() -> None:
-    """Let stdout and stderr print every character: those outside their encoding are replaced by ASCII."""
+    """Let stdout and stderr print any character. Characters outside their encoding are replaced by ASCII."""
     codecs.register_error(ASCII_ERROR_HANDLER, _replace_unencodable)
     for stream, kept_handlers in ((sys.stdout, LOSSY_ERROR_HANDLERS), (sys.stderr, ())):
         if isinstance(stream, io.TextIOWrapper) and stream.errors not in kept_handlers:
@@ -41,14 +41,14 @@ def install_ascii_fallback() -> None:
 
 
 def _replace_unencodable(error: UnicodeError) -> tuple[str, int]:
-    """Handle an encoding error. Return ASCII text for the characters that cannot be encoded, and the position after them."""
+    """Handle an encoding error. Return ASCII text for the characters that cannot be encoded, and the position where they end."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return "".join(map(_transliterate_to_ascii, error.object[error.start : error.end])), error.end
 
 
 def _transliterate_to_ascii(character: str) -> str:
-    """Convert a character to ASCII, for example é to e, β to beta and → to ->. Other characters become `?`."""
+    """Convert a character to ASCII, such as é to e, β to beta and → to ->. Unknown characters become `?`."""
     name = unicodedata.name(character, "")
     if character in ASCII_REPLACEMENTS or name.startswith("GREEK"):
         return ASCII_REPLACEMENTS.get(character, name.rpartition(" ")[2].lower())
@@ -81,7 +81,7 @@ def _build_console(*, stderr: bool, quiet: bool = False) -> "Console":
 
 
 def to_printable_line(value: object) -> str:
-    """Convert text of files or users to one line without control characters, so that a terminal can print it safely."""
+    """Convert text from files or users to one line without control characters. A terminal can print it safely."""
     line = " ".join(str(value).split())
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line)
 
@@ -92,42 +92,42 @@ def print_note(message: str) -> None:
 
 
 def print_field(label: str, value: object, style: str = "") -> None:
-    """Print a label in bold and a value on stdout, such as `figure  out/figure.png`."""
+    """Print a bold label and a value on stdout, such as `figure out/figure.png`."""
     line = styled_text((f"{label:<7} ", "bold"), (to_printable_line(value), style))
     stdout_console().print(line, soft_wrap=True)
 
 
 def build_show_command(run_folder: str, condition: str) -> str:
-    """Return the `camscope show` command that lists the rows of a run that meet a condition."""
+    """Return the `camscope show` command that lists the rows of a run that fulfill a condition."""
     return f'camscope show {run_folder} --where "{condition}"'
 
 
 def styled_text(*parts: tuple[str, str]) -> "Text":
-    """Join pairs of text and style to a styled text of rich."""
+    """Join pairs of text and style to one styled text of rich."""
     from rich.text import Text
 
     return Text.assemble(*parts)
 
 
 def format_class(index: int | None, label: str) -> str:
-    """Format a class as index and name, such as `3 cat`. A class without a name is `class 3`."""
+    """Format a class as its index and name, such as `3 cat`. A class without a name becomes `class 3`."""
     return to_printable_line(label if index is None or label == f"class {index}" else f"{index} {label}")
 
 
 def format_score(score: float) -> str:
-    """Format a score. Without a target it is NaN, and displayed as a dash."""
+    """Format a score. Without a target, the score is NaN and becomes a dash."""
     return "–" if math.isnan(score) else f"{score:.4g}"
 
 
 def format_status(status: str) -> "Text":
-    """Format the status of an explanation, in green for `ok` and in yellow otherwise."""
+    """Format the status of an explanation. The status `ok` is green, and any other is yellow."""
     from camscope.explanation import STATUS_OK
 
     return styled_text((status.replace("_", " "), "green" if status == STATUS_OK else "yellow"))
 
 
 def new_table(*columns: str) -> "Table":
-    """Create an empty table with these columns. A name that ends in `>` aligns its column to the right."""
+    """Create an empty table with the given columns. If a name ends in `>`, the column is aligned to the right."""
     from rich.box import SIMPLE
     from rich.table import Table
 
@@ -139,7 +139,7 @@ def new_table(*columns: str) -> "Table":
 
 @contextlib.contextmanager
 def spinner(text: str) -> Iterator[None]:
-    """Show a spinner inside the `with`, if stdout is a terminal."""
+    """Show a spinner inside the `with` block, if stdout is a terminal."""
     console = stdout_console()
     with (
         console.status(styled_text((to_printable_line(text), ""))) if console.is_terminal else contextlib.nullcontext()
@@ -149,7 +149,7 @@ def spinner(text: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def collect_warnings(*, quote_messages: bool = True) -> Iterator[list[str]]:
-    """Collect the warnings that are issued inside the `with`. The yielded list is filled at the end of the `with`.
+    """Collect the warnings that are issued inside the `with` block. The yielded list is filled when the block ends.
 
     Without `quote_messages`, the texts of other libraries' warnings are hidden, since they may name a patient.
     """

@@ -92,7 +92,7 @@ def run(
 def _describe_case(
     name: str, path: Path, phantom: "Phantom", explanations: "Sequence[Explanation]"
 ) -> dict[str, object]:
-    """Describe a radiograph for JSON: its prediction, and how well each map localizes its finding."""
+    """Describe a radiograph for JSON: the prediction, and how well each map localizes the finding."""
     first, area, maps = explanations[0], float(phantom.mask.mean()) or None, []
     for each in explanations:
         hit, energy = compute_hit_and_energy(each.heatmap(scale=None), phantom.mask) if area else (None, None)
@@ -111,7 +111,7 @@ def _describe_case(
 def _explain_phantoms(
     explainers: "Sequence[Explainer]", phantoms: "Sequence[Phantom]", skip_unsupported: bool
 ) -> "list[list[Explanation]]":
-    """Explain each synthetic radiograph by each method.
+    """Explain each synthetic radiograph with each method.
 
     With `skip_unsupported`, methods that fail on the first image are dropped.
     """
@@ -138,7 +138,7 @@ def _gray_to_rgb(gray: "NDArray[np.uint8]") -> "RGBImage":
 
 
 def _build_demo_figure(cases: "DemoCases") -> "RGBImage":
-    """Draw one row per radiograph: the image with the outlined finding, then the map of each method."""
+    """Draw one row per radiograph. It shows the image with its finding outlined, then the map of each method."""
     from camscope.render import draw_image_grid
 
     images, captions = [], []
@@ -170,7 +170,7 @@ def _outline_lesion(image: "RGBImage", phantom: "Phantom") -> "RGBImage":
 
 
 def compute_hit_and_energy(attribution: "FloatArray", mask: "NDArray[np.bool_]") -> tuple[bool, float | None]:
-    """Return whether the peak of a map (H,W) lies in a mask, and the share of the map inside the mask.
+    """Return whether the peak of a map lies in a mask. Also return the share of the map that lies inside the mask.
 
     Return (False, None) for an empty map.
     """
@@ -188,7 +188,7 @@ def _format_with_two_decimals(value: float | None) -> str:
 
 
 def _build_demo_table(names: Sequence[str], cases: "DemoCases") -> "Table":
-    """Build a table with one row for each radiograph and method. The last rows are means over radiographs with a finding."""
+    """Build a table with one row for each radiograph and method. The last rows average over radiographs with a finding."""
     table = console_output.new_table("image", "prediction", "method", "score>", "hit", "energy>", "area>")
     scores: dict[str, list[tuple[bool, float]]] = {explanation.method_title: [] for explanation in cases[0][1]}
     for name, (phantom, explanations) in zip(names, cases, strict=True):
@@ -219,7 +219,7 @@ def _build_demo_table(names: Sequence[str], cases: "DemoCases") -> "Table":
 
 
 def run_demo_audits(output: Path, seed: int, *, overwrite: bool) -> None:
-    """Train and audit an unbiased and a confounded model. Print the verdicts that differ, and open the reports."""
+    """Train and audit two models: one unbiased, one confounded. Print the verdicts that differ, and open the reports."""
     from camscope.audit import run_audit
     from camscope.audit.demo_dataset_and_model import CONFOUNDED_PROBABILITY, UNBIASED_PROBABILITY, write_demo_study
     from camscope.cli.audit import print_time_estimate, show_stage_progress
@@ -241,7 +241,7 @@ def run_demo_audits(output: Path, seed: int, *, overwrite: bool) -> None:
 
 
 def _print_differing_verdicts(clean: "AuditRun", confounded: "AuditRun") -> None:
-    """Print the AUROC of both models, and a table of the verdicts that differ between the models."""
+    """Print the AUROC of the unbiased and the confounded model. Also print a table of the verdicts that differ."""
     from camscope.audit.audit_comparison import find_verdict_changes
 
     table = console_output.new_table("claim", "clean", "confounded")

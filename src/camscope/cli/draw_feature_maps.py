@@ -25,6 +25,7 @@ def run(
     layer: Annotated[str, option("--layer -l", "NAME", "Layer; to list them: camscope layers MODEL.")],
     model: shared_options.ModelOption = "phantom",
     weights: shared_options.WeightsOption = None,
+    trust_code: shared_options.TrustCodeOption = False,
     preprocess: shared_options.PreprocessOption = None,
     output: Annotated[str | None, option("--output -o", "FILE", "Output file; default: in camscope-features.")] = None,
     max_channels: Annotated[int, option("--limit", None, "Number of channels to draw.", min=1)] = 64,
@@ -40,7 +41,7 @@ def run(
     pseudonym = ScanOptions().pseudonym(path)
     check_image_exists(path, pseudonym)
     file = resolve_figure_path(output, "camscope-features", path, f"-{slug(layer)}", overwrite, pseudonym)
-    net = load_model_and_methods.load_model_on_device(model, weights, device, context)
+    net = load_model_and_methods.load_model_on_device(model, weights, device, context, trust_code=trust_code)
     maps = _extract_channels(net, path, layer, preprocess)
     channel_grid = draw_channel_grid(maps.float().cpu().numpy(), max_channels=max_channels)
     write_bytes(file, encode_image(channel_grid, file.suffix), overwrite=overwrite)
@@ -59,12 +60,12 @@ def run(
 
 
 def _extract_channels(model: "nn.Module", image: Path, layer: str, preprocess: str | None) -> "Tensor":
-    """Return the activations (K,h,w) of a layer for one image."""
+    """Return the activations (K,h,w) of a layer for an image."""
     from camscope.explainers.core.evaluation_context import get_device_and_dtype, inspect_model
     from camscope.explainers.core.model_input import read_model_input
     from camscope.hooks import extract_features, find_layer
     from camscope.images.preprocess import as_preprocess
-    from camscope.layers.layout import CHANNELS_FIRST_MODULES
+    from camscope.layers.layout import returns_channels_first
     from camscope.layers.layout_noise_probe import OutputLocation, build_contradicted_layout_error, probe_layout
     from camscope.layers.layout_verdict import LayoutVerdict
     from camscope.layers.spatial_layers import find_layout_doubt_reason, infer_layer_layout, record_layout_hints
@@ -79,7 +80,7 @@ def _extract_channels(model: "nn.Module", image: Path, layer: str, preprocess: s
         layout_hints = record_layout_hints(inner, scope)
         output = extract_features(inner, module, x)[name]
     layout = infer_layer_layout(inner, name, output, x, layout_hints)
-    if not isinstance(module, CHANNELS_FIRST_MODULES):
+    if not returns_channels_first(module):
         (finding,) = probe_layout(inner, [OutputLocation(name)], layout, x, inner)
         undecided = finding.verdict is LayoutVerdict.UNDECIDED
         reason = find_layout_doubt_reason(inner, layout, output.shape, layout_hints) if undecided else finding.reason

@@ -59,6 +59,7 @@ def run(
         ),
     ] = None,
     weights: shared_options.WeightsOption = None,
+    trust_code: shared_options.TrustCodeOption = False,
     class_names: shared_options.ClassNamesOption = None,
     preprocess: shared_options.PreprocessOption = None,
     plugins: shared_options.PluginOption = None,
@@ -129,7 +130,7 @@ def print_evaluation_and_draw_figure(
     *,
     overwrite: bool = False,
 ) -> None:
-    """Print one table per metric, and draw a figure of all printed metrics if `figure` is a path.
+    """Print one table per metric. If `figure` is a path, also draw a figure of all printed metrics.
 
     Without `metrics`, all evaluated metrics are printed. `outcome` is that of the maps, if they were computed too.
     """
@@ -173,7 +174,7 @@ def print_evaluation_and_draw_figure(
 
 
 def _format_advantage(summary: "MethodSummary") -> str:
-    """Format the difference between a method and the best control map, with its confidence interval."""
+    """Format the difference to the best control map, with its confidence interval."""
     if (difference := summary.advantage_over_control) is None:
         return ""
     interval = "" if isnan(difference.low) else f" [{difference.low:+.3f}, {difference.high:+.3f}]"
@@ -186,7 +187,7 @@ def build_summary_table(
     columns: "Mapping[str, Callable[[MethodSummary], str]]",
     last_columns: "Mapping[str, Callable[[MethodSummary], str]] | None" = None,
 ) -> "Table":
-    """Build the table of one metric with one row per method.
+    """Build the table of one metric. It has one row per method.
 
     `columns` and `last_columns` map headings to functions that format a cell. `columns` are placed after the mean, and
     `last_columns` at the end.
@@ -209,7 +210,7 @@ def build_summary_table(
 
 
 def print_metric_heading(name: str, summary: "MethodSummary") -> None:
-    """Print the heading of a metric: its name, its formula, and whether higher is better."""
+    """Print the heading of a metric. It gives the name, the formula, and whether higher values are better."""
     from camscope.metrics import METRICS
 
     metric = METRICS[summary.metric]
@@ -221,7 +222,7 @@ def print_metric_heading(name: str, summary: "MethodSummary") -> None:
 
 
 def format_p_value(difference: "Estimate | None") -> str:
-    """Format the p-value of a difference, such as `0.034` or `<0.001`. Return an empty text without a p-value."""
+    """Format the p-value of a difference, such as `0.034` or `<0.001`. Without a p-value, return ""."""
     if difference is None or difference.p_value is None:
         return ""
     return "<0.001" if difference.p_value < 0.0005 else f"{difference.p_value:.3f}"
@@ -244,7 +245,7 @@ def format_undefined_reasons(value_table: Any, summary: "MethodSummary") -> list
 
 
 def explain_missing_interval(summaries: "Sequence[MethodSummary]") -> list[str]:
-    """Explain why a metric has no confidence interval. The list is empty if the metric has an interval."""
+    """Explain why a metric has no confidence interval. If it has one, the list is empty."""
     from camscope.evaluation.comparison_statements import explain_missing_intervals
 
     reason = explain_missing_intervals(summaries)
@@ -252,7 +253,7 @@ def explain_missing_interval(summaries: "Sequence[MethodSummary]") -> list[str]:
 
 
 def require_new_figure_path(path: str | Path, overwrite: bool) -> Path:
-    """Return the path of a figure. Raise an error for an unknown format or an existing file."""
+    """Return the path of a figure. Raise an error if its format is unknown or the file exists."""
     from camscope.evaluation.interval_plots import FIGURE_FORMATS, import_matplotlib_figure
 
     file = Path(path)

@@ -46,6 +46,7 @@ def run(
     images: Annotated[list[str], shared_options.argument("IMAGE", "Image files, folders, or patterns in quotes.")],
     model: shared_options.ModelOption = "phantom",
     weights: shared_options.WeightsOption = None,
+    trust_code: shared_options.TrustCodeOption = False,
     class_names: shared_options.ClassNamesOption = None,
     layer_names: shared_options.LayersOption = None,
     method_names: shared_options.MethodsOption = "gradcam",
@@ -149,7 +150,9 @@ def run(
             failures[path] = _describe_failure(error, path, scan_settings, debug=debug)
     if len(failures) < len(paths):
         parsed_names = option_parsing.parse_class_names(class_names)
-        net = load_model_and_methods.load_model_on_device(model, weights, device, context, parsed_names)
+        net = load_model_and_methods.load_model_on_device(
+            model, weights, device, context, parsed_names, trust_code=trust_code
+        )
         explainers = chosen.build_explainers(net, preprocess)
         scan_settings = scan_settings.with_privacy_for(explainers)
         writer = ImageExplanationWriter(
@@ -188,7 +191,7 @@ def _check_one_output_file_suffices(destination: Destination, n_images: int, n_m
 def _describe_failure(
     error: Exception, path: Path, scan_settings: ScanOptions, *, debug: bool
 ) -> str | OutputExistsError:
-    """Describe the error of an image in one line. Return an OutputExistsError unchanged.
+    """Describe an error of an image in one line. An OutputExistsError is returned unchanged.
 
     With `debug`, also print the traceback.
     """
@@ -207,7 +210,7 @@ def _explain_images_and_collect_failures(
     *,
     debug: bool,
 ) -> list[dict[str, Any]]:
-    """Explain every image that is not in `failures`, and print its scores. Add images that fail to `failures`.
+    """Explain the images that are not yet in `failures`, and print their scores. If an image fails, add it to `failures`.
 
     Return the facts of the explained images, for JSON. Before the first explained image, raise errors of the target or
     the model.
@@ -236,7 +239,7 @@ def _explain_images_and_collect_failures(
 
 
 def _print_failures_and_exit_if_any(failures: dict[Path, str | OutputExistsError], n_images: int) -> None:
-    """Print errors and counts on stderr. Exit with code 1 if any image was not explained."""
+    """Print the errors and their number on stderr. Exit with code 1 if any image was not explained."""
     existing_files = [failure for failure in failures.values() if isinstance(failure, OutputExistsError)]
     for failure in failures.values():
         if isinstance(failure, str):

@@ -49,7 +49,7 @@ class ImageExplanationWriter:
     def explain_and_write(
         self, image_number: int, path: Path, progress_bar: progress_bars.ProgressBar
     ) -> "tuple[list[Text | Padding], dict[str, Any]]":
-        """Explain one image, and write its files. Return the lines to print, and the facts for JSON."""
+        """Explain one image, and write its files. Return the lines to print and the facts for JSON."""
         settings, destination, n_targets = self.scan_settings, self.destination, len(self.targets)
         pseudonym = settings.pseudonym(path)
         export_suffixes = [EXPORT_SUFFIXES[kind] for kind in settings.export_formats]
@@ -87,7 +87,7 @@ class ImageExplanationWriter:
     def _explain_by_supported_methods(
         self, source: Any, on_pass: "OnPass"
     ) -> "tuple[Sequence[Explainer], list[list[Explanation]]]":
-        """Return the explainers that support the image, and their explanations, indexed by [explainer][class]."""
+        """Return the explainers that support the image. Also return their explanations, as [explainer][class]."""
         from camscope.explainers.comparison.explain_by_supported_methods import explain_supported
         from camscope.explainers.core.run_methods_in_shared_passes import explain_grid
 
@@ -104,7 +104,7 @@ class ImageExplanationWriter:
         return self.explainers, explain_grid(self.explainers, source, self.targets, on_pass=on_pass)
 
     def _build_map_names(self) -> list[str]:
-        """Return a name for each pair of method and class, such as `gradcam-q1`. File names contain it."""
+        """Return a name for each pair of method and class, such as `gradcam-q1`. The names become part of file names."""
         methods = [explainer.name for explainer in self.explainers]
         numbers = [f"q{n + 1}" for n in range(len(self.targets))]
         return ["-".join([m] * (len(methods) > 1) + [q] * (len(numbers) > 1)) for m in methods for q in numbers]
@@ -134,7 +134,7 @@ class ImageExplanationWriter:
                     explanation.save(path, overwrite=overwrite)
 
     def _build_figure(self, explanations: "Sequence[Explanation]", masks: dict[str, Any] | None) -> "RGBImage":
-        """Draw the image and its maps. Several methods and several classes give one row per class."""
+        """Draw the image and its maps. With several methods and several classes, each class gets one row."""
         from camscope.explanation import add_own_maximum, compute_color_bar_width, shared_scales
         from camscope.render import DIVERGING, draw_image_grid
 
@@ -196,7 +196,7 @@ class ImageExplanationWriter:
 
 
 def build_class_differences(explanations: "Sequence[Explanation]") -> "list[Explanation]":
-    """Return a difference map for each method: the map of the predicted class minus the map of the expected class.
+    """Return one difference map for each method. It is the map of the predicted class minus that of the expected class.
 
     Its values are in units of the score.
     """
@@ -217,7 +217,7 @@ def build_class_differences(explanations: "Sequence[Explanation]") -> "list[Expl
 
 
 def _describe_expected_class(explanations: "Sequence[Explanation]") -> dict[str, Any]:
-    """Compare the maps of the predicted and the expected class of each method."""
+    """Compare, for each method, the map of the predicted class with the map of the expected class."""
     from camscope.metrics import spearman
 
     predicted, expected = explanations[:2]

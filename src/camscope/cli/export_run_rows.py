@@ -76,7 +76,7 @@ def run(
 
 
 def _resolve_single_output_file(output: str, formats: list[str]) -> Path | None:
-    """Return the output path if it is a file, as csv and coco allow. Return None if it is a folder."""
+    """Return the output path if it names a file, which csv and coco allow. Return None if it names a folder."""
     path = Path(output)
     if path.is_dir() or output.endswith(("/", os.sep)):
         return None
@@ -93,7 +93,7 @@ def _resolve_single_output_file(output: str, formats: list[str]) -> Path | None:
 
 
 def _print_export_result_and_exit_if_failed(result: "ExportResult", folder: str, output: str) -> None:
-    """Print the number of written files and the reasons of failures. Exit with code 1 if a row failed."""
+    """Print the number of written files and the reasons for failures. Exit with code 1 if any row failed."""
     console_output.print_field(
         "export", f"{plural(result.n_files, 'file')} of {plural(result.n_rows, 'row')}: {output}"
     )

@@ -20,7 +20,7 @@ OUTPUT_FORMATS = (*RASTER_FORMATS, *MAP_FILE_FORMATS)
 
 
 def list_images(sources: Sequence[str], *, folders_are_series: bool = False) -> list[Path]:
-    """List the images that `sources` name: files, folders and glob patterns.
+    """List the images in `sources`. A source is a file, a folder or a glob pattern.
 
     With `folders_are_series`, a folder is one image, a DICOM series.
     """
@@ -37,7 +37,7 @@ def list_images(sources: Sequence[str], *, folders_are_series: bool = False) -> 
 
 
 def _explain_missing_image(source: str) -> str:
-    """Describe why a source has no image.
+    """Say why a source contains no image.
 
     A folder of scans is named by its pseudonym, because the folder name may identify a patient.
     """
@@ -51,7 +51,7 @@ def _explain_missing_image(source: str) -> str:
 
 
 def build_file_stem(image_number: int, image: Path, pseudonym: str | None = None) -> str:
-    """Build the start of an image's output file names: number, content hash and name, such as `0003-1f0a92bc-cat`.
+    """Build the start of an image's output file names, such as `0003-1f0a92bc-cat`: number, content hash and name.
 
     A pseudonym replaces hash and name, as in `0003-scan-1f0a92bc`.
     """
@@ -83,7 +83,7 @@ class Destination:
 
     @classmethod
     def from_options(cls, output: str, formats: str | None, overwrite: bool) -> "Destination":
-        """Parse `--output` and `--format`. Raise typer.BadParameter for invalid or contradictory values."""
+        """Parse `--output` and `--format`. Raise typer.BadParameter if values are invalid, or contradict each other."""
         path = Path(output)
         if path.suffix.lower()[1:] in OUTPUT_FORMATS and not path.is_dir() and not output.endswith(("/", os.sep)):
             if formats is not None:
@@ -110,7 +110,7 @@ class Destination:
         pseudonym: str | None = None,
         export_suffixes: Sequence[str] = (),
     ) -> OutputFiles:
-        """List the output paths of an image: its figures, and the files and exports of each map.
+        """List the output paths of one image: its figures, and the files and exports of each map.
 
         Raises OutputExistsError if a file exists and `--overwrite` is not set.
         """
@@ -141,7 +141,7 @@ class OutputExistsError(OutputError):
 
 
 def check_overwrite_allowed(path: Path, overwrite: bool, input_image: Path | None = None, option: str = "-o") -> None:
-    """Raise an OutputError if the output is the input image, or if it exists and `overwrite` is False."""
+    """Raise an OutputError if the output is the input image. Also raise it if the output exists and `overwrite` is False."""
     if input_image is not None and path.exists() and input_image.exists() and path.samefile(input_image):
         raise OutputError(f"the output {path} is the input image; pass another -o")
     if os.path.lexists(path) and not overwrite:
@@ -149,7 +149,7 @@ def check_overwrite_allowed(path: Path, overwrite: bool, input_image: Path | Non
 
 
 def check_image_exists(image: Path, pseudonym: str | None = None) -> None:
-    """Raise ImageError if the image file does not exist. In the message, `pseudonym` replaces the path."""
+    """Raise an ImageError if the image file does not exist. The message contains `pseudonym` instead of the path."""
     if not split_path_and_index(image)[0].exists():
         display_name = image if pseudonym is None else pseudonym
         raise ImageError(f"{display_name}: there is no such file")
@@ -163,7 +163,7 @@ def resolve_figure_path(
     overwrite: bool,
     pseudonym: str | None = None,
 ) -> Path:
-    """Return the path of a figure: `output`, or a generated file name in `default_folder`.
+    """Return the path of a figure. It is `output`, or else a generated file name in `default_folder`.
 
     Raises OutputExistsError if the file exists and `overwrite` is False.
     """
@@ -179,7 +179,7 @@ def resolve_figure_path(
 
 
 def check_can_be_folder(path: Path, option: str = "--output") -> None:
-    """Raise typer.BadParameter if the path, or one of its parents, is a file, so that it cannot be a folder."""
+    """Raise typer.BadParameter if the path cannot be a folder, because it or one of its parents is a file."""
     for parent in (path, *path.parents):
         if parent.exists() and not parent.is_dir():
             raise shared_options.build_option_error(option, f"{parent} is a file, not a folder")

@@ -115,7 +115,7 @@ def _print_inspection(inspection: "DatasetInspection") -> None:
 
 
 def _build_value_count_table(inspection: "DatasetInspection") -> "Table":
-    """Build a table with the number of images for each value of each property, such as size and format."""
+    """Build a table that counts images for each value of each property, such as size and format."""
     table = console_output.new_table("property", "images")
     for name, values in inspection.value_counts.items():
         printed = list(values.items())[:MAX_VALUES_PRINTED]
@@ -129,7 +129,7 @@ def _build_value_count_table(inspection: "DatasetInspection") -> "Table":
 
 
 def _build_prevalence_table(prevalence: "TargetPrevalence") -> "Table":
-    """Build a table with the number and share of each target in each group of images."""
+    """Build a table of targets. It gives the number and the share of each target in each group of images."""
     has_no_targets = prevalence.association is None and prevalence.targets == ("images",)
     targets = () if has_no_targets else prevalence.targets[:MAX_TARGETS]
     n_others = 0 if has_no_targets else len(prevalence.targets) - len(targets)
@@ -154,7 +154,7 @@ def _build_prevalence_table(prevalence: "TargetPrevalence") -> "Table":
 
 
 def _format_issue(inspection: "DatasetInspection", issue: "DatasetIssue") -> "Text":
-    """Format an issue of a dataset: its message, its reasons, and the first rows that have it."""
+    """Format an issue of a dataset. The text has its message, its reasons, and the first rows that have the issue."""
     parts = [(issue.message, "bold" if issue.severity == "error" else ""), (f"  [{issue.code}]", "dim")]
     reason_counts = {reason: count for reason, count in issue.row_counts.items() if reason != issue.message}
     details = [

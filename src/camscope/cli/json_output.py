@@ -22,7 +22,7 @@ _is_active = False
 
 @contextmanager
 def json_output_scope(requested: bool) -> Iterator[None]:
-    """If `requested`, print JSON on stdout and nothing else inside the `with`."""
+    """If `requested` is true, stdout gets only JSON inside the `with` block."""
     global _is_active
     previous, _is_active = _is_active, requested
     try:
@@ -37,7 +37,7 @@ def is_json_output() -> bool:
 
 
 def print_json_result(command: str, result: Mapping[str, Any]) -> None:
-    """Print the result of a command as one JSON object, if the command prints JSON. Otherwise print nothing."""
+    """If the command prints JSON, print its result as one JSON object. Otherwise print nothing."""
     if _is_active:
         _print_json({"schema": f"camscope/{command}/{SCHEMA_VERSION}", **result})
 
@@ -53,7 +53,7 @@ def _print_json(document: Mapping[str, Any]) -> None:
 
 
 def to_json_value(value: Any) -> Any:
-    """Convert a value to a JSON value. NaN and infinity become null, paths and other objects become text."""
+    """Convert a value to a JSON value. NaN and infinity become null. Paths and other objects become text."""
     if isinstance(value, Mapping):
         return {str(key): to_json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -70,7 +70,7 @@ def to_json_value(value: Any) -> Any:
 
 
 def describe_explanation(explanation: "Explanation") -> dict[str, Any]:
-    """Return the fields of an explanation, except its map and its images."""
+    """Return all fields of an explanation except its map and its images."""
     from camscope.explanation import STATUS_MEANINGS
 
     names = (
@@ -87,7 +87,7 @@ def describe_explanation(explanation: "Explanation") -> dict[str, Any]:
 
 
 def _describe_peak(explanation: "Explanation") -> dict[str, Any] | None:
-    """Return the largest value of a map and its position, or None if all values are equal."""
+    """Return the largest value of a map and its position. None if all values are equal."""
     highest = explanation.attribution.max()
     if not highest > explanation.attribution.min():
         return None
@@ -96,7 +96,7 @@ def _describe_peak(explanation: "Explanation") -> dict[str, Any] | None:
 
 
 def describe_failures(outcome: "BatchOutcome | None") -> list[dict[str, Any]]:
-    """Return the reasons why images of a run have no map, and the number of images for each reason."""
+    """Return why images of a run have no map. For each reason, give the number of images."""
     counts = {} if outcome is None else outcome.failure_counts_by_kind
     return [{"reason": reason, "kind": kind, "n_images": count} for (reason, kind), count in counts.items()]
 
@@ -104,7 +104,7 @@ def describe_failures(outcome: "BatchOutcome | None") -> list[dict[str, Any]]:
 def describe_summaries(
     summaries: "Mapping[str, Sequence[MethodSummary]]", seconds_per_image: Mapping[Any, float] | None = None
 ) -> list[dict[str, Any]]:
-    """Return each metric with the means of its methods, the best first."""
+    """Describe each metric with the means of its methods. The best method comes first."""
     from camscope.metrics import METRICS
 
     described = []
@@ -139,7 +139,7 @@ def describe_summaries(
 
 
 def describe_estimate(estimate: "Estimate | None") -> dict[str, Any] | None:
-    """Return a mean with its confidence interval. Return None if there is no estimate."""
+    """Describe a mean with its confidence interval. Return None if there is no estimate."""
     names = ("mean", "low", "high", "p_value", "n_groups")
     return None if estimate is None else {name: getattr(estimate, name) for name in names}
 
@@ -413,7 +413,7 @@ OTHER_SCHEMAS = {
 
 
 def describe_json_output() -> str:
-    """Return a reference of the fields of each result, as Markdown."""
+    """Write a reference of the fields in each result, as Markdown."""
     sections = []
     for command, fields in RESULT_FIELDS.items():
         rows = "\n".join(f"| `{path}` | {text} |" for path, text in fields.items())

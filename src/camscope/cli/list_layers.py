@@ -25,6 +25,7 @@ DEFAULT_SIZE_BY_RANK = {1: 1024, 2: 224, 3: 64}
 def run(
     model: Annotated[str, shared_options.argument("MODEL", "Model, as in explain --model.")] = "phantom",
     weights: shared_options.WeightsOption = None,
+    trust_code: shared_options.TrustCodeOption = False,
     size: Annotated[
         str | None,
         option("--size", "N|HxW", "Input size; default: the size of the model's preprocessing, or 224."),
@@ -35,7 +36,7 @@ def run(
     """List the layers of a model, and mark the layers with a spatial grid. Maps can be computed at these layers."""
     from camscope.hooks import inspect_layers
 
-    net = load_model_and_methods.load_model_on_device(model, weights)
+    net = load_model_and_methods.load_model_on_device(model, weights, trust_code=trust_code)
     with console_output.collect_warnings() as warnings, console_output.spinner("one forward pass"):
         x = _build_example_input(net, size)
         layer_table = inspect_layers(net, x)
@@ -62,7 +63,7 @@ def run(
 
 
 def _build_example_input(model: "nn.Module", size: str | None) -> "Tensor":
-    """Return random noise (1,C,*S) as an input of the model.
+    """Return random noise (1,C,*S) that fits the model as an input.
 
     Without `size`, use the size that the model's preprocessing returns.
     """
@@ -106,7 +107,7 @@ class SpatialLayers(NamedTuple):
 
 
 def _find_spatial_layers(model: "nn.Module", x: "Tensor") -> SpatialLayers:
-    """Find the layers with a spatial grid, and among them the default layer."""
+    """Find all layers with a spatial grid. Also find which of them is the default layer."""
     from camscope.explainers.core.evaluation_context import inference_scope, inspect_model
     from camscope.layers.choose_layer import choose_layer
     from camscope.layers.spatial_layers import find_spatial_layers

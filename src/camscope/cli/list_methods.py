@@ -76,7 +76,7 @@ def describe_method(explainer_cls: "type[Explainer]") -> dict[str, Any]:
 
 
 def _print_method_page(explainer_cls: "type[Explainer]", plugins: Sequence[str]) -> None:
-    """Print the page of a method: its description, its settings with their defaults, and an example command.
+    """Print the page of a method. It has the description, the settings with their defaults, and an example command.
 
     The example names the plugins if the method is not one of camscope.
     """
@@ -106,12 +106,12 @@ def _print_method_page(explainer_cls: "type[Explainer]", plugins: Sequence[str])
 
 
 def _format_default(value: object) -> str:
-    """Format a default as in Python, with text in double quotes."""
+    """Format a default value as in Python. Text is in double quotes."""
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
 
 
 def _print_method_table() -> None:
-    """Print a table of all methods, grouped by family."""
+    """Print a table of all methods. They are grouped by family."""
     from camscope.explainers import BaseCAM, Explainer, LayerExplainer
     from camscope.explainers.attention.token_attention_explainer import TokenAttentionExplainer
     from camscope.explainers.comparison.comparison_rows_and_columns import accepts_several_layers
@@ -153,7 +153,7 @@ def _print_method_table() -> None:
 def _add_method_family(
     table: "Table", title: str, methods: "Iterable[type[Explainer]]", shared_settings: set[str]
 ) -> None:
-    """Add the heading of a method family to the table, and one row for each method."""
+    """Add a method family to the table: one heading, then one row for each method."""
     rows = load_model_and_methods.order_methods_by_cost(methods)
     if rows:
         table.add_row("", console_output.styled_text((title, "bold")))

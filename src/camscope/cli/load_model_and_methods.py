@@ -1,6 +1,7 @@
 """Load the model, the methods and the plugins that the options of a command name."""
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def load_plugins(files: Iterable[str]) -> None:
-    """Execute the files of `--plugin`, which register methods. Print a note for each file, and for each failed package."""
+    """Execute the files of `--plugin`, which register methods. A note names each file, and each package that failed."""
     with collect_warnings() as problems:
         METHODS.load()
     for text in problems:
@@ -33,7 +34,7 @@ def load_plugins(files: Iterable[str]) -> None:
 
 
 def parse_methods(method_names: str) -> "dict[str, type[Explainer]]":
-    """Parse a comma-separated list of method names. Return the classes by name. `all` selects all but the slow methods."""
+    """Parse a comma-separated list of method names. Return name -> class. `all` stands for all methods except slow ones."""
     fast_names = [method.name for method in order_methods_by_cost(METHODS.values()) if not method.slow]
     requested = fast_names if method_names == "all" else split_list(method_names)
     if not requested:
@@ -46,7 +47,7 @@ def parse_methods(method_names: str) -> "dict[str, type[Explainer]]":
 
 
 def order_methods_by_cost(explainer_classes: "Iterable[type[Explainer]]") -> "list[type[Explainer]]":
-    """Sort explanation methods by their number of forward and backward passes.
+    """Sort explanation methods by how many forward and backward passes they need.
 
     Methods with a varying number of passes come last. Methods that explain a class come before those that do not.
     """
@@ -65,8 +66,10 @@ def load_model_on_device(
     device: str = "cpu",
     context: typer.Context | None = None,
     class_names: tuple[str, ...] | None = None,
+    *,
+    trust_code: bool = False,
 ) -> "nn.Module":
-    """Load a model from the values of `--model`, `--weights`, `--device` and `--class-names`.
+    """Load a model as `--model`, `--weights`, `--device`, `--class-names` and `--trust-code` specify.
 
     With a `context`, a note is printed if the user chose no model.
     """
@@ -82,12 +85,15 @@ def load_model_on_device(
         is_missing_file = library.endswith(".py") and not Path(library).is_file()
         if colon and library not in LOADER_BY_LIBRARY and not is_missing_file:
             print_note(f"{library} is executed as code")
+        if trust_code:
+            print_note(f"{model_spec}: code in the file is executed, because of --trust-code")
         try:
             torch_device = torch.device(device)
             torch.empty(1, device=torch_device, dtype=torch.float32)
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             raise build_option_error("--device", to_printable_line(error)) from error
-        model = load_model(model_spec, weights=weights).to(torch_device)
+        with collect_warnings(quote_messages=False) if trust_code else nullcontext():
+            model = load_model(model_spec, weights=weights, trust_code=trust_code).to(torch_device)
     if class_names is not None and (card := get_card(model)) is not None:
         attach_card(model, replace(card, class_names=class_names))
     return model

@@ -66,6 +66,7 @@ class EvaluationRequest:
     source: str
     model: str | None = None
     weights: str | None = None
+    trust_code: bool = False
     class_names: str | None = None
     method_names: str | None = None
     layer_names: str | None = None
@@ -93,7 +94,7 @@ class EvaluationRequest:
         return cls(**{name: value for name, value in context.params.items() if name in names})
 
     def open_or_generate_run(self, context: typer.Context, output: str | Path) -> "OpenedRun":
-        """Open the run that the user named, or compute a run of the named images.
+        """Open the run that the user named. If the user named images, compute a run of them.
 
         The model of an existing run is loaded only if the user named it.
         """
@@ -125,11 +126,14 @@ class EvaluationRequest:
         shared_options.check_options_unset(context, parameters, reason)
         if self.model is None:
             return OpenedRun(run, None, None)
-        return OpenedRun(run, load_model_and_methods.load_model_on_device(self.model, self.weights, self.device), None)
+        net = load_model_and_methods.load_model_on_device(
+            self.model, self.weights, self.device, trust_code=self.trust_code
+        )
+        return OpenedRun(run, net, None)
 
     @property
     def metric_names(self) -> list[str] | None:
-        """The names of the requested metrics, or None for the default metrics."""
+        """The names of the requested metrics. None for the default metrics."""
         return None if self.metrics is None else shared_options.split_list(self.metrics)
 
     @property
@@ -139,14 +143,14 @@ class EvaluationRequest:
 
     @property
     def needs_model(self) -> bool:
-        """Return whether one of the requested metrics needs the model."""
+        """Whether at least one requested metric needs the model."""
         from camscope.evaluation.evaluate_run import MODEL_INPUT_KINDS
         from camscope.metrics import METRICS
 
         return any(METRICS[name].input_kind in MODEL_INPUT_KINDS for name in self.metric_names or ())
 
     def _generate_run(self, context: typer.Context, folder: Path) -> "GeneratedRun":
-        """Compute the maps of the images in `folder`, or resume that computation. Check all options first."""
+        """Check all options, and compute the maps of the images into `folder`. An interrupted computation is resumed."""
         from camscope.batch import build_manifest
         from camscope.evaluation.evaluate_run import select_metrics
         from camscope.evaluation.map_generation import generate_maps, load_and_check_ground_truth, sample_manifest
@@ -163,7 +167,7 @@ class EvaluationRequest:
             )
         parsed_names = option_parsing.parse_class_names(self.class_names)
         net = load_model_and_methods.load_model_on_device(
-            self.model or "phantom", self.weights, self.device, context, parsed_names
+            self.model or "phantom", self.weights, self.device, context, parsed_names, trust_code=self.trust_code
         )
         explainers = chosen.build_explainers(net, self.preprocess, show_method_bars=False)
         if self.method_names == "all":
@@ -182,7 +186,7 @@ class EvaluationRequest:
 
 
 def _select_supporting_explainers(explainers: "list[Explainer]", manifest: "Manifest") -> "list[Explainer]":
-    """Select the explainers that can explain the first readable image. Without a readable image, select all."""
+    """Select the explainers that can explain the first readable image. If no image is readable, select all explainers."""
     from camscope.errors import ImageError, InputError
     from camscope.explainers.comparison.explain_by_supported_methods import explain_supported
 
@@ -200,12 +204,12 @@ def _select_supporting_explainers(explainers: "list[Explainer]", manifest: "Mani
 
 
 def is_run_folder(source: str) -> bool:
-    """Return whether the source is a run, which is a folder that `camscope batch` wrote."""
+    """Return whether the source is the folder of a run, as `camscope batch` writes it."""
     return (Path(source) / "run.json").is_file()
 
 
 def is_image_collection(source: str) -> bool:
-    """Return whether the source is a folder of images, a glob pattern, a manifest, or a dataset."""
+    """Return whether the source is a folder of images, a glob pattern, a manifest or a dataset."""
     from camscope.batch.build_manifest_from_source import DATASET_PREFIXES, TABLE_SUFFIXES
 
     path = Path(source)
@@ -238,7 +242,7 @@ def count_matching_rows_or_exit(run: "BatchRun", query: "Query") -> int:
 
 
 def open_image_source(source: str | None, root: str | None, *, allow_outside_root: bool) -> "Manifest | None":
-    """Return the manifest of `--scans`, whose paths begin in `--root`, or None without `--scans`."""
+    """Return the manifest of `--scans`. Its paths start in `--root`. None if `--scans` is not given."""
     from camscope.batch import build_manifest
 
     if source is None:
@@ -251,7 +255,7 @@ def open_image_source(source: str | None, root: str | None, *, allow_outside_roo
 
 
 def print_missing_images_note(run: "BatchRun") -> None:
-    """Print a note if images of a run are not on this machine. The note names the option `--fetch`, which downloads them."""
+    """Print a note if images of a run are not on this machine. The note suggests `--fetch`, which downloads them."""
     if count := run.n_unfetched_images:
         images = plural(count, "image of the run is", "images of the run are")
         console_output.print_note(f"{images} not on this machine, not fetched; to fetch them pass --fetch")
@@ -259,7 +263,7 @@ def print_missing_images_note(run: "BatchRun") -> None:
 
 @contextlib.contextmanager
 def add_resume_hint_on_interrupt(folder: "str | Path") -> Iterator[None]:
-    """If the user interrupts the `with` block, let the error say where the finished work is, and how to resume."""
+    """If the user interrupts the `with` block, add a hint to the error. It says where finished work is and how to resume."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -268,7 +272,7 @@ def add_resume_hint_on_interrupt(folder: "str | Path") -> Iterator[None]:
 
 
 def exit_if_images_failed(outcome: "BatchOutcome | None") -> None:
-    """If images have no map, print the reasons on stderr, and exit with code 1."""
+    """If some images have no map, print the reasons on stderr and exit with code 1."""
     if outcome is not None and outcome.n_failures:
         for reason, count in outcome.failure_counts.most_common(20):
             console_output.print_note(f"{plural(count, 'image')} without a map: {reason}")

@@ -24,7 +24,7 @@ MAX_CLASS_NAME_BYTES = 2**22
 def parse_overlay_options(
     colormap: str, alpha: float, contour: str | None = None, boxes: float | None = None
 ) -> dict[str, Any]:
-    """Convert options to keyword arguments of `Explanation.overlay`. Raise typer.BadParameter for a wrong value."""
+    """Convert options to arguments of `Explanation.overlay`. Raise typer.BadParameter for an invalid value."""
     from camscope.render import COLORMAPS
 
     if colormap not in ("auto", *COLORMAPS):
@@ -42,7 +42,7 @@ def parse_overlay_options(
 
 
 def parse_targets(target: str | None, targets: str | None) -> list[int | str | None]:
-    """Parse `--target` or `--targets` to class indices or names, each once. None stands for the top class of each image."""
+    """Parse `--target` or `--targets` to distinct class indices or names. None stands for the top class of each image."""
     if target is not None and targets is not None:
         raise shared_options.build_option_error(
             "--targets", "pass one class with --target or several with --targets, not both"
@@ -60,7 +60,7 @@ def parse_targets(target: str | None, targets: str | None) -> list[int | str | N
 
 
 def parse_class_names(value: str | None) -> tuple[str, ...] | None:
-    """Parse `--class-names`: names between commas, or a file of names (see `_read_class_names`). None stays None."""
+    """Parse `--class-names`. Its value is a comma-separated list, or a file (see `_read_class_names`). None stays None."""
     if value is None:
         return None
     file = Path(value)
@@ -76,7 +76,7 @@ def parse_class_names(value: str | None) -> tuple[str, ...] | None:
 
 
 def _read_class_names(file: Path) -> list[str]:
-    """Read class names from a text file with one in each line, or from a .json file with a list or {"0": name, ...}."""
+    """Read class names from a text file with one name per line, or from a .json file with a list or {"0": name, ...}."""
     try:
         text = read_bytes(file, MAX_CLASS_NAME_BYTES).decode("utf-8-sig")
     except OSError as error:
@@ -96,7 +96,7 @@ def _read_class_names(file: Path) -> list[str]:
 
 
 def _parse_json_class_names(file: Path, text: str) -> list[str]:
-    """Return the names of a JSON list, or of an object with the keys "0", "1", ...
+    """Return the class names in a JSON list, or in a JSON object with the keys "0", "1", ...
 
     Instead of a name, an entry may be an object with the key "name", or a pair of an id and a name, as in Keras's file.
     """
@@ -114,7 +114,7 @@ def _parse_json_class_names(file: Path, text: str) -> list[str]:
 
 
 def _find_name(entry: object) -> object:
-    """Return the name in an entry of a JSON file of classes."""
+    """Return the class name in one entry of a JSON file."""
     if isinstance(entry, dict):
         return entry.get("name")
     return entry[1] if isinstance(entry, list) and len(entry) == 2 else entry
@@ -143,7 +143,7 @@ class ExplainerOptions:
         setting_pairs: Sequence[str] | None,
         choice: str | None = None,
     ) -> "ExplainerOptions":
-        """Parse `--methods`, `--layers`, `--set` and `--choice`. Raise typer.BadParameter for a wrong value."""
+        """Parse `--methods`, `--layers`, `--set` and `--choice`. Raise typer.BadParameter for an invalid value."""
         model_digest = None
         if choice is not None:
             if any(shared_options.is_option_set(context, name) for name in ("method_names", "layer_names")):
@@ -190,7 +190,7 @@ class ExplainerOptions:
         return explainers
 
     def check_methods_accept_layers(self) -> None:
-        """Raise typer.BadParameter if the user named several layers and a method accepts only one."""
+        """Raise typer.BadParameter if the user named several layers, but a method accepts only one."""
         from camscope.explainers.comparison.comparison_rows_and_columns import (
             accepts_layer_choice,
             accepts_several_layers,
@@ -205,7 +205,7 @@ class ExplainerOptions:
 
 
 def _parse_layers(names: str | None, explainer_classes: "dict[str, type[Explainer]]") -> list[str] | None:
-    """Parse `--layers`. Raise typer.BadParameter if the list is empty, or if no method takes a layer."""
+    """Parse `--layers`. Raise typer.BadParameter if the list is empty, or if none of the methods takes a layer."""
     from camscope.explainers.comparison.comparison_rows_and_columns import accepts_layer_choice
 
     if names is None:
@@ -235,7 +235,7 @@ class ListOf:
 
 
 def list_setting_types(explainer_cls: type) -> dict[str, tuple[Any, ...]]:
-    """Return the types of each constructor parameter whose values can be written as text, by parameter name."""
+    """Return parameter name -> types, for the constructor parameters whose values can be written as text."""
     hints = get_type_hints(explainer_cls.__init__)  # type: ignore[misc]  # only the signature is read
     names = [name for name in inspect.signature(explainer_cls).parameters if name not in EXCLUDED_PARAMETERS]
     value_types = {name: tuple(_iter_value_types(hints.get(name))) for name in names}
@@ -243,7 +243,7 @@ def list_setting_types(explainer_cls: type) -> dict[str, tuple[Any, ...]]:
 
 
 def parse_settings(setting_pairs: Sequence[str], explainer_classes: dict[str, type]) -> dict[str, dict[str, Any]]:
-    """Parse `name=value` pairs to keyword arguments of each method. A method ignores settings that it does not have."""
+    """Parse `name=value` pairs to keyword arguments for each method. A method only gets settings that it accepts."""
     settings_by_method = {name: list_setting_types(method) for name, method in explainer_classes.items()}
     parsed: dict[str, dict[str, Any]] = {name: {} for name in explainer_classes}
     for pair in setting_pairs:
@@ -260,7 +260,7 @@ def parse_settings(setting_pairs: Sequence[str], explainer_classes: dict[str, ty
 def _explain_rejected_setting(
     pair: str, explainer_classes: dict[str, type], settings_by_method: dict[str, dict[str, tuple[Any, ...]]]
 ) -> str:
-    """Explain why no method accepts a `name=value` pair of `--set`."""
+    """Explain why none of the methods accepts a `name=value` pair of `--set`."""
     key, equals, _ = pair.partition("=")
     if equals and key in PARAMETERS_WITH_OPTION:
         return f"{key!r} has its own option: --{'layers' if key == 'layer' else key}"
@@ -273,7 +273,7 @@ def _explain_rejected_setting(
 
 
 def _iter_value_types(annotation: Any) -> Iterable[Any]:
-    """Split an annotation such as `int | None` into its types. A type without a command-line form is `NotExpressible`."""
+    """Split an annotation such as `int | None` into its types. A type without a text form becomes `NotExpressible`."""
     if get_origin(annotation) in (Union, UnionType):
         for part in get_args(annotation):
             yield from _iter_value_types(part)
@@ -288,7 +288,7 @@ def _iter_value_types(annotation: Any) -> Iterable[Any]:
 
 
 def _parse_value(name: str, value: str, value_types: tuple[Any, ...]) -> Any:
-    """Convert text to the first type that fits: none, bool, literal, list, int, float, str.
+    """Convert text to the first type that fits. The types are tried as none, bool, literal, list, int, float, str.
 
     Only text with a comma becomes a list, unless no single number or text is allowed.
     """

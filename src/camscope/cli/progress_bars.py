@@ -37,12 +37,12 @@ class ProgressBar:
         self._progress.update(self._task, completed=done, total=total)
 
     def set_status(self, done: int, text: str) -> None:
-        """Set the number of finished steps and the text next to the bar."""
+        """Set the number of finished steps, and the text next to the bar."""
         self._progress.update(self._task, completed=done, description=console_output.to_printable_line(text))
 
     @contextlib.contextmanager
     def nested_bar(self, text: str) -> "Iterator[Callable[[int, int], None]]":
-        """Show a second bar on the next line. Yield a callback that takes the number of finished steps and the total."""
+        """Show a second bar below. Yield a callback that takes the number of finished steps and the number of all steps."""
         task = self._progress.add_task(console_output.to_printable_line(text), total=None)
         try:
             yield lambda done, total: self._progress.update(task, completed=done, total=total)
@@ -50,14 +50,14 @@ class ProgressBar:
             self._progress.remove_task(task)
 
     def pause_for_methods(self, methods: "Sequence[BaseMethod]") -> None:
-        """Hide this bar while one of the methods shows its own bar, and show it again afterwards."""
+        """Hide this bar if one of the methods shows its own bar. Otherwise show it."""
         has_method_bar = any(getattr(method, "progress", False) for method in methods)
         (self._progress.stop if has_method_bar else self._progress.start)()
 
 
 @contextlib.contextmanager
 def show_batch_progress(label: str = "") -> "Iterator[Callable[[BatchOutcome], None]]":
-    """Show the progress of a batch run inside the `with`. Yield a callback that takes the current BatchOutcome.
+    """Show the progress of a batch run inside the `with` block. Yield a callback that takes the current BatchOutcome.
 
     Without a terminal, print a line every 30 seconds.
     """
@@ -84,7 +84,7 @@ def show_batch_progress(label: str = "") -> "Iterator[Callable[[BatchOutcome], N
 
 @contextlib.contextmanager
 def progress_bar(label: str, total: int, console: "Console") -> Iterator[ProgressBar]:
-    """Show a progress bar of `total` steps inside the `with`. If the command prints JSON, show it on stderr.
+    """Show a progress bar of `total` steps inside the `with` block. If the command prints JSON, the bar is on stderr.
 
     Methods draw their own bars on rich's global console, which is redirected to stderr.
     """
@@ -102,7 +102,7 @@ def progress_bar(label: str, total: int, console: "Console") -> Iterator[Progres
 
 
 def build_progress(console: "Console") -> "Progress":
-    """Create progress bars that disappear when the work is done. They are shown only on a terminal."""
+    """Create progress bars. They are shown only on a terminal, and disappear when the work is done."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
@@ -110,7 +110,7 @@ def build_progress(console: "Console") -> "Progress":
 
 
 def build_method_bar_settings(explainer_cls: "type[Explainer]", *, show: bool = True) -> dict[str, Any]:
-    """Return the keyword argument by which a method shows or hides its own progress bar.
+    """Return the keyword argument that makes a method show or hide its own progress bar.
 
     The dict is empty if the method has no bar.
     """

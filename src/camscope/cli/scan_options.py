@@ -42,7 +42,7 @@ class ScanOptions:
             raise shared_options.build_option_error("--export", f"{problem}; pass --profile clinical")
 
     def require_export_packages(self) -> None:
-        """Raise MissingExtraError if a package for a requested export format is not installed."""
+        """Raise a MissingExtraError if a requested export format needs a package that is not installed."""
         if self.export_formats:
             from camscope.medical.export_nifti_or_dicom import check_export_packages_installed
 
@@ -56,7 +56,7 @@ class ScanOptions:
         return (self.folders_are_series and path.is_dir()) or is_scan_name(path.name) or is_scan(path)
 
     def read_scan_or_return_path(self, path: Path) -> Any:
-        """Read a medical scan with the chosen window. For any other image, return the path unread."""
+        """Read a medical scan with the chosen window. Any other image is not read, and its path is returned."""
         if not self.is_read_as_scan(path):
             if self.window is not None:
                 raise ImageError(f"{path} is not a scan: --window applies only to DICOM, NIfTI and other scans")
@@ -79,17 +79,17 @@ class ScanOptions:
         return self.profile != "clinical" and (self.all_private or self.is_read_as_scan(path))
 
     def pseudonym(self, path: Path) -> str | None:
-        """Return the pseudonym that replaces a private path, such as `scan-1f0a92bc`, or None for other paths."""
+        """Return the pseudonym that replaces a private path, such as `scan-1f0a92bc`. None if the path is not private."""
         from camscope.images.files.redacted_errors_and_file_pseudonyms import pseudonymize_source
 
         return pseudonymize_source(path) if self.is_private(path) else None
 
     def display_name(self, path: Path) -> str:
-        """Return the text to print for a path: the pseudonym of a private path, otherwise the path."""
+        """Return the text to print for a path. A private path is replaced by its pseudonym."""
         return self.pseudonym(path) or console_output.to_printable_line(path)
 
     def with_privacy_for(self, explainers: "Sequence[Explainer]") -> "ScanOptions":
-        """Return a copy of these options that treats all images as private if an explainer's preprocessing reads scans."""
+        """Return a copy of these options. All images are private in it if the preprocessing of an explainer reads scans."""
         from camscope.explainers.core.model_input import accepts_scans
         from camscope.images.scans.monai_preprocess import MonaiPreprocess
 
@@ -99,7 +99,7 @@ class ScanOptions:
         return replace(self, all_private=all_private, preprocess_opens_files=opens_files)
 
     def redact_explanation(self, explanation: "Explanation", path: Path) -> "Explanation":
-        """Return a copy of the explanation in which a pseudonym replaces the names of private files."""
+        """Return a copy of the explanation. A pseudonym replaces the names of private files in it."""
         from camscope.explainers.core.redacted_settings_text import redact_parameters
 
         if (pseudonym := self.pseudonym(path)) is None:
@@ -107,7 +107,7 @@ class ScanOptions:
         return replace(explanation, name=pseudonym, parameters=redact_parameters(explanation.parameters))
 
     def format_redacted_error(self, error: Exception, path: Path) -> str:
-        """Format an error as one line. If the path is private, remove it, and hide the messages of other libraries."""
+        """Format an error as one line. For a private path, the path and the messages of other libraries are hidden."""
         pseudonym = self.pseudonym(path)
         if pseudonym is None:
             return commands_and_error_reports.format_error(error)
@@ -122,7 +122,7 @@ class ScanOptions:
     def export_map(
         self, explanation: "Explanation", paths: Sequence[Path], source: Path, *, overwrite: bool
     ) -> list[Path]:
-        """Export a map in each requested format. Return the written paths.
+        """Export a map to each requested format. Return the paths that were written.
 
         For the slices of a volume, a path without its suffix `.dcm` becomes a folder.
         """
@@ -140,7 +140,7 @@ class ScanOptions:
 
 
 def read_named_masks(mask_options: Sequence[str], shape: tuple[int, ...]) -> "dict[str, Any]":
-    """Read the masks of `--mask`, such as `lungs=FILE`, or `lesion=FILE:2` for label 2. Return the masks by name.
+    """Read the masks of `--mask`. Return them by name. Examples are `lungs=FILE`, and `lesion=FILE:2` for label 2.
 
     Each mask must have `shape`, the size of the image.
     """

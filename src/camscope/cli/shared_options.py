@@ -9,7 +9,7 @@ import typer
 from camscope.registry import METHODS
 
 PANELS = {
-    "Model": ("model", "weights", "layer", "layers", "methods", "plugin", "choice", "preprocess", "set", "device"),
+    "Model": ("model", "weights", "trust-code", "layer", "layers", "methods", "plugin", "choice", "preprocess", "set", "device"),
     "Target": ("target", "targets", "expected", "class-names"),
     "Data": (
         "root", "where", "sort", "images", "seed", "masks", "category", "metrics", "group", "patient", "split", "by",
@@ -26,24 +26,24 @@ _PANEL_BY_OPTION = {f"--{name}": panel for panel, names in PANELS.items() for na
 
 
 def find_help_panel(option_name: str) -> str:
-    """Return the title of the help panel that shows an option such as `--model`. The default is `Advanced`."""
+    """Return the title of the help panel for an option such as `--model`. By default, it is `Advanced`."""
     return _PANEL_BY_OPTION.get(option_name, ADVANCED_PANEL)
 
 
 def complete_method(incomplete: str) -> list[str]:
-    """Return completions of the last method name in a comma-separated list, for the shell."""
+    """Complete the last method name in a comma-separated list. The shell uses the returned names."""
     return _complete_last_name(incomplete, METHODS)
 
 
 def complete_metric(incomplete: str) -> list[str]:
-    """Return completions of the last metric name in a comma-separated list, for the shell."""
+    """Complete the last metric name in a comma-separated list. The shell uses the returned names."""
     from camscope.metrics import METRICS
 
     return _complete_last_name(incomplete, METRICS)
 
 
 def complete_colormap(incomplete: str) -> list[str]:
-    """Return completions of the name of a colormap, for the shell."""
+    """Complete the name of a colormap. The shell uses the returned names."""
     from camscope.render import COLORMAPS
 
     return _complete_last_name(incomplete, ("auto", *COLORMAPS))
@@ -60,12 +60,12 @@ def argument(metavar: str, description: str, **settings: Any) -> Any:
 
 
 def option(names: str, metavar: str | None, description: str, **settings: Any) -> Any:
-    """Create an option of a typer command. `names` are separated by spaces, such as `--layers -l`."""
+    """Create an option of a typer command. `names` separates its names by spaces, such as `--layers -l`."""
     return typer.Option(*names.split(), metavar=metavar, help=description, **settings)
 
 
 def sample_size_option(minimum: int) -> Any:
-    """Create the option for the number of images of a sample."""
+    """Create the option that limits the number of sampled images."""
     return option("--images", None, "Largest number of images, sampled with --seed.", min=minimum)
 
 
@@ -74,12 +74,20 @@ ModelOption = Annotated[
     option(
         "--model -m",
         "MODEL",
-        "Model: phantom (bundled), resnet50 or torchvision:NAME, timm:NAME, hf:NAME, clip:NAME, onnx:FILE, or FILE.py:FUNCTION, "
-        "which runs that file.",
+        "Model: phantom (bundled), resnet50 or torchvision:NAME, timm:NAME, hf:NAME, clip:NAME, onnx:FILE, yolo:FILE.pt, or "
+        "FILE.py:FUNCTION, which runs that file.",
     ),
 ]
 WeightsOption = Annotated[
     str | None, option("--weights", "FILE", "Checkpoint file: safetensors, or tensors saved by torch.save.")
+]
+TrustCodeOption = Annotated[
+    bool,
+    option(
+        "--trust-code",
+        None,
+        "Execute code in the file of a yolo: model. Default: read only layers on an allow-list. No config or run can set it.",
+    ),
 ]
 LayersOption = Annotated[
     str | None,
@@ -216,7 +224,7 @@ OverwriteOption = Annotated[bool, option("--overwrite", None, "Replace existing 
 
 
 def split_list(text: str) -> list[str]:
-    """Split a comma-separated list such as `a,b,c`. Spaces around items and empty items are dropped.
+    """Split a comma-separated list such as `a,b,c`. Spaces around items are removed, and empty items are dropped.
 
     An item that contains a comma stands in double quotes: `"goldfish, Carassius auratus",tench`.
     """
@@ -228,7 +236,7 @@ def split_list(text: str) -> list[str]:
 
 
 def is_option_set(context: typer.Context, parameter_name: str) -> bool:
-    """Return whether the user passed the option of a command parameter. Passing its default value counts too."""
+    """Return whether the user passed the option of a parameter. Passing its default value counts, too."""
     source = context.get_parameter_source(parameter_name)
     return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")
 
@@ -239,7 +247,7 @@ def build_option_error(option: str, message: str) -> typer.BadParameter:
 
 
 def check_options_unset(context: typer.Context, parameter_names: Iterable[str], reason: str) -> None:
-    """Raise typer.BadParameter with `reason` if the user passed an option that sets one of the named parameters."""
+    """Raise typer.BadParameter with `reason` if the user passed an option for one of the named parameters."""
     for parameter in context.command.params:
         if parameter.name in parameter_names and is_option_set(context, parameter.name):
             raise build_option_error(parameter.opts[0], reason)

@@ -32,7 +32,7 @@ def run(
 
 
 def collect_environment() -> dict[str, Any]:
-    """Collect package versions, devices of PyTorch, and the missing packages of each pip extra."""
+    """Collect the versions of packages, the devices of PyTorch, and the packages that each pip extra lacks."""
     import torch
 
     devices = {"cpu": platform.processor() or platform.machine(), "threads": torch.get_num_threads()}
@@ -62,7 +62,7 @@ def _find_installed_version(package: str) -> str | None:
 
 
 def _find_missing_packages() -> dict[str, list[str]]:
-    """Map each pip extra of camscope to its packages that are not installed."""
+    """Return pip extra -> the packages of this extra that are not installed."""
     missing: dict[str, list[str]] = {}
     with suppress(PackageNotFoundError):
         for line in requires("camscope") or []:

@@ -87,7 +87,7 @@ class ComparisonResult:
     ground_truth: GroundTruth | None = field(default=None, repr=False)
 
     def get_name(self, summary: MethodSummary) -> str:
-        """Return the display name of the method in a summary.
+        """Return the display name of the method that a summary describes.
 
         Args:
             summary: One of `summaries`.
@@ -106,18 +106,18 @@ class ComparisonResult:
 
     @property
     def method_names(self) -> list[str]:
-        """The display names of the methods, in the order of the run."""
+        """The display names of the methods. They have the order of the run."""
         return [self.names[key, False] for key in self.agreement.keys]
 
     @property
     def title(self) -> str:
-        """A title for figures: the model and the number of images. A single layer is named as well."""
+        """A title for figures: the model and the number of images. If all maps come from one layer, the title names it."""
         layers = {key[1] for key in self.agreement.keys} - {None}
         model, layer = self.run.run_info["run_config"]["model"]["source"], layers.pop() if len(layers) == 1 else None
         return " · ".join(filter(None, (Path(model).name, layer, plural(self.n_images, "image"))))
 
     def compute_correlation_matrix(self) -> FloatArray:
-        """Return the mean Spearman correlation (M,M) between the maps of two methods. An undefined one is NaN.
+        """Return the mean Spearman correlation between the maps of each pair of methods (M,M). Undefined values are NaN.
 
         Returns:
             (M,M) correlations in -1..1.
@@ -137,11 +137,11 @@ class ComparisonResult:
 
     @cached_property
     def statements(self) -> tuple[str, ...]:
-        """Sentences about methods that differ and methods that do not differ."""
+        """Sentences that say which methods differ, and which do not."""
         return tuple(iter_statements(self.summaries, self.agreement, self.names))
 
     def to_records(self) -> list[dict[str, Any]]:
-        """Return one dict for each metric and method, with the mean, its interval and paired differences.
+        """Return one dict for each metric and method. It holds the mean, its interval and the paired differences.
 
         `difference_to_best` is corrected for all pairs of methods and all metrics. `difference_to_control` is the difference
         to the best control, corrected for all methods and metrics. A positive difference is better for every metric.
@@ -168,7 +168,7 @@ class ComparisonResult:
         return record | {"seconds_per_image": self.seconds_per_image.get(summary.key)}
 
     def figure(self, *, n_examples: int | None = None, seed: int = 0) -> "Figure":
-        """Draw a matplotlib figure with the intervals of every metric, the agreement of maps, and example images.
+        """Draw a matplotlib figure with the intervals of every metric, the agreement between maps, and example images.
 
         Args:
             n_examples: Number of example images. The default is as many as fit.
@@ -188,7 +188,7 @@ class ComparisonResult:
         return figure
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
-        """Write the figure as a `.png`, `.svg` or `.pdf` file.
+        """Write the figure to a `.png`, `.svg` or `.pdf` file.
 
         Args:
             path: File to write.
@@ -239,7 +239,7 @@ class ExampleImage:
 
 
 def draw_comparison_figure(comparison: ComparisonResult, n_examples: int | None, seed: int) -> Any:
-    """Draw the matplotlib figure of a comparison of methods."""
+    """Draw the matplotlib figure that compares methods."""
     figures = import_matplotlib_figure()
     groups = [[comparison.names[key, False] for key in group] for group in comparison.agreement.equivalent_groups]
     rows = sort_methods(comparison.summaries, comparison.get_name, comparison.method_names, groups)
@@ -270,7 +270,7 @@ def draw_comparison_figure(comparison: ComparisonResult, n_examples: int | None,
 def select_examples(
     comparison: ComparisonResult, methods: Sequence[str], max_images: int, seed: int
 ) -> list[ExampleImage]:
-    """Choose at most `max_images` images at random. Each image has a map of every method."""
+    """Choose at most `max_images` random images. Each chosen image has a map of every method."""
     keys = {key: name for (key, is_control), name in comparison.names.items() if not is_control and name in methods}
     row_numbers = np.unique(comparison.run.table(columns=["row"])["row"].to_numpy())
     examples: list[ExampleImage] = []
@@ -310,7 +310,7 @@ def _build_example(comparison: ComparisonResult, rows: Mapping[str, Mapping[str,
 
 
 def _compute_matrix_size(n_methods: int) -> float:
-    """Return the size of the agreement matrix in inches, including labels."""
+    """Return the side length of the agreement matrix in inches, including its labels."""
     if n_methods < 2:
         return 0.0
     cell = INTERVAL_CELL_INCHES if n_methods <= MAX_METHODS_WITH_INTERVALS else CELL_INCHES
@@ -318,7 +318,7 @@ def _compute_matrix_size(n_methods: int) -> float:
 
 
 def _compute_examples_height(examples: Sequence[ExampleImage], width: float) -> float:
-    """Return the total height in inches of the example images if their rows are `width` inches wide."""
+    """Return the total height of the example images in inches. Each row of images is `width` inches wide."""
     heights = [width / (1 + len(e.overlays)) * e.size[0] / e.size[1] for e in examples]
     return sum(min(MAX_IMAGE_INCHES, height) + CAPTION_INCHES for height in heights) + 0.2
 
@@ -344,7 +344,7 @@ def _draw_agreement_and_examples(
 
 
 def _draw_agreement_matrix(figure: Any, comparison: ComparisonResult, method_names: Sequence[str]) -> None:
-    """Draw a matrix: the mean correlation between the maps of two methods, for each pair."""
+    """Draw a matrix with the mean correlation between the maps of each pair of methods."""
     panel, places = figure.subplots(), [comparison.method_names.index(name) for name in method_names]
     n_methods, values = len(method_names), comparison.compute_correlation_matrix()[np.ix_(places, places)]
     below = np.where(np.tri(n_methods, k=-1), values, np.nan)[1:, :-1]  # each pair once
@@ -378,7 +378,7 @@ def _draw_agreement_matrix(figure: Any, comparison: ComparisonResult, method_nam
 
 
 def _draw_examples(figure: Any, examples: Sequence[ExampleImage]) -> None:
-    """Draw one row for each example: the image, then its overlay for each method."""
+    """Draw one row for each example. It shows the image, then one overlay for each method."""
     columns = 1 + max(len(example.overlays) for example in examples)
     panels = figure.subplots(len(examples), columns, squeeze=False)
     for row, example in zip(panels, examples, strict=True):

@@ -16,7 +16,7 @@ MethodNames = Mapping[tuple[MethodKey, bool], str]
 def iter_statements(
     summaries: Mapping[str, Sequence[MethodSummary]], agreement: MapAgreement, names: MethodNames
 ) -> Iterator[str]:
-    """Yield sentences about the maps first, then about all metrics, then about single metrics and controls."""
+    """Yield sentences about the maps, then about all metrics together, then about single metrics and control methods."""
     for group in agreement.equivalent_groups:
         yield f"{join_names([names[key, False] for key in group])}: the same maps here, as they are displayed"
     if reason := explain_missing_intervals([summary for group in summaries.values() for summary in group]):
@@ -44,7 +44,7 @@ def iter_statements(
 
 
 def explain_missing_intervals(summaries: Sequence[MethodSummary]) -> str:
-    """Return why intervals are missing if a few groups hold most of the images. Otherwise return ""."""
+    """Say that intervals are missing because a few groups hold most images. Return "" if that is not the reason."""
     all_estimates = [
         estimate
         for line in summaries
@@ -57,7 +57,7 @@ def explain_missing_intervals(summaries: Sequence[MethodSummary]) -> str:
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Join names as `a, b and c`. A long list ends with the number of names that are left out."""
+    """Join names as `a, b and c`. A long list is shortened, and ends with the number of missing names."""
     if len(names) > MAX_NAMES_IN_LIST + 1:
         return f"{', '.join(names[:MAX_NAMES_IN_LIST])} and {len(names) - MAX_NAMES_IN_LIST} more"
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
@@ -88,7 +88,7 @@ class _MetricRanking:
 
 
 def _iter_control_statements(summaries: Mapping[str, Sequence[MethodSummary]], names: MethodNames) -> Iterator[str]:
-    """Yield one sentence for each metric in which a method is not better than the best control."""
+    """Yield sentences that name the metrics by which a method is not better than the best control method."""
     metrics_by_control: dict[str, list[str]] = {}
     partial_statements = []
     for metric, group in summaries.items():

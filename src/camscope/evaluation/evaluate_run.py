@@ -63,7 +63,7 @@ def evaluate(
     selection: MapSelection | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> "EvaluationResult":
-    """Compute metrics of every map of a run. Write a Parquet dataset with a row for each map and metric.
+    """Compute metrics for every map of a run. Write a Parquet dataset with one row for each map and metric.
 
     Control maps (`uniform`, `center`, `edges`, `random`) are evaluated, too. An interrupted evaluation resumes.
 
@@ -147,7 +147,7 @@ def evaluate(
 
 
 def select_metrics(metric_names: Sequence[str] | None, has_masks: bool, has_model: bool = False) -> list[Metric]:
-    """Find metrics by their names. By default select all fast metrics whose inputs are available."""
+    """Find metrics by name. By default, select all fast metrics for which the inputs are available."""
     if metric_names is None:
         kinds = ("map", "mask") if has_masks else ("map",)
         selected = [metric for metric in METRICS.values() if metric.input_kind in kinds]
@@ -190,12 +190,12 @@ class EvaluationResult:
 
     @property
     def title(self) -> str:
-        """A title for figures, with the model and the number of images."""
+        """A title for figures. It names the model and the number of images."""
         run = self.facts["run_config"]["run"]
         return f"{Path(run['model']['source']).name} · {plural(run['manifest']['rows'], 'image', spec=',')}"
 
     def table(self, where: str | None = None) -> "pa.Table":
-        """Return the values as a table with one row for each map and metric.
+        """Return the metric values as a table with one row for each map and metric.
 
         The first columns are row, id, method, layer, parameters_digest, target, label, control, metric, imputation, value
         and reason. All other columns of the manifest follow.
@@ -222,7 +222,7 @@ def _iter_finished_counts_and_rows(
     images: RowsByImage,
     num_threads: int,
 ) -> Iterator[tuple[int, list[Row]]]:
-    """Evaluate the images of a chunk. Yield how many images are finished, with the table rows of their values."""
+    """Evaluate the images of a chunk. Yield the number of images just finished, and the table rows of their values."""
     if map_evaluator.metrics or model_evaluator is None:
         for values in map_in_order(map_evaluator.evaluate_image, images, num_threads):
             yield int(model_evaluator is None), values
@@ -237,7 +237,7 @@ def resolve_ground_truth(
     *,
     allow_outside_root: bool = False,
 ) -> GroundTruth | None:
-    """Load the ground truth of a run from `masks` in any form. Raises InputError if a mask path leaves the root folder."""
+    """Load the ground truth of a run from any form of `masks`. Raise an InputError if a mask path leaves the root folder."""
     if masks is None or isinstance(masks, GroundTruth):
         return masks
     origin = run.manifest_of_passed_images

@@ -38,7 +38,7 @@ class FilenameIndex(Generic[IndexedValue]):
             self._values_by_name.setdefault(parts[-1], {})[parts] = value
 
     def find_value_of_file(self, path: str) -> IndexedValue | None:
-        """Return the value of the file with the same name that shares most parent folders with `path`."""
+        """Find the files with the same name as `path`. Return the value of the file that shares most parent folders with it."""
         parts = self._split_path(path)
         candidates = self._values_by_name.get(parts[-1], {})
         common = dict.fromkeys(candidates, 0)  # the number of equal parts at the end
@@ -89,7 +89,7 @@ class GroundTruth(ABC):
 
     @property
     def categories(self) -> tuple[str, ...]:
-        """The categories whose annotations count, or an empty tuple without categories."""
+        """The categories whose annotations count. Empty if annotations have no categories."""
         return self.label_choice.categories
 
     def __str__(self) -> str:
@@ -99,11 +99,11 @@ class GroundTruth(ABC):
 
     @abstractmethod
     def load_mask(self, row: Row, size: ImageSize) -> Mask:
-        """Return the mask (H,W) bool of a row's image. Raises UndefinedError for an image without annotation."""
+        """Load the boolean mask (H,W) for the image of a row. Raise an UndefinedError if the image has no annotation."""
 
     @property
     def digest(self) -> str:
-        """A digest of 8 hex digits that changes if the annotations change."""
+        """A digest of 8 hex digits. It changes whenever the annotations change."""
         return ""
 
 
@@ -118,7 +118,7 @@ class MaskFolder(GroundTruth):
 
     @property
     def digest(self) -> str:
-        """A digest that changes with the mask files (name, size, time) and with the chosen labels."""
+        """A digest of the mask files (name, size, time) and the chosen labels. It changes whenever one of them changes."""
         states = [(file, Path(file).stat()) for file in sorted(self.files)]
         parameters: dict[str, Any] = {file: (status.st_size, status.st_mtime_ns) for file, status in states}
         return hash_parameters(parameters | ({"categories": self.categories} if self.categories else {}))
@@ -128,7 +128,7 @@ class MaskFolder(GroundTruth):
         return FilenameIndex(((file, file) for file in self.files), ignore_suffix=True)
 
     def load_mask(self, row: Row, size: ImageSize) -> Mask:
-        """Return the mask (H,W) bool of a row's image."""
+        """Load the boolean mask (H,W) for the image of a row."""
         file = self._files_by_name.find_value_of_file(str(row["path"]))
         if file is None:
             raise UndefinedError("no mask has the name of the image")
@@ -148,16 +148,16 @@ class AnnotationColumn(GroundTruth):
 
     @property
     def source(self) -> str:  # type: ignore[override] # a property in place of a field
-        """A description of the column, with its name."""
+        """A text that describes the column. It contains the name of the column."""
         return f"the column {self.name!r}"
 
     @property
     def digest(self) -> str:
-        """The digest of the chosen labels, or "" for all labels."""
+        """A digest of the chosen labels. Empty if all labels are chosen."""
         return hash_parameters({"categories": self.categories}) if self.categories else ""
 
     def check_mask_paths_inside_root(self, values: Iterable[object]) -> None:
-        """Raise InputError if the path of a mask leads out of the root folder."""
+        """Raise an InputError if a mask path leads out of the root folder."""
         outside = 0
         for value in {value for value in values if is_mask_path(value)}:
             try:
@@ -172,7 +172,7 @@ class AnnotationColumn(GroundTruth):
             )
 
     def load_mask(self, row: Row, size: ImageSize) -> Mask:
-        """Return the mask (H,W) bool of a row's image."""
+        """Load the boolean mask (H,W) for the image of a row."""
         value = row[self.name]
         if value is None or value in ("", []):
             raise UndefinedError("the row of the image has no annotation")
@@ -205,14 +205,14 @@ class CocoAnnotations(GroundTruth):
 
     @property
     def digest(self) -> str:
-        """The digest of all annotations that count."""
+        """A digest of all annotations that count."""
         return hash_parameters({"images": self.annotated_images})
 
     @classmethod
     def read(
         cls, path: Path, categories: Iterable[str] = (), *, allow_outside_root: bool = False, fetch: bool = True
     ) -> "CocoAnnotations":
-        """Read the annotations of a COCO file. If `fetch` is true, masks at a URL may be downloaded."""
+        """Read the annotations of a COCO file. With `fetch`, masks that are given as URLs may be downloaded."""
         message = f"{path}: this is not a COCO file of annotations"
         with read_errors_converted(message):
             coco = read_json(path, message, max_bytes=MAX_COCO_BYTES)
@@ -239,7 +239,7 @@ class CocoAnnotations(GroundTruth):
         return FilenameIndex((name, (size, annotated)) for name, size, annotated in self.annotated_images)
 
     def load_mask(self, row: Row, size: ImageSize) -> Mask:
-        """Return the union (H,W) of all annotations of a row's image."""
+        """Load the mask (H,W) for the image of a row. It is the union of all annotations of that image."""
         annotated_image = self._annotations_by_name.find_value_of_file(str(row["path"]))
         if annotated_image is None:
             raise UndefinedError("no annotation has the name of the image")
@@ -276,7 +276,7 @@ def load_ground_truth(
     *,
     allow_outside_root: bool = False,
 ) -> GroundTruth:
-    """Load ground truth from a COCO file, a column of the run, or a folder of mask images.
+    """Load ground truth from a COCO file, from a column of the run, or from a folder of mask images.
 
     If a name is both a column and a folder, the column is used. Pass `./name` or a Path for the folder.
 
@@ -317,12 +317,12 @@ def load_ground_truth(
 
 
 def _join_names(names: Iterable[str]) -> str:
-    """Join the names of categories. A name with a comma is quoted."""
+    """Join category names with commas. A name that contains a comma is quoted."""
     return join_first([f'"{name}"' if "," in name else name for name in names])
 
 
 def read_mask(source: str | bytes, size: ImageSize, label_choice: LabelChoice | None = None, name: str = "") -> Mask:
-    """Read a mask file as a bool mask (H,W) or (D,H,W) of the chosen labels. `name` is the file's name in errors."""
+    """Read the chosen labels of a mask file as a boolean mask, (H,W) or (D,H,W). Errors call the file `name`."""
     try:
         labels = read_label_image(source, is_volume=len(size) == 3)  # pages of a TIFF are slices of a volume
     except ImageError as error:
@@ -335,12 +335,12 @@ def read_mask(source: str | bytes, size: ImageSize, label_choice: LabelChoice | 
 
 
 def is_mask_path(value: object) -> TypeGuard[str]:
-    """Return whether a table cell holds the path of a mask, not a list of boxes or points."""
+    """Return whether a table cell holds the path of a mask. Other cells hold a list of boxes or points."""
     return isinstance(value, str) and bool(value) and not value.lstrip().startswith("[")
 
 
 def open_mask_source(locations: PathResolver, path: str) -> str | bytes:
-    """Return the path of a mask file, or the bytes of a mask at a URL. Raises InputError on failure."""
+    """Return the path of a mask file, or the downloaded bytes of a mask URL. Raise an InputError on failure."""
     try:
         return locations.resolve_or_download(path)
     except CamscopeError:
@@ -350,7 +350,7 @@ def open_mask_source(locations: PathResolver, path: str) -> str | bytes:
 
 
 def mask_from_boxes(boxes: npt.NDArray[np.float64], size: ImageSize) -> Mask:
-    """Return the mask (H,W) of all pixels whose center lies in a box. Boxes (M,4) are x, y, width, height in pixels."""
+    """Return a mask (H,W) of the pixels whose center lies in a box. Each box is x, y, width, height in pixels."""
     rows, columns = np.arange(size[0])[:, None] + 0.5, np.arange(size[1]) + 0.5
     mask = np.zeros(size, np.bool_)
     for x, y, width, height in boxes:
@@ -365,7 +365,7 @@ def mask_from_boxes(boxes: npt.NDArray[np.float64], size: ImageSize) -> Mask:
 
 
 def mask_from_points(points: npt.NDArray[np.float64], size: ImageSize) -> Mask:
-    """Return the mask (H,W) of the pixels that contain a point. Points (M,2) are x, y in pixels."""
+    """Return a mask (H,W) of the pixels that contain a point. Each point is x, y in pixels."""
     mask = np.zeros(size, np.bool_)
     if not np.isfinite(points).all():
         raise InputError("a point has a coordinate that is NaN or infinite; expected pixel coordinates")
@@ -376,7 +376,7 @@ def mask_from_points(points: npt.NDArray[np.float64], size: ImageSize) -> Mask:
 
 
 def mask_from_run_lengths(run_lengths: Mapping[str, Any], size: ImageSize) -> Mask:
-    """Decode the run lengths of a COCO mask, compressed or not, to a mask (H,W)."""
+    """Decode the run lengths of a COCO mask to a mask (H,W). The run lengths may be compressed."""
     counts = run_lengths["counts"]
     if isinstance(counts, str):
         counts = _decompress_run_lengths(counts)
@@ -389,7 +389,7 @@ def mask_from_run_lengths(run_lengths: Mapping[str, Any], size: ImageSize) -> Ma
 
 
 def _decompress_run_lengths(text: str) -> list[int]:
-    """Decompress the text form of COCO run lengths to a list of counts."""
+    """Decompress the text form of COCO run lengths. Return a list of counts."""
     counts: list[int] = []  # not by pycocotools, which writes past its buffer when the counts are malformed
     value = shift = 0
     for character in text:
@@ -408,7 +408,7 @@ def _decompress_run_lengths(text: str) -> list[int]:
 
 
 def mask_from_polygons(polygons: Sequence[Sequence[float]], size: ImageSize) -> Mask:
-    """Return the mask (H,W) of polygons. Each polygon is a list x, y, x, y … in pixels."""
+    """Return a mask (H,W) of the pixels inside polygons. Each polygon is a list x, y, x, y … in pixels."""
     import cv2
 
     mask = np.zeros(size, np.uint8)

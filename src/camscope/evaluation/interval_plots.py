@@ -32,7 +32,7 @@ GetName = Callable[[MethodSummary], str]
 def draw_summary_figure(
     summaries: Mapping[str, Sequence[MethodSummary]], suffix: str = ".png", title: str = ""
 ) -> bytes:
-    """Draw one panel for each metric, with the best method on top. Return the bytes of the figure's file."""
+    """Draw one panel for each metric, with the best method on top. Return the figure as the bytes of a file."""
     if suffix not in FIGURE_FORMATS:
         raise InputError(f"cannot write a figure with suffix {suffix!r}; expected {', '.join(FIGURE_FORMATS)}")
     figures = import_matplotlib_figure()
@@ -68,13 +68,13 @@ def draw_summary_figure(
 
 
 def import_matplotlib_figure() -> Any:
-    """Import `matplotlib.figure`. Raises MissingExtraError if it is not installed."""
+    """Import `matplotlib.figure`. Raise a MissingExtraError if matplotlib is not installed."""
     return require("matplotlib.figure", extra="metrics")
 
 
 @contextmanager
 def literal_text_scope() -> Iterator[None]:
-    """Make matplotlib draw text literally inside the `with` block: `$`, `_` and `^` do not start formulas."""
+    """Draw text literally inside the `with` block. The characters `$`, `_` and `^` then do not start formulas."""
     with import_module("matplotlib").rc_context(LITERAL_TEXT_SETTINGS):
         yield
 
@@ -85,7 +85,7 @@ def sort_methods(
     method_names: Sequence[str],
     equivalent_groups: Sequence[Sequence[str]],
 ) -> MethodRows:
-    """Sort methods by their mean rank over metrics, controls last. Methods with the same maps stay adjacent."""
+    """Sort methods by their mean rank over metrics. Control methods come last. Methods with the same maps stay adjacent."""
     places: dict[tuple[str, bool], list[int]] = {(name, False): [] for name in method_names}
     for group in summaries.values():
         for place, line in enumerate(group):
@@ -103,7 +103,7 @@ def sort_methods(
 
 
 def compute_panel_rows_and_columns(n_panels: int) -> tuple[int, int]:
-    """Return the numbers of rows and columns for the panels of a forest plot."""
+    """Return how many rows and columns of panels a forest plot has."""
     n_rows = -(-n_panels // MAX_FOREST_COLUMNS)
     return n_rows, -(-n_panels // n_rows)
 
@@ -111,7 +111,7 @@ def compute_panel_rows_and_columns(n_panels: int) -> tuple[int, int]:
 def draw_forest_plot(
     figure: Any, summaries: Mapping[str, Sequence[MethodSummary]], get_name: GetName, rows: MethodRows
 ) -> None:
-    """Draw one panel for each metric into a matplotlib figure. All panels share the rows of methods."""
+    """Draw one panel for each metric into a matplotlib figure. In all panels, a method has the same row."""
     n_rows, n_columns = compute_panel_rows_and_columns(len(summaries))
     panels = figure.subplots(n_rows, n_columns, squeeze=False, sharey=True).ravel()
     for panel in panels[len(summaries) :]:
@@ -137,7 +137,7 @@ def draw_title_and_subtitle(axes: Any, title: str, subtitle: str) -> None:
 
 
 def _draw_legend(figure: Any, has_control_rows: bool) -> None:
-    """Draw a legend of markers, gray labels and bands below all panels. A narrow figure gets several lines."""
+    """Draw a legend below all panels. It explains markers, gray labels and bands. A narrow figure gets several lines."""
     phrases = [*LEGEND, CONTROL_LEGEND] if has_control_rows else LEGEND
     separator = "      " if figure.bbox.width >= LEGEND_INCHES * figure.dpi else "\n"
     figure.supxlabel(separator.join(phrases), fontsize=8, color=CONTROL_COLOR, x=0.01, ha="left")
@@ -150,7 +150,7 @@ def _draw_panel(
     rows: MethodRows,
     row_summaries: Sequence[MethodSummary | None],
 ) -> None:
-    """Draw the interval of each method for one metric, and a band for the best control."""
+    """Draw the panel of one metric: the interval of each method, and a band for the best control method."""
     metric = summaries[0].metric
     direction = {True: "higher is better →", False: "← lower is better", None: ""}[METRICS[metric].higher_is_better]
     draw_title_and_subtitle(axes, title, direction)

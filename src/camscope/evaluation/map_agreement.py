@@ -52,7 +52,7 @@ class MapAgreement:
     equivalent_groups: Sequence[Sequence[MethodKey]]  # whose displayed maps are the same for every image
 
     def get_correlation(self, first: MethodKey, second: MethodKey) -> Estimate | None:
-        """Return the mean correlation of the maps of two methods, or None if no image has one."""
+        """Return the mean correlation between the maps of two methods. None if it is undefined for all images."""
         i, j = sorted((self.keys.index(first), self.keys.index(second)))
         return self.estimates.get((i, j))
 
@@ -66,7 +66,7 @@ def compute_agreement(
     overwrite: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> MapAgreement:
-    """Compute the mean correlation of the maps for each pair of methods in a run. An interrupted run resumes from `output`."""
+    """Compute the mean correlation between the maps of each pair of methods. An interrupted run resumes from `output`."""
     require_valid_num_threads(num_threads)
     store, pa = RunStore(output), import_arrow()
     schema = pa.schema([pa.field(name, getattr(pa, kind)()) for name, kind in AGREEMENT_COLUMNS.items()])
@@ -88,7 +88,7 @@ def compute_agreement(
 
 
 def iter_pair_agreements(run: BatchRun, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """Yield one table row for each target and each pair of maps of an image, with their correlation."""
+    """Yield one table row for each pair of maps with the same image and target. The row holds their correlation."""
     maps = [row for row in rows if row["attribution"] is not None]
     for _, group in groupby(maps, lambda row: row["target"]):
         target_rows = list(group)
@@ -104,7 +104,7 @@ def iter_pair_agreements(run: BatchRun, rows: Sequence[Row]) -> Iterator[dict[st
 def summarize_agreement(
     pair_table: "pa.Table", keys: Sequence[MethodKey], group_by_row: Mapping[int, Hashable] | None = None
 ) -> MapAgreement:
-    """Average the correlations of each pair of methods over images. Find groups of methods whose maps are always equal."""
+    """Average the correlations of each pair of methods over images. Also group methods whose maps are always equal."""
     indices = {key: n for n, key in enumerate(keys)}
     correlations: dict[tuple[int, int], list[tuple[int, float]]] = {}
     same_displays: dict[tuple[int, int], list[bool]] = {}
@@ -135,14 +135,14 @@ class _ImageMaps:
         self._is_empty = [not values.any() for values in self._display_values]
 
     def have_same_display(self, first_index: int, second_index: int) -> bool | None:
-        """Return whether two displayed maps are the same. Return None if both maps are empty: empty maps do not count."""
+        """Return whether two maps look the same when displayed. Return None if both are empty, since empty maps do not count."""
         if self._is_empty[first_index] or self._is_empty[second_index]:
             return None if self._is_empty[first_index] == self._is_empty[second_index] else False
         first, second = self._display_values[first_index], self._display_values[second_index]
         return first.shape == second.shape and bool(np.abs(first - second).max() <= MAX_HEATMAP_DIFFERENCE)
 
     def correlate_maps_or_give_reason(self, first_index: int, second_index: int) -> tuple[float | None, str | None]:
-        """Return Spearman's correlation of two maps and no reason, or None and the reason why it is undefined."""
+        """Return Spearman's correlation between two maps. If it is undefined, return None and the reason."""
         grids = self._maps[first_index].grid, self._maps[second_index].grid
         if len(grids[0]) != len(grids[1]):
             return None, f"maps with {len(grids[0])} and {plural(len(grids[1]), 'axis')}"
@@ -153,7 +153,7 @@ class _ImageMaps:
         return float(np.clip(first @ second, -1, 1)), None
 
     def _rank_on_grid(self, map_index: int, grid: tuple[int, ...]) -> Any:
-        """Resize a map to a grid, and return the normalized ranks (M,) of its values.
+        """Resize a map to a grid. Return the normalized ranks (M,) of its values.
 
         Return None if the map is constant or has NaN.
         """

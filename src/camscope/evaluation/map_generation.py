@@ -40,7 +40,7 @@ def generate_maps(
     overwrite: bool = False,
     on_progress: OutcomeCallback | None = None,
 ) -> BatchOutcome:
-    """Compute the maps of all images in `source`, or of a random sample. Write them as a run to `output` (see `run_batch`).
+    """Compute the maps of all images in `source`, or of a random sample. Write them to `output` as a run (see `run_batch`).
 
     Args:
         explainers: The methods.
@@ -92,7 +92,7 @@ def generate_maps(
 
 
 def sample_manifest(manifest: Manifest, max_images: int | None, seed: int = 0) -> Manifest:
-    """Draw a random sample of at most `max_images` rows, in the order of the manifest. None selects all rows."""
+    """Draw at most `max_images` random rows. They keep the order of the manifest. None selects all rows."""
     if max_images is not None and max_images < 1:
         raise InputError(f"max_images={max_images}; expected 1 or more")
     if max_images is None or max_images >= len(manifest):
@@ -108,7 +108,7 @@ def load_and_check_ground_truth(
     *,
     allow_outside_root: bool = False,
 ) -> GroundTruth:
-    """Load the ground truth. Raises InputError unless the annotation of at least one image fits its image."""
+    """Load the ground truth. Raise an InputError if no image has an annotation that fits it."""
     ground_truth = masks if isinstance(masks, GroundTruth) else None
     if ground_truth is None:
         source, columns = masks if isinstance(masks, str) else Path(str(masks)), manifest.table.column_names
@@ -135,7 +135,7 @@ def load_and_check_ground_truth(
 
 
 def _is_readable_with_fitting_mask(ground_truth: GroundTruth, row: dict[str, Any], manifest: Manifest) -> bool:
-    """Return whether the image of a row can be read. Raises InputError if the mask has another size than the image."""
+    """Return whether the image of a row can be read. Raise an InputError if its mask has a different size."""
     try:
         source = manifest.read_source(row)
         scan = isinstance(source, Path) or is_scan(source)

@@ -42,7 +42,7 @@ def compare_methods(
     on_progress: Callable[[int, int], None] | None = None,
     **evaluate_options: Any,
 ) -> ComparisonResult:
-    """Compare the methods and layers of a run over its images.
+    """Compare the methods and layers of a run over all its images.
 
     The metric values are written to `output`, in the format of `evaluate`. The correlations of the maps are written to the
     subfolder `agreement`. An interrupted comparison resumes.
@@ -118,7 +118,7 @@ def compare_methods(
 def _build_display_names(
     run: BatchRun, keys: Sequence[MethodKey], summaries: Sequence[MethodSummary]
 ) -> dict[tuple[MethodKey, bool], str]:
-    """Return the display names of methods and controls. A name holds the layer or settings only if methods differ by them."""
+    """Return the display names of all methods. A name only contains the layer or settings if methods differ by them."""
     all_keys = dict.fromkeys([*((key, False) for key in keys), *((line.key, line.is_control) for line in summaries)])
     method_keys = [key for key, is_control in all_keys if not is_control]
     names = {key: _build_display_name(key, run, method_keys) for key in method_keys}
@@ -145,7 +145,7 @@ def _build_display_name(key: MethodKey, run: BatchRun, keys: Sequence[MethodKey]
 
 
 def _compute_seconds_per_image(run: BatchRun) -> dict[MethodKey, float]:
-    """Return the median over images of the computation time of each method, in seconds."""
+    """Return the median time per image that each method takes, in seconds."""
     rows = run.table(columns=["row", *METHOD_KEY_COLUMNS, "seconds"]).to_pylist()
     seconds_by_method: dict[MethodKey, dict[int, float]] = {}
     for row in rows:

@@ -44,32 +44,32 @@ class MethodSummary:
 
     @property
     def key(self) -> MethodKey:
-        """The key of the method: its name, its layer and the digest of its settings."""
+        """The key that identifies the method: name, layer and digest of settings."""
         return self.method, self.layer, self.parameters
 
     @property
     def title(self) -> str:
-        """Method and layer for display, such as `Grad-CAM · layer4`."""
+        """The method and layer as text, such as `Grad-CAM · layer4`."""
         return METHODS.replace_names_by_titles(" · ".join(filter(None, (self.method, self.layer))))
 
     @property
     def n_values(self) -> int:
-        """The number of maps with a value of the metric."""
+        """The number of maps for which the metric is defined."""
         return 0 if self.estimate is None else self.estimate.n_values
 
     @property
     def n_undefined(self) -> int:
-        """The number of maps without a value of the metric."""
+        """The number of maps for which the metric is undefined."""
         return self.n_rows - self.n_values
 
     @property
     def beats_control(self) -> bool:
-        """Whether the method is significantly better than the best control, at the 5 % level."""
+        """Whether the method is significantly better than the best control method, at the 5 % level."""
         return is_significant(self.difference_to_control) and self.difference_to_control.mean > 0
 
     @property
     def advantage_over_control(self) -> Estimate | None:
-        """The difference from the best control, or None if the metric is not compared with controls."""
+        """The difference to the best control method. None if the metric is not compared with control methods."""
         return self.difference_to_control if is_compared_with_controls(self.metric) else None
 
     @property
@@ -79,7 +79,7 @@ class MethodSummary:
 
 
 def is_compared_with_controls(metric: str) -> bool:
-    """Return whether a metric compares methods with controls. Metrics that need only a map, or an explainer, do not."""
+    """Return whether control methods are a baseline for a metric. They are not if it only needs a map or an explainer."""
     return METRICS[metric].input_kind not in ("map", "explainer")
 
 
@@ -99,7 +99,7 @@ def summarize_values(
     look: InterimLook | None = None,
     n_methods: int | None = None,
 ) -> dict[str, list[MethodSummary]]:
-    """Summarize a table of values for each metric. The methods of a metric are sorted from best to worst.
+    """Summarize a table of metric values by metric. For each metric, methods are sorted from best to worst.
 
     The key of a metric with imputation is `metric, imputation`. Differences are corrected for all pairs of methods and all
     metrics (Bonferroni), since the same values select the best method. Methods in one of `equivalent_groups` have the same
@@ -132,7 +132,7 @@ def _correct_multiple_comparisons(
     look: InterimLook | None,
     n_methods: int | None,
 ) -> dict[str, list[MethodSummary]]:
-    """Correct all differences for the number of comparisons (Bonferroni), and for the looks at the sample."""
+    """Correct all differences for the number of comparisons (Bonferroni), and for repeated looks at a growing sample."""
     first = {key: group[0] for group in equivalent_groups for key in group}
     ranked = [lines for lines in summaries.values() if METRICS[lines[0].metric].higher_is_better is not None]
     method_sets = [
@@ -168,7 +168,7 @@ def _correct_multiple_comparisons(
 
 
 def check_group_column(table: "pa.Table", group_column: str | None) -> None:
-    """Raise InputError if the table has no column `group_column`."""
+    """Raise an InputError if the table does not have the column `group_column`."""
     if group_column is not None and group_column not in table.column_names:
         raise InputError(
             f"there is no column {group_column!r} to group by; expected one of {', '.join(table.column_names)}"
@@ -176,7 +176,7 @@ def check_group_column(table: "pa.Table", group_column: str | None) -> None:
 
 
 def require_some_ground_truth(table: "pa.Table") -> None:
-    """Raise InputError if no metric that needs ground truth has a value."""
+    """Raise an InputError if none of the metrics that need ground truth has a value."""
     columns = zip(*(table[name].to_pylist() for name in ("metric", "control", "value", "reason")), strict=True)
     rows = [row for row in columns if METRICS[row[0]].input_kind == "mask" and not row[1]]
     if rows and all(value is None for _, _, value, _ in rows):
@@ -184,7 +184,7 @@ def require_some_ground_truth(table: "pa.Table") -> None:
 
 
 def format_missing_ground_truth_error(reasons: Counter[str]) -> str:
-    """Write the error message for "no image has ground truth", with the three most frequent reasons."""
+    """Write the error message for runs without ground truth. It gives the three most frequent reasons."""
     return "no image has ground truth: " + "; ".join(
         f"{reason} ({count} x)" for reason, count in reasons.most_common(3)
     )
@@ -246,7 +246,7 @@ def _summarize_metric(
 
 
 def _count_failed_images_as_undefined(values: dict[tuple[Any, ...], dict[tuple[int, Any], float]]) -> None:
-    """Add an undefined value for each failed image to every layer of its method."""
+    """Add an undefined value for each failed image, to every layer of the method that failed."""
     for failed in [key for key in values if key[1] is key[2] is None and not key[3]]:
         successful = [key for key in values if key[0] == failed[0] and key != failed and not key[3]]
         for key in successful:
@@ -289,7 +289,7 @@ def _estimate_paired_difference(
     groups: Mapping[int, Hashable],
     rounding_tolerance: float,
 ) -> Estimate | None:
-    """Estimate the mean difference of two methods over pairs of values with the same image and target."""
+    """Estimate the mean difference between two methods. Values with the same image and target are paired."""
     try:
         return estimate_difference(
             [sign * value for value in first.values()],

@@ -39,7 +39,7 @@ class MapSelection:
     target: str
 
     def to_expression(self) -> Any:
-        """Return the condition as an expression of pyarrow."""
+        """Convert the selection to a filter expression of PyArrow."""
         field = import_arrow("compute").field
         has_target = (field("target") == self.target) | field("target").is_null()  # a failed image has no target
         return field("row").isin(list(self.rows)) & field("method").isin(list(self.methods)) & has_target
@@ -49,7 +49,7 @@ ValueIterator = Callable[[RowsByImage], Iterable[tuple[int, list[dict[str, Any]]
 
 
 def open_value_files(folder: str | os.PathLike[str]) -> "ds.Dataset":
-    """Open all Parquet files of metric values in a folder as one dataset."""
+    """Open all metric value files in a folder as one Arrow dataset."""
     store = RunStore(folder)
     return open_parts([str(store.part_path(chunk)) for chunk in sorted(store.finished_chunks())])
 
@@ -64,7 +64,7 @@ def write_missing_value_files(
     max_images: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Compute and write the missing files of metric values. Finished files stay unchanged.
+    """Compute and write the files of metric values that are missing. Finished files stay unchanged.
 
     `iter_finished_counts_and_rows` yields how many images are finished, and the rows of their values.
     `selection`: only these maps.
@@ -106,7 +106,7 @@ class ChunkPart(NamedTuple):
 
 
 def _split_chunk_into_parts(run: BatchRun, chunk: int, rows: Any, max_images: int | None) -> Iterator[ChunkPart]:
-    """Split a chunk of the run into parts of at most `max_images` images. Each part is one file."""
+    """Split a chunk of the run into parts with at most `max_images` images. Each part becomes one file."""
     chunk_size = int(run.run_info["run_config"]["chunk_size"])
     images = np.asarray(read_rows(rows, ["row"])["row"])
     ends = [*np.flatnonzero(np.diff(images, prepend=-1)).tolist(), len(images)]  # of the rows of each image

@@ -52,17 +52,17 @@ class EvaluationCase:
 
     @property
     def batch_key(self) -> object:
-        """A key by which cases are batched: cases with equal keys can share forward passes."""
+        """A key for batching. Cases with equal keys can share forward passes."""
         return None if self.x is None else (tuple(self.x.shape), self.mode)
 
     @property
     def first_row(self) -> Row:
-        """The first row of the case."""
+        """The first row of this case."""
         return next(iter(self.rows.values()))
 
 
 def group_rows_into_cases(replay: RunReplay, rows: Sequence[Row]) -> list[EvaluationCase]:
-    """Group the rows of one image by target into evaluation cases. A row that cannot be evaluated gets a case with a reason."""
+    """Group the rows of one image by target into evaluation cases. A case that cannot be evaluated holds the reason."""
     cases: dict[object, EvaluationCase] = {}
     missing: list[EvaluationCase] = []
     x: Tensor | None = None
@@ -86,7 +86,7 @@ def group_rows_into_cases(replay: RunReplay, rows: Sequence[Row]) -> list[Evalua
 def iter_stored_maps(
     replay: RunReplay, cases: Sequence[EvaluationCase], x: Tensor, targets: Any, explainers: Mapping[str, Explainer]
 ) -> Iterator[MapBatch]:
-    """Yield the stored maps of the cases with inputs x (N,C,*S), one method at a time."""
+    """Yield the stored maps of the cases, one method at a time. The model inputs are x (N,C,*S)."""
     no_map = np.full(x.shape[2:], np.nan)
     for slot in dict.fromkeys(slot for case in cases for slot in case.rows):
         rows = [case.rows.get(slot) for case in cases]
@@ -97,7 +97,7 @@ def iter_stored_maps(
 
 
 def iter_control_maps(replay: RunReplay, cases: Sequence[EvaluationCase], x: Tensor) -> Iterator[MapBatch]:
-    """Compute the control maps of x (N,C,*S). Yield the maps of one control at a time."""
+    """Compute the control maps of the images x (N,C,*S). Yield the maps of one control at a time."""
     explanations = [replay.run.explanation(case.first_row) for case in cases]
 
     def compute_control_maps(name: str, images: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ def iter_control_maps(replay: RunReplay, cases: Sequence[EvaluationCase], x: Ten
 
 
 def _explain_other_images(explainer: Explainer, x: Tensor, targets: Any, images: Tensor) -> Tensor:
-    """Explain other images for the targets of x. Return the maps at the resolution of the model's input."""
+    """Explain other images, but for the targets of x. Return the maps at the resolution of the model's input."""
     maps = ExplainerProbe.from_explainer(explainer, x, targets).compute_maps(images, range(len(images)))
     placement = Placement.identity(tuple(images.shape[2:]))
     return torch.from_numpy(np.stack([placement.project(attribution)[0] for attribution in maps]))
@@ -135,14 +135,14 @@ class ModelMetricEvaluator:
     def iter_finished_counts_and_rows(
         self, images: Iterable[Sequence[Row]], num_threads: int
     ) -> Iterator[tuple[int, list[Row]]]:
-        """Yield the number of finished images and their table rows, batch by batch."""
+        """Evaluate images batch by batch. Yield the number of images just finished, and their table rows."""
         cases_by_image = map_in_order(lambda rows: group_rows_into_cases(self.replay, rows), images, num_threads)
         for _, group in groupby((case for cases in cases_by_image for case in cases), key=lambda case: case.batch_key):
             while batch := list(islice(group, self.batch_size)):
                 yield sum(case.is_last_of_image for case in batch), self._evaluate_batch_or_its_halves(batch)
 
     def _evaluate_batch_or_its_halves(self, cases: Sequence[EvaluationCase]) -> list[Row]:
-        """Evaluate a batch of cases. If the memory does not suffice, evaluate its halves."""
+        """Evaluate a batch of cases. If memory runs out, evaluate its two halves separately."""
         if cases[0].x is None:
             return [
                 build_value_row(case.first_row, metric.name, None, case.reason, imputation=imputation)
@@ -187,7 +187,7 @@ class ModelMetricEvaluator:
         *,
         is_control: bool = False,
     ) -> Iterator[Row]:
-        """Yield the table rows for one map of each case."""
+        """Evaluate the maps of one method, one map per case. Yield the table rows."""
         attributions, rows, compute_maps = batch
         region_size = self.region_size or get_default_region_size(scorer.x[0])
         imputations = self.imputations if any(m.uses_imputation for m in metrics) else self.imputations[:1]
@@ -207,11 +207,11 @@ class ModelMetricEvaluator:
                         yield build_value_row(row, metric.name, number, reason or None, **kind)
 
     def _select_imputations(self, metric: Metric) -> Sequence[str | None]:
-        """Return the imputations with which a metric is evaluated: only None if the metric uses no imputation."""
+        """Return the imputations with which to evaluate a metric. A metric without imputation has the single entry None."""
         return self.imputations if metric.uses_imputation else (None,)
 
     def _evaluate_explainers(self, case: EvaluationCase, x: Tensor) -> Iterator[Row]:
-        """Evaluate the metrics that need an explainer for one input x (1,C,*S). Yield their table rows."""
+        """Evaluate the metrics that need an explainer for one input x (1,C,*S). Yield the table rows."""
         metrics = [metric for metric in self.metrics if metric.input_kind == "explainer"]
         if not metrics:
             return

@@ -40,7 +40,7 @@ class CroppedMap(NamedTuple):
 
 
 def crop_map_and_mask_to_model_input(explanation: Explanation, mask: Mask | None) -> CroppedMap:
-    """Project a map to the image. Crop the map and the mask to the part of the image that the model saw."""
+    """Project a map onto the image. Crop the map and the mask to the part of the image that the model received."""
     if explanation.placement is None:
         raise UndefinedError("the placement of the map on the image is unknown")
     if not np.isfinite(explanation.attribution).all():
@@ -56,7 +56,7 @@ def crop_map_and_mask_to_model_input(explanation: Explanation, mask: Mask | None
 
 
 def make_control_maps(x: Tensor, explanation: Explanation) -> Mapping[str, FloatArray]:
-    """Return control maps (*S) of an image x (C,*S) by name. Control maps do not depend on the model."""
+    """Return name -> control map (*S) for an image x (C,*S). Control maps do not depend on the model."""
     image = x.detach().cpu().double()[None]
     seed = int.from_bytes(explanation.name.encode()[-8:], "little")
     noise = np.random.default_rng(seed).random(explanation.grid)
@@ -68,12 +68,12 @@ def make_control_maps(x: Tensor, explanation: Explanation) -> Mapping[str, Float
 
 
 def get_default_region_size(x: Tensor) -> int:
-    """Return the default side of removed regions in pixels: 1/14 of the shortest side of x (C,*S), at least 1."""
+    """Return the default side of removed regions in pixels. It is 1/14 of the shortest side of x (C,*S), but at least 1."""
     return max(1, min(x.shape[1:]) // REGIONS_ALONG_SHORTEST_SIDE)
 
 
 def read_image_tensor(source: Any) -> Tensor:
-    """Read an image as displayed, as a tensor (C,*S). Return a float tensor unchanged."""
+    """Read an image as it is displayed. Return a tensor (C,*S). A float tensor stays unchanged."""
     if isinstance(source, Tensor) and source.dtype != torch.uint8:
         return source.detach()
     if isinstance(source, Path) or is_scan(source):
@@ -88,7 +88,7 @@ VALUE_COLUMNS = {"control": "bool_", "metric": "string", "imputation": "string",
 
 
 def build_value_schema(run_schema: "pa.Schema") -> "pa.Schema":
-    """Return the Parquet schema for metric values, with the columns of the run and its manifest."""
+    """Return the Parquet schema of metric values. It includes columns of the run and of its manifest."""
     pa = import_arrow()
     value_fields = [pa.field(name, getattr(pa, kind)()) for name, kind in VALUE_COLUMNS.items()]
     manifest_fields = [field for field in run_schema if field.name not in (*RESERVED_COLUMNS, *VALUE_COLUMNS)]
@@ -104,13 +104,13 @@ def build_value_row(
     is_control: bool = False,
     imputation: str | None = None,
 ) -> Row:
-    """Return the table row for one metric value of one map."""
+    """Build the table row for one metric value of one map."""
     values = {"control": is_control, "metric": metric_name, "imputation": imputation, "value": value, "reason": reason}
     return {**row, **values}
 
 
 def build_control_row(row: Mapping[str, Any], control_name: str) -> Row:
-    """Return the run row of a control map for the same image and target."""
+    """Build the row of a control map. Image and target are those of the given row."""
     return {**row, "method": control_name, "layer": None, "parameters_digest": None}
 
 
@@ -124,7 +124,7 @@ class MapMetricEvaluator:
     strict: bool = True
 
     def evaluate_image(self, rows: Sequence[Row]) -> list[Row]:
-        """Evaluate all maps of an image and its control maps. Return one table row for each map and metric."""
+        """Evaluate all maps of an image, and its control maps. Return one table row for each map and metric."""
         maps = [row for row in rows if row["attribution"] is not None]
         if not maps:
             reasons = [(row, f"no map: {row['error']}") for row in rows]
@@ -168,7 +168,7 @@ class MapMetricEvaluator:
             yield build_value_row(row, metric.name, *value)
 
     def _evaluate_controls(self, row: Row, mask: Mask | None, no_mask_reason: str) -> list[Row]:
-        """Return the table rows of the control maps. Return no rows if the image is not available."""
+        """Evaluate the control maps of an image. Return their table rows, or no rows if the image is not available."""
         if not self.metrics:
             return []
         try:
@@ -197,7 +197,7 @@ class ValueOrReason(NamedTuple):
 
 
 def _compute_metric_value(metric: Metric, attribution: Any, mask: Mask | None, no_mask_reason: str) -> ValueOrReason:
-    """Compute the metric of one map. An undefined value is returned as None with its reason."""
+    """Compute a metric for one map. If it is undefined, return None with the reason."""
     if metric.input_kind == "mask" and mask is None:
         return ValueOrReason(None, no_mask_reason)
     try:

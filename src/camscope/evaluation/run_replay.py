@@ -35,7 +35,7 @@ class RunReplay:
 
     @classmethod
     def from_run(cls, run: BatchRun, model: nn.Module, preprocess: Any = None) -> "RunReplay":
-        """Check that the run used this model and this preprocessing, and build the replay of the run."""
+        """Check that the run used this model and this preprocessing. Then build its replay."""
         settings, inner = run.run_info["run_config"], unwrap(model)
         expected_digest, digest = settings["model"]["digest"], compute_model_digest(inner)
         if digest != expected_digest:
@@ -59,7 +59,7 @@ class RunReplay:
         return cls(run, model, reader)
 
     def read_image(self, row: Row) -> Tensor:
-        """Return the model input (C,*S) of a row. Raises UndefinedError if the image is not available."""
+        """Return the model input (C,*S) for the image of a row. Raise an UndefinedError if the image is not available."""
         try:
             source = self.run.read_source(row)
         except ImageError as error:
@@ -81,23 +81,23 @@ class RunReplay:
         return item.x
 
     def get_target(self, row: Row) -> TargetLike:
-        """Return the target of a row. Raises UndefinedError for a target that is not a class."""
+        """Return the target of a row. Raise an UndefinedError if the target is not a class."""
         if row["target"] is None:
             raise UndefinedError(f"the target {row['label']} is not a class and cannot be restored")
         return parse_target(row["target"])
 
     def get_model_mode(self, row: Row) -> Mode:
-        """Return the mode of the model, such as "eval", with which the map of a row was computed."""
+        """Return the mode in which the model computed the map of a row, such as "eval"."""
         mode: Mode = self._get_method_settings(format_method_key(row)).get("mode", "eval")
         return mode
 
     def get_forward_options(self, row: Row) -> dict[str, Any]:
-        """Return the forward options with which the map of a row was computed (see `BaseMethod.forward_options`)."""
+        """Return the forward options that were used for the map of a row (see `BaseMethod.forward_options`)."""
         settings = self._get_method_settings(format_method_key(row))
         return {name: settings.get(name) for name in ("input_key", "frames_first")}
 
     def rebuild_explainers(self, explainers: Sequence[Explainer] = ()) -> dict[str, Explainer]:
-        """Return the explainers of the run by method key. Those missing in `explainers` are rebuilt from the run's settings."""
+        """Return method key -> explainer, for all methods of the run. Missing explainers are rebuilt from the run's settings."""
         given = {}
         for explainer in explainers:
             if unwrap(explainer.model) is not unwrap(self.model):
@@ -107,7 +107,7 @@ class RunReplay:
         return {key: given.get(key) or self._rebuild_explainer(key) for key in keys}
 
     def _rebuild_explainer(self, method_key: str) -> Explainer:
-        """Rebuild an explainer from its settings in the run. The digest must match the run."""
+        """Rebuild an explainer from the settings in the run. Its digest must match the digest in the run."""
         title, _, digest = method_key.rpartition(" ")
         plugins = self.run.run_info["run_config"].get("plugins", {})
         if plugins and title not in METHODS:
@@ -133,12 +133,12 @@ class RunReplay:
 
 
 def format_method_key(row: Row) -> str:
-    """Return the method key of a row: the method's name with the digest of its settings."""
+    """Return the method key of a row. It joins the method's name with the digest of its settings."""
     return f"{row['method']} {row['parameters_digest']}"
 
 
 def _parse_setting(text: Any) -> Any:
-    """Parse a method setting that a run stores. Lists are stored as text and become lists again."""
+    """Parse a method setting that a run stored. Lists were stored as text, and become lists again."""
     if not isinstance(text, str) or not text.startswith(("[", "(")):
         return text
     try:

@@ -30,10 +30,12 @@ if TYPE_CHECKING:
 
 Pixels = NDArray[np.uint8]
 IMAGENET_STATISTICS = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
+OPENCV_BILINEAR = "opencv-bilinear"
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos", OPENCV_BILINEAR)
 # larger images are resized channel by channel; rows converted to gray at a time
 LARGE_IMAGE_PIXELS, ROWS_PER_GRAY_STRIP = 2**25, 256
 MAX_SIDE = 2**16
+LETTERBOX_GRAY = 114  # of Ultralytics
 HUGGINGFACE_KEYS = {"image_mean", "do_normalize", "do_resize", "image_processor_type", "feature_extractor_type"}
 FIELD_CHOICES = {
     "fit": ("stretch", "cover", "inside"),
@@ -54,7 +56,8 @@ class Preprocess:
         std: One number per channel, for the scaled values.
         resize: Length of the shorter side, or (height, width).
         crop: Side or (height, width) of the center crop. Where it is larger than the image, `fill` surrounds the image.
-        interpolation: A filter of Pillow. All filters are antialiased.
+        multiple: Pad each side with `fill` to a multiple of this number, instead of a crop. See `letterbox`.
+        interpolation: A filter of Pillow, which is antialiased, or "opencv-bilinear", which is not.
         fit: How the image is resized to (height, width). "stretch" gives exactly that size. The others keep the
             proportions: with "cover" no side is shorter than requested, with "inside" no side is longer.
         rounding: How half of an odd crop margin is rounded: to "even" (torchvision, timm), towards "zero", or "down".
@@ -75,6 +78,7 @@ class Preprocess:
     std: tuple[float, ...]
     resize: int | tuple[int, int] | None = None
     crop: int | tuple[int, int] | None = None
+    multiple: int | None = None
     interpolation: str = "bilinear"
     fit: Literal["stretch", "cover", "inside"] = "stretch"
     rounding: Literal["even", "zero", "down"] = "even"
@@ -98,6 +102,12 @@ class Preprocess:
             raise PreprocessError(f"std={self.std} and scale={self.scale}; expected numbers other than 0")
         for name in ("resize", "crop"):
             object.__setattr__(self, name, _parse_side_lengths(getattr(self, name), name))
+        if self.multiple is not None and (
+            self.crop is not None or not isinstance(self.multiple, int) or self.multiple < 1
+        ):
+            raise PreprocessError(
+                f"multiple={self.multiple!r} with crop={self.crop}; expected a positive number and no crop"
+            )
         object.__setattr__(self, "fill", tuple(self.fill)[: self.channels])
         if len(self.fill) != self.channels or not all(0 <= value <= 255 for value in self.fill):
             raise PreprocessError(f"fill={self.fill}; expected {plural(self.channels, 'number')} from 0 to 255")
@@ -108,14 +118,16 @@ class Preprocess:
 
         height, width = pixels.shape[:2]
         resized, start, placement = _plan_resize_and_crop(self, (height, width))
-        if resized is not None and height * width > LARGE_IMAGE_PIXELS:
+        if resized is not None and height * width > LARGE_IMAGE_PIXELS and self.interpolation != OPENCV_BILINEAR:
             image = self._resize_by_channel(pixels, resized)
         else:
             image = Image.fromarray(pixels)
             if self.channels == 1:
                 image = image.convert("L")
-            if resized is not None:
+            if resized is not None and self.interpolation != OPENCV_BILINEAR:
                 image = image.resize(resized[::-1], Image.Resampling[self.interpolation.upper()])
+            elif resized is not None and resized != (height, width):
+                image = Image.fromarray(_resize_by_opencv(np.asarray(image), resized))
         if start is not None:
             rows, columns = placement.input_size
             canvas = Image.new(image.mode, (columns, rows), self.fill if self.channels == 3 else self.fill[0])
@@ -213,6 +225,36 @@ class Preprocess:
             raise PreprocessError(f"the stored preprocessing lacks {sorted(missing)[0]!r}")
         values: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in config.items()}
         return cls(**values)
+
+    @classmethod
+    def letterbox(cls, size: int | tuple[int, int], multiple: int | None = 32, channels: int = 3) -> Self:
+        """Build the letterbox of YOLO: resize to fit inside `size`, pad with gray, and scale pixels to 0..1.
+
+        Args:
+            size: The longest side, or (height, width).
+            multiple: Pad each side to a multiple of this number, which is the model's largest stride. None pads to `size`.
+            channels: See `Preprocess`.
+
+        Returns:
+            The preprocessing. Its placement leaves out the padding.
+
+        >>> tensor, placement = Preprocess.letterbox(640)(np.zeros((300, 400, 3), np.uint8))
+        >>> tuple(tensor.shape), placement.to_image([[0, 0]]).tolist()
+        ((3, 480, 640), [[0.0, 0.0]])
+
+        """
+        sides = (size, size) if isinstance(size, int) else (size[0], size[1])
+        return cls(
+            mean=(0.0,) * channels,
+            std=(1.0,) * channels,
+            resize=sides,
+            crop=sides if multiple is None else None,
+            multiple=multiple,
+            interpolation=OPENCV_BILINEAR,
+            fit="inside",
+            fill=(LETTERBOX_GRAY,) * channels,
+            channels=channels,
+        )
 
     @classmethod
     def from_preset(cls, name: str) -> Self:
@@ -349,12 +391,22 @@ def _plan_resize_and_crop(preprocess: Preprocess, image_size: tuple[int, int]) -
     if preprocess.resize is not None:
         resized = preprocess.compute_resized_size(image_size)
         placement = placement.resized(resized)
-    if preprocess.crop is not None:
-        crop_size = (preprocess.crop, preprocess.crop) if isinstance(preprocess.crop, int) else preprocess.crop
+    crop: int | tuple[int, ...] | None = preprocess.crop
+    if preprocess.multiple is not None:
+        crop = tuple(-(-length // preprocess.multiple) * preprocess.multiple for length in placement.input_size)
+    if crop is not None:
+        crop_size = (crop, crop) if isinstance(crop, int) else crop
         surplus = [length - crop for length, crop in zip(placement.input_size, crop_size, strict=True)]
         start = [preprocess._compute_crop_start(pixels) for pixels in surplus]
         placement = placement.cropped(start, crop_size)
     return ResizeAndCropPlan(resized, start, placement)
+
+
+def _resize_by_opencv(pixels: Pixels, size: tuple[int, int]) -> Pixels:
+    """Resize an image (H,W) or (H,W,3) bilinearly without antialiasing, as Ultralytics does."""
+    import cv2
+
+    return np.asarray(cv2.resize(pixels, size[::-1], interpolation=cv2.INTER_LINEAR), np.uint8)
 
 
 @lru_cache(maxsize=64)

@@ -14,6 +14,7 @@ from camscope.layers.layout import (
     Grid,
     Layout,
     build_ambiguous_layout_error,
+    returns_channels_first,
 )
 from camscope.layers.layout_hints import NO_HINTS, LayoutHints
 from camscope.plurals import plural
@@ -75,7 +76,7 @@ def advise_on_per_frame_output(shape: Sequence[int], input_shape: Sequence[int])
 def _infer_layout_kind(
     shape: tuple[int, ...], size: tuple[int, ...], module: nn.Module | None, hints: LayoutHints = NO_HINTS
 ) -> str:
-    if isinstance(module, CHANNELS_FIRST_MODULES):
+    if returns_channels_first(module):
         return CHANNELS_FIRST
     grids = {CHANNELS_FIRST: shape[2:], CHANNELS_LAST: shape[1:-1]}
     if _has_channels_last_axis(module, shape[-1]) and not _has_channels_last_axis(module, shape[1]):

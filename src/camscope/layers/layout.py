@@ -19,6 +19,11 @@ CHANNELS_FIRST_MODULES = (
 )
 
 
+def returns_channels_first(module: nn.Module | None) -> bool:
+    """Return whether a module returns (N,K,*grid). Its type or its attribute `returns_channels_first` says so."""
+    return isinstance(module, CHANNELS_FIRST_MODULES) or getattr(module, "returns_channels_first", False) is True
+
+
 def build_ambiguous_layout_error(
     text: str, fix: str = "pass layout=Layout('tokens', grid, prefix), or reshape="
 ) -> LayerError:

@@ -37,7 +37,7 @@ def to_parametric_map(
     profile: str = "research",
     overwrite: bool = False,
 ) -> Path:
-    """Write a map as a DICOM Parametric Map: one file with one float32 frame per slice.
+    """Write a map as a DICOM Parametric Map. The file has one float32 frame per slice.
 
     The quantity is 130402 "Class activation" (DCM). Values are in score units. They are 0 in parts of the image that the
     model did not see. The display window is the range of the values. Spacing, orientation, positions and frame of reference
@@ -134,7 +134,7 @@ def _build_parametric_map(
 def _order_values_and_positions(
     scan_map: ScanSpaceMap, source: dicom_export_headers.DicomSource
 ) -> tuple[NDArray[np.float32], Any]:
-    """Sort the slices of the map in the frame order of the source. Return them with positions, or None for all frames."""
+    """Sort the slices of the map into the frame order of the source. Also return their positions, or None for all frames."""
     values = np.ascontiguousarray(scan_map.slices)
     if not source.is_multiframe:
         return values, None
@@ -157,7 +157,7 @@ def to_secondary_capture(
     scale: ScaleOption = AUTO,
     overwrite: bool = False,
 ) -> Path:
-    """Write the overlay as a DICOM Secondary Capture: an RGB image with a caption and a color bar.
+    """Write the overlay as a DICOM Secondary Capture. It is an RGB image with a caption and a color bar.
 
     The caption contains "model attribution, not a diagnosis". It lies below the scan, the color bar to the right of it. The
     pixels of the scan keep their positions. The slices of a volume are written to a new folder as `0001.dcm`, `0002.dcm`
@@ -206,7 +206,7 @@ def to_secondary_capture(
 
 
 def _is_camscope_capture(file: Path) -> bool:
-    """Return whether a file is a DICOM Secondary Capture written by camscope."""
+    """Return whether a file is a DICOM Secondary Capture that camscope wrote."""
     try:
         with redact_errors(file.name):
             header, _ = load_dicom_dataset(file, file.name, with_pixels=False)
@@ -234,7 +234,7 @@ def _encode_slices(
 def _draw_overlay_of_each_slice(
     explanation: Explanation, scan_map: ScanSpaceMap, source: dicom_export_headers.DicomSource, scale: ScaleOption
 ) -> Iterator[PixelArray]:
-    """Yield the overlay of each slice as an RGB image (H,W,3) with a color bar and a caption."""
+    """Yield the overlay of each slice as an RGB image (H,W,3). It has a color bar and a caption."""
     if scale == AUTO:
         scale = "robust" if explanation.grid == explanation.input_size else "max"
     colormap = explanation.colormap

@@ -54,7 +54,7 @@ DIRECTION_LETTERS = ("LR", "PA", "HF")  # high and low end of each LPS axis
 
 
 def check_profile_is_clinical(profile: str, object_name: str) -> None:
-    """Raise OutputError unless `profile` is "clinical". This profile allows patient data to be copied to the output."""
+    """Raise an OutputError unless `profile` is "clinical". Only this profile allows patient data in the output."""
     if profile not in PROFILES:
         raise InputError(f"profile={profile!r}; expected one of {', '.join(PROFILES)}")
     if profile != "clinical":
@@ -74,7 +74,7 @@ class DicomSource:
 
     @property
     def is_multiframe(self) -> bool:
-        """Whether one DICOM file contains all slices as frames."""
+        """Whether a single DICOM file contains all slices as frames."""
         return len(self.headers) == 1 and (
             len(self.scan.frame_indices) > 1 or int(self.headers[0].get("NumberOfFrames") or 1) > 1
         )
@@ -91,7 +91,7 @@ def require_highdicom() -> None:
 
 
 def read_dicom_source(source: Any) -> DicomSource:
-    """Read a DICOM scan and its headers from a path, folder, list of files, bytes or `Scan`."""
+    """Read a DICOM scan with its headers. The source is a path, a folder, a list of files, bytes or a `Scan`."""
     require_highdicom()
     scan = read_scan(source)
     files = [source] if isinstance(source, bytes) else scan.sources
@@ -129,7 +129,7 @@ def _read_header(file: Any, name: str) -> "Dataset":
 
 
 def _has_valid_value(dataset: "Dataset", keyword: str) -> bool:
-    """Return whether the value of an element is valid. De-identification can leave invalid dates such as 00000000."""
+    """Return whether an element has a valid value. De-identification can leave invalid dates such as 00000000."""
     from pydicom.valuerep import DA, TM
 
     value = dataset[keyword].value
@@ -143,7 +143,7 @@ def _has_valid_value(dataset: "Dataset", keyword: str) -> bool:
 
 
 def set_common_attributes(image: "Dataset", explanation: Explanation, derivation: str, source: DicomSource) -> None:
-    """Set the attributes that all exported DICOM objects share, such as description, device and body part."""
+    """Set the attributes that are the same in all exported DICOM objects, such as description, device and body part."""
     image.DerivationDescription = derivation
     image.ContentQualification = "RESEARCH"
     image.ManufacturerModelName, image.SoftwareVersions = MANUFACTURER, __version__
@@ -158,7 +158,7 @@ def set_common_attributes(image: "Dataset", explanation: Explanation, derivation
 
 @contextmanager
 def convert_highdicom_errors(object_name: str, name: str) -> Iterator[None]:
-    """Convert errors of highdicom in the `with` block to OutputError. Their text is dropped, as it may quote a header."""
+    """Convert errors of highdicom in the `with` block to an OutputError. Their text is dropped, because it may quote a header."""
     try:
         with suppress_library_output():
             yield
@@ -179,7 +179,7 @@ def encode_dicom(image: "Dataset") -> bytes:
 
 
 def compute_device_uid(digest: str) -> str:
-    """Compute a DICOM device UID from the digest of a model's weights. Other weights give another UID.
+    """Compute a DICOM device UID from the digest of a model's weights. Different weights give a different UID.
 
     Args:
         digest: The digest of the model's weights.
@@ -195,7 +195,7 @@ def compute_device_uid(digest: str) -> str:
 
 
 def build_common_highdicom_arguments(explanation: Explanation) -> dict[str, Any]:
-    """Build the highdicom arguments that all exported objects share, such as new UIDs and the device."""
+    """Build the highdicom arguments that are the same for all exported objects, such as new UIDs and the device."""
     from highdicom import UID, ContributingEquipment
     from pydicom.sr.codedict import codes
     from pydicom.uid import ExplicitVRLittleEndian
@@ -221,7 +221,7 @@ def build_common_highdicom_arguments(explanation: Explanation) -> dict[str, Any]
 
 
 def copy_slice_geometry(image: "Dataset", source: DicomSource, index: int) -> None:
-    """Copy the geometry of a slice from the source to an image: spacing, orientation, position, frame of reference."""
+    """Copy the geometry of a slice to an image: spacing, orientation, position and frame of reference."""
     from pydicom.valuerep import DS
 
     header, frame = source.get_slice_header_and_frame(index)
@@ -240,7 +240,7 @@ def copy_slice_geometry(image: "Dataset", source: DicomSource, index: int) -> No
 
 
 def get_patient_orientation(header: "Dataset", frame: int) -> list[str] | None:
-    """Return the body directions of rows and columns, such as ["L", "P"]. Return None if the header has none."""
+    """Return the body directions of rows and columns, such as ["L", "P"]. None if the header has no directions."""
     declared = header.get("PatientOrientation")
     if declared and len(declared) == 2:
         return list(declared)

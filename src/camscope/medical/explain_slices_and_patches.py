@@ -61,7 +61,7 @@ def explain_slices(
     batch_size: int = 8,
     progress: bool = False,
 ) -> SliceExplanations:
-    """Explain a volume with a 2-D model, slice by slice, for one target.
+    """Explain a volume slice by slice with a 2-D model. All slices are explained for the same target.
 
     The maps are stacked to one map of the volume. Its values are in score units and comparable between slices. Gray values
     without a window are scaled by the minimum and maximum of the volume, not of each slice. If the preprocessing has an
@@ -125,7 +125,7 @@ class OrientedVolume(NamedTuple):
 
 
 def _orient_volume(explainer: Explainer, scan: Scan) -> OrientedVolume:
-    """Reorient a volume as the preprocessing requires, so that its slices need no further reorientation."""
+    """Reorient a volume to the orientation that the preprocessing requires. Its slices then need no reorientation."""
     preprocess, placement = explainer.preprocess, Placement.identity(scan.shape)
     if not isinstance(preprocess, ScanPreprocess):
         return OrientedVolume(explainer, scan if scan.is_color else rescale_to_display_range(scan), placement)
@@ -139,7 +139,7 @@ def _orient_volume(explainer: Explainer, scan: Scan) -> OrientedVolume:
 
 
 def _extract_slice(scan: Scan, index: int, axis_order: Sequence[int]) -> Scan:
-    """Return the slice (H,W) with an index along the first axis of `axis_order`."""
+    """Return one slice (H,W) of a scan. `index` counts along the first axis of `axis_order`."""
     values = scan.values.transpose(*axis_order, *range(3, scan.values.ndim))[index]
     pixel = None if scan.spacing is None else tuple(scan.spacing[axis] for axis in axis_order[1:])
     return replace(scan, values=np.ascontiguousarray(values), affine=None, pixel_spacing=pixel)
@@ -160,7 +160,7 @@ def _explain_slice_batches(
 def _stack_explanations(
     explanations: Sequence[Explanation], volume_placement: Placement, order: Sequence[int], notes: Sequence[str]
 ) -> Explanation:
-    """Stack the maps (h,w) of all slices to one explanation (D,h,w) of the volume."""
+    """Stack the maps (h,w) of all slices. Return one explanation (D,h,w) of the volume."""
     first, best = explanations[0], max(explanations, key=lambda explanation: explanation.score)
     placement = None
     if first.placement is not None:
@@ -192,7 +192,7 @@ def _stack_explanations(
 def explain_patch(
     explainer: Explainer, source: Any, start: Sequence[int], size: Sequence[int], target: TargetLike = None
 ) -> Explanation:
-    """Explain one patch of an image or volume. The explanation knows the patch's position on the image.
+    """Explain one patch of an image or volume. The explanation also records where the patch lies on the image.
 
     The whole source is preprocessed first. Pixels outside the patch count as not covered by the map.
 
@@ -229,7 +229,7 @@ def explain_patches(
     overlap: float = 0.5,
     progress: bool = False,
 ) -> Explanation:
-    """Explain overlapping patches of an image or volume, and average their maps to one map of the whole input.
+    """Explain overlapping patches of an image or volume. Average their maps to one map of the whole input.
 
     The last patch along an axis ends at the end of the input. A pixel gets the mean over all patches that contain it. The
     score is the highest score of a patch.
@@ -317,7 +317,7 @@ def _explain_patch_of_input(
 def _compute_patch_starts(
     input_size: Sequence[int], patch_size: Sequence[int], overlap: float
 ) -> Iterator[tuple[int, ...]]:
-    """Yield the first pixel of each patch. Raise InputError if a patch does not fit the input."""
+    """Yield the position of the first pixel of each patch. Raise an InputError if a patch does not fit into the input."""
     if len(input_size) != len(patch_size) or any(
         n < 1 or n > side for n, side in zip(patch_size, input_size, strict=False)
     ):

@@ -15,7 +15,7 @@ EXPORT_KINDS = ("nifti", "pmap", "sc")
 
 
 def check_export_packages_installed(kind: str) -> None:
-    """Raise MissingExtraError if the package for the export format `kind` is not installed."""
+    """Raise a MissingExtraError if the package that writes the export format `kind` is not installed."""
     if kind == "nifti":
         require("nibabel", extra="medical")
     else:
@@ -31,7 +31,7 @@ def export(
     profile: str = "research",
     overwrite: bool = False,
 ) -> Path:
-    """Write a map as NIfTI, DICOM Parametric Map or DICOM Secondary Capture.
+    """Write a map as NIfTI, as DICOM Parametric Map or as DICOM Secondary Capture.
 
     Args:
         explanation: The explanation of the scan.

@@ -30,7 +30,7 @@ NO_EXTENSIONS = bytes(4)
 def to_nifti(
     explanation: Explanation, path: str | os.PathLike[str], *, source: Any = None, overwrite: bool = False
 ) -> Path:
-    """Write a map as a NIfTI file (`.nii` or `.nii.gz`) with the voxels and axes of the scan.
+    """Write a map as a NIfTI file (`.nii` or `.nii.gz`). It has the voxels and axes of the scan.
 
     Values are float32 in score units. A 2-D image becomes a volume of one slice. Voxels that the model did not see are 0. If
     there are any, a second file `…_covered` marks the others with 1. A `.json` sidecar holds method, layer, target, score,
@@ -91,7 +91,7 @@ def to_nifti(
 
 
 def _is_camscope_map(path: Path) -> bool:
-    """Return whether a file is a NIfTI map written by camscope."""
+    """Return whether a file is a NIfTI map that camscope wrote."""
     import nibabel
 
     try:
@@ -110,7 +110,7 @@ def _to_volume(values: NDArray[Any], scan: Scan | None) -> NDArray[Any]:
 
 
 def _build_header(scan_map: ScanSpaceMap, scan: Scan | None, scan_source: Any) -> Any:
-    """Build a nibabel header with the geometry of the scan. Text of the source's header is not copied."""
+    """Build a NIfTI header with the geometry of the scan. Text in the header of the scan is not copied."""
     from nibabel.nifti1 import Nifti1Header
 
     source = None
@@ -140,7 +140,7 @@ def _build_header(scan_map: ScanSpaceMap, scan: Scan | None, scan_source: Any) -
 
 
 def _set_affine(header: Any, affine: NDArray[np.float64], code: int) -> None:
-    """Set the sform of a NIfTI header to an affine. Set the qform as well, unless the affine is sheared."""
+    """Set the sform of a NIfTI header to an affine. If the affine is not sheared, also set the qform."""
     header.set_sform(affine, code)
     header.set_qform(affine, code)
     sides = np.linalg.norm(affine[:3, :3], axis=0)

@@ -26,18 +26,18 @@ class ScanSpaceMap:
 
     @property
     def value_range(self) -> tuple[float, float]:
-        """The smallest and the largest value of the covered voxels, or (0, 0) if none is covered."""
+        """The smallest and the largest value of the voxels that the map covers. (0, 0) if it covers none."""
         covered_values = self.values[self.covered]
         return (float(covered_values.min()), float(covered_values.max())) if covered_values.size else (0.0, 0.0)
 
     @property
     def slices(self) -> NDArray[np.float32]:
-        """The values as slices (D,H,W). A 2-D map is one slice."""
+        """The values as slices (D,H,W). A 2-D map has one slice."""
         return self.values[None] if self.values.ndim == 2 else self.values
 
 
 def resample_map_to_scan(explanation: Explanation, scan: Scan | None = None) -> ScanSpaceMap:
-    """Resample an explanation's map to the resolution of its scan. Raise GeometryError if `scan` is not the explained scan."""
+    """Resample a map to the resolution of its scan. Raise a GeometryError if `scan` is not the scan that was explained."""
     values = explanation.heatmap("image", scale=None).astype(np.float32)
     affine = explanation.affine
     if values.ndim not in (2, 3):
@@ -56,7 +56,7 @@ def resample_map_to_scan(explanation: Explanation, scan: Scan | None = None) -> 
 
 
 def build_json_sidecar(explanation: Explanation, scan_map: ScanSpaceMap) -> dict[str, Any]:
-    """Build the JSON sidecar of an exported map: method, target, score and settings, but no patient data."""
+    """Build the JSON sidecar of an exported map. It holds method, target, score and settings, but no patient data."""
     fields = ("method", "layer", "target", "label", "score", "probability", "status")
     metadata = {
         "software": "camscope",
@@ -81,14 +81,14 @@ def build_json_sidecar(explanation: Explanation, scan_map: ScanSpaceMap) -> dict
 
 
 def _replace_nonfinite_by_none(value: Any) -> Any:
-    """Replace NaN and infinity by None, as JSON cannot represent them."""
+    """Replace NaN and infinity by None, because JSON cannot represent them."""
     if isinstance(value, dict):
         return {key: _replace_nonfinite_by_none(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def describe_derivation(explanation: Explanation, scan_map: ScanSpaceMap) -> str:
-    """Write the text of the DICOM attribute DerivationDescription of a map: at most 1024 ASCII characters."""
+    """Write the text of the DICOM attribute DerivationDescription for a map. It has at most 1024 ASCII characters."""
     layer = f", layer {explanation.layer}" if explanation.layer else ""
     target = explanation.label if explanation.target is None else f"{explanation.target} ({explanation.label})"
     share = float(scan_map.covered.mean())
@@ -107,13 +107,13 @@ def describe_derivation(explanation: Explanation, scan_map: ScanSpaceMap) -> str
 
 
 def format_map_title(explanation: Explanation) -> str:
-    """Format method, layer and label as `Grad-CAM layer4: tabby`, at most 64 characters."""
+    """Format method, layer and label of a map as `Grad-CAM layer4: tabby`. The text has at most 64 characters."""
     layer = f" {explanation.layer}" if explanation.layer else ""
     label = explanation.label if to_dicom_ascii(explanation.label, 64) else f"class {explanation.target}"
     return to_dicom_ascii(f"{explanation.method_title}{layer}: {label}", 64)
 
 
 def to_dicom_ascii(text: str, max_length: int) -> str:
-    """Convert text to ASCII for a DICOM element. Replace backslashes, and keep at most `max_length` characters."""
+    """Convert text to ASCII for a DICOM element. Backslashes become slashes, and the text is cut to `max_length` characters."""
     letters = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().replace("\\", "/")
     return " ".join("".join(letter if letter.isprintable() else " " for letter in letters).split())[:max_length].strip()

@@ -38,7 +38,7 @@ CONSTANT_MAP = "the map of the clean or of the masked image is constant: their c
     chance_level="0 for a constant map",
 )
 def average_drop(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return the relative drop (N,) of the output when each image is multiplied by its map.
+    """Multiply each image by its map. Return the relative drop (N,) of the output.
 
     Args:
         test: The maps and the model.
@@ -70,7 +70,7 @@ def average_drop(test: PerturbationTest, output_kind: OutputKind = "probability"
     chance_level="0 for a constant map",
 )
 def average_increase(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return 1 for each image (N,) whose output increases when the image is multiplied by its map, else 0.
+    """Multiply each image by its map. Return 1 for each image (N,) whose output increases, and 0 for the others.
 
     Increases within rounding error do not count. The paper averages the values over images.
 
@@ -104,7 +104,7 @@ def average_increase(test: PerturbationTest, output_kind: OutputKind = "probabil
     chance_level="0 for a constant map",
 )
 def average_gain(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return the relative gain (N,) of the probability when each image is multiplied by its map, 0..1.
+    """Multiply each image by its map. Return the relative gain (N,) of the probability, 0..1.
 
     Args:
         test: The maps and the model.
@@ -139,7 +139,7 @@ def average_gain(test: PerturbationTest, output_kind: OutputKind = "probability"
 def adcc(
     test: PerturbationTest, compute_maps: Callable[[Tensor], Tensor], output_kind: OutputKind = "probability"
 ) -> MetricValues:
-    """Return the harmonic mean (N,) of coherency, 1 - complexity and 1 - average drop, 0..1.
+    """Return the harmonic mean (N,) of three terms: coherency, 1 - complexity and 1 - average drop. It lies in 0..1.
 
     The value is 0 if one of the three is 0. Complexity is the mean of the map a. Coherency is (1 + r) / 2, where r is the
     correlation of a with the map of the masked image x a. It is undefined if one of these maps is constant. `compute_maps`
@@ -187,7 +187,7 @@ def arcc(
     noise_std: float = 0.01,
     output_kind: OutputKind = "probability",
 ) -> MetricValues:
-    """Return the harmonic mean (N,) of coherency, 1 - complexity and ROAD, 0..1.
+    """Return the harmonic mean (N,) of three terms: coherency, 1 - complexity and ROAD. It lies in 0..1.
 
     The formula is that of `adcc`, with `road` over `shares` in place of 1 - average drop. The value is 0 if one of the three
     is not positive.
@@ -230,7 +230,7 @@ class CoherencyAndSimplicity(NamedTuple):
 def _compute_coherency_and_simplicity(
     test: PerturbationTest, compute_maps: Callable[[Tensor], Tensor]
 ) -> CoherencyAndSimplicity:
-    """Compute the coherency and 1 - complexity of each map. `compute_maps` explains the masked images."""
+    """Compute two terms for each map: coherency, and 1 - complexity. `compute_maps` explains the masked images."""
     a, x = test.normalized_maps, test.scorer.x
     masked_maps = compute_maps(x * a[:, None].to(x.dtype)).detach().to(a)
     if masked_maps.shape != a.shape:
@@ -245,7 +245,7 @@ def _compute_coherency_and_simplicity(
 
 
 def _compute_harmonic_mean(*parts: Tensor) -> Tensor:
-    """Return the harmonic mean (N,) of several numbers (N,). The mean is 0 if one of the numbers is not positive."""
+    """Return the harmonic mean (N,) of several numbers (N,). It is 0 if one of the numbers is 0 or negative."""
     smallest = torch.stack(parts).amin(0)
     harmonic = len(parts) / torch.stack([1 / torch.where(part > 0, part, 1) for part in parts]).sum(0)
     return torch.where(smallest > 0, harmonic, 0)
@@ -260,7 +260,7 @@ class CleanAndMaskedScores(NamedTuple):
 
 
 def _get_clean_and_masked_scores(test: PerturbationTest, output_kind: OutputKind) -> CleanAndMaskedScores:
-    """Return the outputs for the clean images, and for the images multiplied by their maps."""
+    """Return two outputs of the model: for the original images, and for the images multiplied by their maps."""
     nothing = ~(test.normalized_maps > 0).flatten(1).any(1)
     row, undefined = get_row_of_output_kind(output_kind), {NONFINITE_MAP: ~test.is_finite, NO_POSITIVE_VALUE: nothing}
     return CleanAndMaskedScores(test.scorer.clean_scores[row], test.scores_of_weighted_images[row], undefined)

@@ -26,7 +26,7 @@ _register = partial(
 def removal_curve(
     test: PerturbationTest, order: RemovalOrder = "strongest", output_kind: OutputKind = "probability"
 ) -> Tensor:
-    """Remove regions step by step in the given order. Return the model's output (N, steps + 1) at each step.
+    """Remove regions step by step in the given order. Return the model's output after each step (N, steps + 1).
 
     Args:
         test: The maps and the model.
@@ -56,7 +56,7 @@ def removal_curve(
     higher_is_better=False,
 )
 def deletion(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return the area (N,) under the curve of the output, while regions are removed from strongest to weakest.
+    """Remove regions from strongest to weakest. Return the area (N,) under the curve of the model's output.
 
     Args:
         test: The maps and the model.
@@ -85,7 +85,7 @@ def deletion(test: PerturbationTest, output_kind: OutputKind = "probability") ->
     paper="Petsiuk et al. 2018, arXiv:1806.07421; the reversed curve is LeRF, Samek et al. 2017, arXiv:1509.06321",
 )
 def insertion(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return the area (N,) under the curve of the output, while regions are shown from strongest to weakest.
+    """Show regions from strongest to weakest. Return the area (N,) under the curve of the model's output.
 
     To show the first k regions is to remove the last n - k. The curve is therefore LeRF backwards, with the same area.
 
@@ -119,7 +119,7 @@ def insertion(test: PerturbationTest, output_kind: OutputKind = "probability") -
     chance_level="0, in expectation over orders",
 )
 def lerf_morf_gap(test: PerturbationTest, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return the area (N,) between the LeRF and MoRF curves. Effects of the imputation itself cancel.
+    """Return the area (N,) between the LeRF and the MoRF curve. Effects of the imputation itself cancel out.
 
     Args:
         test: The maps and the model.
@@ -150,7 +150,7 @@ def lerf_morf_gap(test: PerturbationTest, output_kind: OutputKind = "probability
     lower_bound=-1.0,
 )
 def aopc(test: PerturbationTest, n_regions: int | None = None, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return the mean loss (N,) of the output along the MoRF curve, -1..1 for a probability.
+    """Return the mean loss of output (N,) along the MoRF curve. For a probability, it lies in -1..1.
 
     The paper uses region_size=9 and n_regions=100.
 
@@ -185,7 +185,7 @@ def aopc(test: PerturbationTest, n_regions: int | None = None, output_kind: Outp
     lower_bound=-1.0,
 )
 def necessity(test: PerturbationTest, share: float = 0.2, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return how much the output (N,) falls if the strongest `share` of the regions is removed.
+    """Remove the strongest `share` of the regions. Return how much the output (N,) falls.
 
     Args:
         test: The maps and the model.
@@ -216,7 +216,7 @@ def necessity(test: PerturbationTest, share: float = 0.2, output_kind: OutputKin
     higher_is_better=False,
 )
 def sufficiency(test: PerturbationTest, share: float = 0.2, output_kind: OutputKind = "probability") -> MetricValues:
-    """Return how much the output (N,) falls if only the strongest `share` of the regions is shown.
+    """Show only the strongest `share` of the regions. Return how much the output (N,) falls.
 
     Args:
         test: The maps and the model.
@@ -242,13 +242,13 @@ def sufficiency(test: PerturbationTest, share: float = 0.2, output_kind: OutputK
 def _compute_score_loss_after_removal(
     test: PerturbationTest, order: RemovalOrder, n_removed: int, output_kind: OutputKind
 ) -> MetricValues:
-    """Return how much the output falls if `n_removed` regions are removed in the given order."""
+    """Remove `n_removed` regions in the given order. Return how much the output falls."""
     values = test.score_after_removal(order, [0, n_removed])[get_row_of_output_kind(output_kind)]
     return test.build_metric_values(values[:, 0] - values[:, 1], values)
 
 
 def _compute_area_under_curve(test: PerturbationTest, values: Tensor) -> Tensor:
-    """Return the area (N,) under each curve (N,points) over the share of removed regions."""
+    """Return the area (N,) under each curve (N,points). The horizontal axis is the share of removed regions."""
     shares = torch.tensor(test.removal_counts, dtype=values.dtype, device=values.device) / test.n_regions
     return torch.trapezoid(values, shares, dim=1)
 
@@ -269,7 +269,7 @@ def road_morf(
     noise_std: float = 0.01,
     output_kind: OutputKind = "probability",
 ) -> MetricValues:
-    """Return the mean output (N,) after the strongest regions are removed, 0..1 for a probability.
+    """Remove the strongest regions. Return the mean output (N,). For a probability, it lies in 0..1.
 
     Args:
         test: The maps and the model.
@@ -304,7 +304,7 @@ def road_lerf(
     noise_std: float = 0.01,
     output_kind: OutputKind = "probability",
 ) -> MetricValues:
-    """Return the mean output (N,) after the weakest regions are removed (see `road_morf`).
+    """Remove the weakest regions. Return the mean output (N,). See `road_morf`.
 
     Args:
         test: The maps and the model.
@@ -341,7 +341,7 @@ def road(
     noise_std: float = 0.01,
     output_kind: OutputKind = "probability",
 ) -> MetricValues:
-    """Return `road_lerf` minus `road_morf` (N,), -1..1 for a probability.
+    """Return the mean output without the weakest regions, minus that without the strongest (N,). Probabilities give -1..1.
 
     Args:
         test: The maps and the model.
@@ -369,7 +369,7 @@ def road(
 def compute_road_gap(
     test: PerturbationTest, shares: Sequence[float], noise_std: float, output_kind: OutputKind
 ) -> Tensor:
-    """Remove the weakest share of the regions, then the strongest. Return the difference of both outputs (N,shares)."""
+    """Remove the weakest regions, or the strongest regions. Return the difference of the two outputs (N,shares)."""
     weakest, strongest = (
         _score_after_road_imputation(test, order, shares, noise_std, output_kind) for order in ("weakest", "strongest")
     )
@@ -383,7 +383,7 @@ def _compute_mean_road_score(
     noise_std: float,
     output_kind: OutputKind,
 ) -> MetricValues:
-    """Return the mean output (N,) over the shares, for one removal order."""
+    """Remove several shares of the regions in one order. Return the mean output (N,) over the shares."""
     scores = _score_after_road_imputation(test, order, shares, noise_std, output_kind)
     return test.build_metric_values(scores.mean(1), scores)
 
@@ -391,7 +391,7 @@ def _compute_mean_road_score(
 def _score_after_road_imputation(
     test: PerturbationTest, order: RemovalOrder, shares: Sequence[float], noise_std: float, output_kind: OutputKind
 ) -> Tensor:
-    """Impute each of several shares of the regions. Return the model's output for each share (N,shares)."""
+    """Impute several shares of the regions, one share at a time. Return the model's output for each share (N,shares)."""
     if not len(shares):
         raise InputError("shares is empty: pass at least one share, such as 0.2")
     counts = [test.count_regions(share, "shares") for share in shares]

@@ -28,7 +28,7 @@ _cache: ContextVar[dict[Hashable, tuple[object, Any]] | None] = ContextVar("prob
 
 @contextmanager
 def clean_maps_and_predictions_shared() -> Iterator[None]:
-    """Let the metrics inside the `with` block share the probes, clean maps and predictions of the same image."""
+    """Let the metrics in the `with` block share results for the same image: probes, unperturbed maps and predictions."""
     token = _cache.set({})
     try:
         yield
@@ -37,7 +37,7 @@ def clean_maps_and_predictions_shared() -> Iterator[None]:
 
 
 def compute_once(key: Hashable, objects: Sequence[object], compute: Callable[[], _Value]) -> _Value:
-    """Return a computed value, or the earlier one for the same key and objects inside `clean_maps_and_predictions_shared`."""
+    """Compute a value. Inside `clean_maps_and_predictions_shared`, a value with equal key and objects is computed only once."""
     cache = _cache.get()
     if cache is None:
         return compute()
@@ -67,13 +67,13 @@ class ExplainerProbe:
 
     @classmethod
     def from_explainer(cls, explainer: Explainer, x: Tensor, target: TargetLike = None) -> "ExplainerProbe":
-        """Create a probe: choose the targets and layers on x once. `target` is what `Score` accepts."""
+        """Create a probe for the images x. Targets and layers are chosen once. `target` is what `Score` accepts."""
         key = ("probe", repr(target))
         return compute_once(key, (explainer, x), lambda: cls._resolve_target_and_layers(explainer, x, target))
 
     @classmethod
     def _resolve_target_and_layers(cls, explainer: Explainer, x: Tensor, target: TargetLike) -> "ExplainerProbe":
-        """Run the model on x, once for all methods, and resolve the target and the layer."""
+        """Run the model on x once. Resolve the target and the layer for all methods."""
         model_info = inspect_model(explainer.model, scores_suffice=explainer.needs_only_scores)
         with evaluation_context(model_info, explainer, x) as context:
             resolved = explainer.resolve_target(target)
@@ -92,11 +92,11 @@ class ExplainerProbe:
 
     @cached_property
     def clean_maps(self) -> FloatArray:
-        """The maps (N,*s) of the clean input, of all samples in one batch."""
+        """The maps (N,*s) of the unperturbed input. All samples are explained in one batch."""
         return self.compute_maps(self.x, range(len(self.x)))
 
     def select_targets(self, sample_index: Sequence[int]) -> Any:
-        """Return the targets of the samples `sample_index`, as `Explainer.attribute` accepts them."""
+        """Return the targets of the samples in `sample_index`. `Explainer.attribute` accepts them."""
         pairs, target = self.score.class_pairs, self.score.target
         if pairs is not None and self.score.classes is not None:
             return pairs[list(sample_index), 0].tolist()
@@ -107,11 +107,11 @@ class ExplainerProbe:
         return target
 
     def compute_maps(self, x: Tensor, sample_index: Sequence[int], batch_size: int = PROBE_BATCH_SIZE) -> FloatArray:
-        """Return maps (R,*s) of input variants (R,C,*S). Row i explains the target of the clean sample `sample_index[i]`."""
+        """Explain changed inputs (R,C,*S). Row i has the target of the original sample `sample_index[i]`. Return the maps."""
         return self.explain(x, sample_index, batch_size).maps
 
     def explain(self, x: Tensor, sample_index: Sequence[int], batch_size: int = PROBE_BATCH_SIZE) -> ExplainedVariants:
-        """Return maps (R,*s) of input variants (R,C,*S), and the probabilities of their targets (see `compute_maps`)."""
+        """Explain changed inputs (R,C,*S). Return the maps, and the probability of each target (see `compute_maps`)."""
         maps, probabilities = [], []
         for start in range(0, len(x), batch_size):
             part = slice(start, start + batch_size)
@@ -133,7 +133,7 @@ class ExplainerProbe:
         )
 
     def compute_probabilities(self, x: Tensor, sample_index: Sequence[int]) -> FloatArray:
-        """Return the probability (R,) of each input variant (R,C,*S) for the target of its clean sample."""
+        """Return the probability (R,) of each changed input (R,C,*S), for the target of its original sample."""
         probabilities = []
         model_info = inspect_model(self.explainer.model, scores_suffice=self.explainer.needs_only_scores)
         with evaluation_context(model_info, self.explainer, x) as context:
@@ -145,7 +145,7 @@ class ExplainerProbe:
 
 
 def require_single_sample(x: Tensor) -> Tensor:
-    """Return x if it holds one sample (1,C,*S). Otherwise raise InputError."""
+    """Return x if it holds exactly one sample (1,C,*S). Otherwise raise an InputError."""
     if x.ndim < 3 or len(x) != 1:
         raise InputError(
             f"x has shape {tuple(x.shape)}: expected one sample (1,C,*S). Call the metric once for each sample"

@@ -42,7 +42,7 @@ def infidelity(
     unit: AttributionUnit = "contributions",
     output_kind: OutputKind = "score",
 ) -> MetricValues:
-    """Return the mean squared difference (N,) between a random square's attribution and the loss of output without the square.
+    """Remove random squares. Return the mean squared difference (N,) between a square's attribution and the loss of output.
 
     The unit is that of the output, squared. For a map of zeros the value is the mean of the squared losses.
 
@@ -99,7 +99,7 @@ def infidelity(
 def faithfulness_correlation(
     test: PerturbationTest, share: float = 0.2, n_sets: int = DEFAULT_N_SETS, output_kind: OutputKind = "score"
 ) -> MetricValues:
-    """Return the correlation (N,) of attribution and loss of output over random sets of regions, -1..1.
+    """Remove random sets of regions. Return the correlation (N,) between attribution and loss of output, -1..1.
 
     The value is undefined if the map is constant, or if all sets lose the same.
 
@@ -139,7 +139,7 @@ def sensitivity_n(
     n_sets: int = DEFAULT_N_SETS,
     output_kind: OutputKind = "score",
 ) -> MetricValues:
-    """Return the mean of `faithfulness_correlation` over several set sizes (N,), -1..1.
+    """Average `faithfulness_correlation` over several set sizes. The result (N,) lies in -1..1.
 
     The value is undefined if one of the correlations is undefined.
 
@@ -181,7 +181,7 @@ def sensitivity_n(
     rounding_tolerance=0.0,
 )
 def completeness_gap(test: PerturbationTest, output_kind: OutputKind = "score") -> MetricValues:
-    """Return the absolute difference (N,) between the sum of each map and the loss of output after all pixels are imputed.
+    """Impute all pixels. Return the absolute difference (N,) between the sum of each map and the loss of output.
 
     Use it for methods whose maps should sum to that loss. The maps need the resolution of the input.
 
@@ -218,7 +218,7 @@ class LossCorrelation(NamedTuple):
 def _correlate_attributions_with_losses(
     test: PerturbationTest, share: float, n_sets: int, output_kind: OutputKind
 ) -> LossCorrelation:
-    """Remove M random sets of regions. Correlate their attributions with the losses of output."""
+    """Remove random sets of regions. Correlate the attribution of each set with the loss of output."""
     check_positive_integer(n_sets=n_sets)
     if n_sets < 2:
         raise InputError(f"n_sets={n_sets}: expected 2 or more sets for a correlation")
@@ -245,7 +245,7 @@ class RowCorrelations(NamedTuple):
 def correlate_tensor_rows(
     first_rows: Tensor, second_rows: Tensor, rounding_tolerance: Tensor | float = 0.0
 ) -> RowCorrelations:
-    """Return Pearson's correlation of each row (N,M) with the same row of the second tensor."""
+    """Return Pearson's correlation between each row of the first tensor and the same row of the second."""
     first, second = _normalize_rows(first_rows, 0.0), _normalize_rows(second_rows, rounding_tolerance)
     correlation = (first.rows * second.rows).sum(1).clamp(-1, 1)
     return RowCorrelations(correlation, first.is_constant | second.is_constant)
@@ -259,7 +259,7 @@ class NormalizedRows(NamedTuple):
 
 
 def _normalize_rows(values: Tensor, rounding_tolerance: Tensor | float) -> NormalizedRows:
-    """Shift each row (N,M) to mean 0 and divide it by its length. Rows within the tolerance count as constant."""
+    """Shift each row (N,M) to mean 0, and divide it by its length. Rows that vary less than the tolerance count as constant."""
     finite = values.nan_to_num(posinf=0.0, neginf=0.0)
     tolerance = CORRELATION_TOLERANCE * finite.abs().amax(1) + rounding_tolerance
     centered = finite - finite.mean(1, keepdim=True)

@@ -39,31 +39,31 @@ class InterimLook:
 
     @property
     def n_patients(self) -> int:
-        """The number of patients at this look."""
+        """The number of patients that this look at the data includes."""
         return self.sizes[self.number - 1]
 
     @property
     def is_last(self) -> bool:
-        """Whether the whole sample has been used."""
+        """Whether this look at the data includes the whole sample."""
         return self.number == len(self.sizes)
 
     @property
     def fraction(self) -> float:
-        """The share of the sample that this look sees."""
+        """The share of the sample that this look at the data includes."""
         return self.n_patients / self.sizes[-1]
 
     @property
     def alpha(self) -> float:
-        """The error rate of an interval of this look."""
+        """The error rate that this look at the data allows for its interval."""
         return self.compute_alpha(ERROR_RATE)
 
     @property
     def confidence_level(self) -> float:
-        """The confidence level of an interval of this look, if all looks together have 95 %."""
+        """The confidence level of an interval at this look. All looks at the data together have the confidence level 95 %."""
         return 1 - self.alpha
 
     def compute_alpha(self, error_rate: float) -> float:
-        """Return the part of `error_rate` that this look may spend, so that all looks together stay below it."""
+        """Return the part of `error_rate` that this look at the data may use. All parts add up to at most `error_rate`."""
         n_interim = len(self.sizes) - 1
         if not n_interim:
             return error_rate
@@ -72,7 +72,7 @@ class InterimLook:
         return total - n_interim * interim if self.is_last else interim
 
     def adjust_p_value(self, p_value: float) -> float:
-        """Correct a p-value for several looks: return the smallest overall error rate at which this look is significant."""
+        """Correct a p-value for several looks at the data. Return the smallest overall error rate at which it is significant."""
         low, high = 0.0, 1.0
         if self.compute_alpha(high) <= p_value:
             return 1.0
@@ -83,13 +83,13 @@ class InterimLook:
 
 
 def plan_interim_looks(n_patients: int) -> list[InterimLook]:
-    """Return the looks at a sample of patients. The last look includes all patients, and a small sample has only this look."""
+    """Plan the looks at a growing sample of patients. The last look includes all patients. A small sample has only this look."""
     sizes = [size for size in LOOK_SIZES if size <= MAX_INTERIM_FRACTION * n_patients]
     return [InterimLook(number, (*sizes, n_patients)) for number in range(1, len(sizes) + 2)]
 
 
 def adjust_difference_for_looks(estimate: Estimate, look: InterimLook, n_comparisons: int) -> Estimate:
-    """Return a difference whose interval and p-value hold for all looks and comparisons together (Bonferroni)."""
+    """Correct the interval and the p-value of a difference. They then hold for all looks and comparisons (Bonferroni)."""
     if estimate.p_value is None:
         return estimate
     count, groups, half = max(1, n_comparisons), estimate.n_limiting_groups or estimate.n_groups, nan
@@ -105,7 +105,7 @@ def adjust_difference_for_looks(estimate: Estimate, look: InterimLook, n_compari
 def compute_chances_above_and_below_margin(
     mean: float, standard_error: float, margin: float, look: InterimLook, n_comparisons: int = 1
 ) -> tuple[float, float]:
-    """Return the chances that the last interval lies above the margin and below it, if the mean does not change."""
+    """Return the chances that the interval at the last look lies above, or below, the margin. The mean is assumed to stay."""
     if look.is_last or not standard_error > 0:
         return 1.0, 1.0
     normal, share = NormalDist(), look.fraction

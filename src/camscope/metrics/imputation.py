@@ -39,7 +39,7 @@ def impute_linearly(x: Tensor, removed_mask: Tensor, tolerance: float = 1e-4) ->
 
 
 def _find_scale_of_gray_channels(deviations: Tensor) -> Tensor | None:
-    """Return by how much each channel (R,C,1,...) is a multiple of the first, as in gray images. None if one is not."""
+    """Return the factor between each channel and the first channel, as in gray images. None if a channel is not a multiple."""
     if deviations.shape[1] == 1:
         return None
     first = deviations[:, :1]
@@ -51,7 +51,7 @@ def _find_scale_of_gray_channels(deviations: Tensor) -> Tensor | None:
 
 
 def _solve_by_conjugate_gradients(values: Tensor, unknown_mask: Tensor, tolerance: float) -> Tensor:
-    """Solve the imputation equations for the unknown pixels (R,1,*S) of values (R,C,*S). Return 0 at known pixels."""
+    """Solve the imputation equations for the unknown pixels. The solution is 0 at known pixels."""
     apply_laplacian, precondition = _build_laplacian(unknown_mask), _build_multigrid_cycle(unknown_mask)
     residual = _sum_neighbors(values * (1 - unknown_mask)) * unknown_mask
     target_norm = _dot_product_by_row(residual, residual) * tolerance**2
@@ -72,13 +72,13 @@ def _solve_by_conjugate_gradients(values: Tensor, unknown_mask: Tensor, toleranc
 
 
 def _build_laplacian(unknown_mask: Tensor) -> LinearOperator:
-    """Return the operator v -> Σ_j w_ij (v_i - v_j) on the unknown pixels. Its argument v must be 0 at known pixels."""
+    """Return the operator v -> Σ_j w_ij (v_i - v_j) on the unknown pixels. Its input v must be 0 at known pixels."""
     degree = _sum_neighbors(torch.ones_like(unknown_mask[:1]))
     return lambda v: (degree * v - _sum_neighbors(v)) * unknown_mask
 
 
 def _build_multigrid_cycle(unknown_mask: Tensor) -> LinearOperator:
-    """Return a function that runs one multigrid cycle: it roughly solves the imputation equations for a residual."""
+    """Return a function that runs one multigrid cycle. The cycle approximately solves the imputation equations for a residual."""
     apply_laplacian, size = _build_laplacian(unknown_mask), unknown_mask.shape[2:]
     smoothing = JACOBI_DAMPING * unknown_mask / _sum_neighbors(torch.ones_like(unknown_mask[:1]))
     halved_axes = [axis for axis in range(2, unknown_mask.ndim) if unknown_mask.shape[axis] > 1]
@@ -104,7 +104,7 @@ def _build_multigrid_cycle(unknown_mask: Tensor) -> LinearOperator:
 
 
 def _sum_neighbors(values: Tensor) -> Tensor:
-    """Return the weighted sum of the neighbors of each pixel. Direct neighbors have weight 1."""
+    """Return the weighted sum of each pixel's neighbors. Direct neighbors have weight 1."""
     summed = values
     for axis in range(2, values.ndim):
         last, length = summed, summed.shape[axis]
@@ -115,7 +115,7 @@ def _sum_neighbors(values: Tensor) -> Tensor:
 
 
 def _split_even_and_odd_cells(values: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """Return the cells at even and at odd positions along an axis. A zero is added if the number of cells is odd."""
+    """Split an axis into the cells at even positions and those at odd positions. An odd number of cells gets a final zero."""
     lines = values.movedim(axis, -1)
     if lines.shape[-1] % 2:
         lines = torch.cat([lines, torch.zeros_like(lines[..., :1])], -1)
@@ -123,7 +123,7 @@ def _split_even_and_odd_cells(values: Tensor, axis: int) -> tuple[Tensor, Tensor
 
 
 def _downsample(values: Tensor, axis: int) -> Tensor:
-    """Halve the resolution along an axis by weighted sums: the transpose of `_upsample`."""
+    """Halve the resolution along an axis by weighted sums. This is the transpose of `_upsample`."""
     first, second = _split_even_and_odd_cells(values, axis)
     summed = 0.75 * (first + second)
     summed[..., :-1] += 0.25 * first[..., 1:]
@@ -176,7 +176,7 @@ ImputationLike = str | Tensor | NoisyLinearImputation
 
 
 def build_imputer(imputation: ImputationLike, x: Tensor, seed: int = 0) -> Imputer:
-    """Return a function that imputes the removed pixels of x (N,C,*S).
+    """Return a function that replaces the removed pixels of the images x (N,C,*S).
 
     "mean" is the mean of each channel. "blur" is a Gaussian blur whose width is a tenth of each side. "noise" is uniform over
     the range of each channel. "zero" is 0 in the model's input. "inpainting" is `NoisyLinearImputation` without noise. A

@@ -37,14 +37,14 @@ class InputTransform(ABC):
 
     @abstractmethod
     def apply(self, x: Tensor) -> Tensor:
-        """Return the changed input in the same shape (N,C,*S). Pixels from outside the image repeat its border."""
+        """Change the input (N,C,*S) without changing its shape. Pixels from outside the image repeat its border."""
 
     def compute_placement(self, size: Sequence[int]) -> Placement:
-        """Return the placement of the changed input on the original input, by default the identity."""
+        """Return where the changed input lies on the original input. By default, both coincide."""
         return Placement.identity(size)
 
     def project_back(self, attribution: FloatArray, size: Sequence[int]) -> tuple[FloatArray, Mask]:
-        """Project a map (*s) of the changed input to the original pixels. Return the map (*S) and the covered pixels (*S)."""
+        """Project a map of the changed input to the original pixels. Return the projected map, and which pixels it covers."""
         return self.compute_placement(size).project(attribution)
 
 
@@ -63,14 +63,14 @@ class Shift(InputTransform):
     offset: int | tuple[int, ...]
 
     def apply(self, x: Tensor) -> Tensor:
-        """Return the shifted input (N,C,*S) with unchanged pixel values."""
+        """Shift the input (N,C,*S). Pixel values stay unchanged."""
         for axis, offset in enumerate(self._resolve_offsets(x.ndim - 2), start=2):
             places = torch.arange(x.shape[axis], device=x.device) - offset
             x = x.index_select(axis, places.clamp(0, x.shape[axis] - 1))
         return x
 
     def compute_placement(self, size: Sequence[int]) -> Placement:
-        """Return the `Placement` that maps positions of the shifted input to those of the original input."""
+        """Return the `Placement` that maps positions in the shifted input to positions in the original input."""
         offset = -np.array(self._resolve_offsets(len(size)), np.float64)
         return Placement(np.column_stack([np.eye(len(size)), offset]), tuple(size), tuple(size))
 
@@ -101,7 +101,7 @@ class Rotation(InputTransform):
     degrees: float
 
     def apply(self, x: Tensor) -> Tensor:
-        """Return the input (N,C,…,H,W) rotated in the plane of the last two axes."""
+        """Rotate the input (N,C,…,H,W) in the plane of its last two axes."""
         height, width = self._get_height_and_width(x.shape[2:])
         rows, columns = (torch.arange(n, device=x.device, dtype=torch.float64) + 0.5 for n in (height, width))
         target_points = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1).flatten(0, 1).cpu().numpy()
@@ -113,7 +113,7 @@ class Rotation(InputTransform):
         return rotated.view(x.shape).to(x.dtype)
 
     def compute_placement(self, size: Sequence[int]) -> Placement:
-        """Return the placement of the rotated input on the original input."""
+        """Return the `Placement` that maps positions in the rotated input to positions in the original input."""
         self._get_height_and_width(size)
         matrix, middle, angle = np.eye(len(size)), np.array(size) / 2, math.radians(self.degrees)
         matrix[-2:, -2:] = [[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]]
@@ -148,7 +148,7 @@ class GaussianNoise(InputTransform):
     seed: int = 0
 
     def apply(self, x: Tensor) -> Tensor:
-        """Return the input (N,C,*S) plus noise. The noise is the same for every sample and on every device."""
+        """Add noise to the input (N,C,*S). The noise is the same for every sample and on every device."""
         check_number(relative_std=self.relative_std, low=0)
         generator = torch.Generator(device="cpu").manual_seed(self.seed)
         noise = torch.randn(x.shape[1:], generator=generator, dtype=torch.float32, device="cpu")
@@ -184,7 +184,7 @@ class IntensityWindow(InputTransform):
     level_shift: float = 0.0
 
     def apply(self, x: Tensor) -> Tensor:
-        """Return the input (N,C,*S) after the intensity window."""
+        """Apply the intensity window to the input (N,C,*S)."""
         check_positive_number(width_factor=self.width_factor)
         check_number(level_shift=self.level_shift)
         values, (low, high) = full_precision(x), _find_minimum_and_maximum(x)
@@ -211,7 +211,7 @@ class Resampling(InputTransform):
     scale_factor: float
 
     def apply(self, x: Tensor) -> Tensor:
-        """Return the input (N,C,*S) after resampling. Inputs may have one, two or three spatial axes."""
+        """Resample the input (N,C,*S) to another resolution and back. It may have one, two or three spatial axes."""
         check_positive_number(scale_factor=self.scale_factor)
         size = tuple(x.shape[2:])
         if len(size) not in LINEAR_MODES:
@@ -244,7 +244,7 @@ class JPEGCompression(InputTransform):
     quality: int
 
     def apply(self, x: Tensor) -> Tensor:
-        """Return the input (N,C,…,H,W) after JPEG compression."""
+        """Compress the input (N,C,…,H,W) as JPEG, and decode it."""
         check_positive_integer(quality=self.quality)
         if self.quality > MAX_JPEG_QUALITY:
             raise InputError(f"quality={self.quality}: expected a whole number, {MAX_JPEG_QUALITY} or less")
@@ -258,7 +258,7 @@ class JPEGCompression(InputTransform):
         return torch.where(step > 0, low + decoded * step, values).to(x.dtype)
 
     def _compress_sample(self, sample: ByteArray) -> ByteArray:
-        """Return one 8-bit sample (C,…,H,W) after JPEG compression."""
+        """Compress one 8-bit sample (C,…,H,W) as JPEG, and decode it."""
         from PIL import Image
 
         is_color = len(sample) == 3
@@ -284,6 +284,6 @@ ACQUISITION_TRANSFORMS: tuple[InputTransform, ...] = (
 
 
 def _find_minimum_and_maximum(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the minimum and the maximum of each sample. Both have the shape (N,1,…,1)."""
+    """Return the minimum and the maximum of each sample. Both tensors have the shape (N,1,…,1)."""
     values, axes = full_precision(x), tuple(range(1, x.ndim))
     return values.amin(axes, keepdim=True), values.amax(axes, keepdim=True)

@@ -29,7 +29,7 @@ class IntervalAndPValue(NamedTuple):
 def compute_t_interval(
     mean: float, standard_error: float, n_groups: int, dof: float | None = None
 ) -> IntervalAndPValue:
-    """Return the 95 % interval and the p-value of a mean difference. Too few groups give NaN and None."""
+    """Return the 95 % interval and the p-value of a mean difference. With too few groups, they are NaN and None."""
     if n_groups < MIN_GROUPS_FOR_INTERVAL:
         return IntervalAndPValue(nan, nan, None)
     if standard_error == 0:
@@ -46,7 +46,7 @@ def compute_t_quantile(dof: float, tail_probability: float) -> float:
 
 
 def compute_min_p_value(n_groups: int) -> float:
-    """Return the smallest p-value that `n_groups` groups allow: 2^(1 - groups), if all differences have the same sign.
+    """Return the smallest p-value that `n_groups` groups allow. If all differences have the same sign, it is 2^(1 - groups).
 
     Args:
         n_groups: The number of groups, such as patients.
@@ -62,7 +62,7 @@ def compute_min_p_value(n_groups: int) -> float:
 
 
 def compute_min_detectable_prevalence(n_groups: int) -> float:
-    """Return the smallest prevalence that `n_groups` groups show at least once with 95 % probability.
+    """Return the smallest prevalence at which `n_groups` groups contain at least one case with 95 % probability.
 
     For many groups this is the rule of three (doi:10.1001/jama.1983.03330370053031).
     """
@@ -70,7 +70,7 @@ def compute_min_detectable_prevalence(n_groups: int) -> float:
 
 
 def adjust_holm(p_values: Sequence[float]) -> list[float]:
-    """Return Holm-adjusted p-values in the given order (Holm 1979).
+    """Return p-values corrected by Holm's method, in the given order (Holm 1979).
 
     Args:
         p_values: P-values of one family of tests.
@@ -97,7 +97,7 @@ def adjust_holm(p_values: Sequence[float]) -> list[float]:
 def index_groups(
     groups: Sequence[Hashable] | None, n_rows: int, selected_rows: npt.NDArray[np.int64] | None = None
 ) -> npt.NDArray[np.int64]:
-    """Number the groups in order of appearance. Return the number of each row's group. By default each row is a group."""
+    """Number the groups in order of appearance. Return the group number of each row. By default, each row is its own group."""
     row_indices = np.arange(n_rows) if selected_rows is None else selected_rows
     if groups is None:
         return np.arange(len(row_indices))
@@ -115,7 +115,7 @@ def index_groups(
 def iter_bootstrap_indices(
     n_groups: int, n_resamples: int, seed: int, values_per_resample: int | None = None
 ) -> Iterator[npt.NDArray[np.int64]]:
-    """Draw groups with replacement. Yield their indices (resamples,n_groups) in chunks that fit into memory."""
+    """Draw groups with replacement. Yield the drawn indices (resamples,n_groups) in chunks that fit into memory."""
     random = np.random.default_rng(seed)
     step = max(1, MAX_NUMBERS_IN_MEMORY // max(n_groups, values_per_resample or 0))
     for first in range(0, n_resamples, step):
@@ -125,7 +125,7 @@ def iter_bootstrap_indices(
 def compute_bootstrap_interval(
     resampled_values: FloatArray, n_groups: int, confidence_level: float = 0.95, n_effective_groups: float | None = None
 ) -> tuple[float, float]:
-    """Return the low and high end of the expanded percentile interval. Too few groups or equal values give NaN."""
+    """Return the limits of the expanded percentile interval. They are NaN with too few groups, or if all values are equal."""
     size = n_groups if n_effective_groups is None else n_effective_groups
     if n_groups < MIN_GROUPS_FOR_INTERVAL or size < MIN_EFFECTIVE_GROUPS:
         return nan, nan
@@ -135,12 +135,12 @@ def compute_bootstrap_interval(
 
 
 def compute_interval_multiplier(n_groups: float, confidence_level: float = 0.95) -> float:
-    """Return the factor by which the standard deviation of bootstrap means is multiplied for half an interval."""
+    """Return the factor that turns the standard deviation of bootstrap means into the half-width of an interval."""
     return compute_t_quantile(n_groups - 1, (1 - confidence_level) / 2) * sqrt(n_groups / (n_groups - 1))
 
 
 def compute_p_from_intervals(interval_at_level: Callable[[float], tuple[float, float]]) -> float:
-    """Return the two-sided p-value of a difference: 1 minus the highest confidence level whose interval excludes 0."""
+    """Return the two-sided p-value of a difference. It is 1 minus the highest confidence level whose interval excludes 0."""
     lowest, highest = -16.0, 0.0  # log10(p)
     for _ in range(40):
         middle = (lowest + highest) / 2

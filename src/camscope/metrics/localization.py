@@ -31,7 +31,7 @@ _register = partial(register_metric, input_kind="mask")
 def pointing_game(
     attribution: npt.ArrayLike, mask: npt.ArrayLike, tolerance: float = 0.0, spacing: Sequence[float] | None = None
 ) -> float:
-    """Return 1 if the peak of a map (*S) lies in the mask (*S), else 0. Tied peaks give the share of hits.
+    """Return 1 if the peak of a map lies in the mask, else 0. If several pixels tie for the peak, return the share of hits.
 
     Args:
         attribution: (*S) the map.
@@ -84,7 +84,7 @@ def energy_inside(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     chance_level="1",
 )
 def enrichment(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
-    """Return the share of attribution inside the mask, divided by the mask's share of the image area.
+    """Return the share of attribution inside the mask, divided by the share of the image that the mask covers.
 
     The chance level is 1, the largest value is image area / mask area. A map without a positive value has no value.
 
@@ -110,7 +110,7 @@ def enrichment(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     chance_level=MASK_AREA_LEVEL,
 )
 def rank_accuracy(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
-    """Return the share of the |M| strongest cells of the map that lie in the mask M, 0..1.
+    """Select the strongest pixels of the map, as many as the mask has. Return the share that lies in the mask, 0..1.
 
     If cells tie for the last places, the share of the mask among them counts.
 
@@ -140,7 +140,7 @@ def rank_accuracy(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     chance_level=MASK_AREA_LEVEL,
 )
 def average_precision(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
-    """Return the average precision of the map's values as scores for "this pixel lies in the mask", 0..1.
+    """Return the average precision of the map, 0..1. Its values serve as scores for "this pixel lies in the mask".
 
     Args:
         attribution: (*S) a map.
@@ -168,7 +168,7 @@ def average_precision(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     paper="Otsu 1979; as used by Saporta et al. 2022",
 )
 def iou_otsu(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
-    """Return the IoU of the mask and the cells above Otsu's threshold of the map, 0..1.
+    """Select the pixels above Otsu's threshold of the map. Return their IoU with the mask, 0..1.
 
     Args:
         attribution: (*S) a map.
@@ -193,7 +193,7 @@ def iou_otsu(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     paper="Zhou et al. 2016, arXiv:1512.04150",
 )
 def iou(attribution: npt.ArrayLike, mask: npt.ArrayLike, threshold: float = 0.5) -> float:
-    """Return the IoU of the mask and the cells of at least `threshold` times the map's maximum, 0..1.
+    """Select the pixels that reach `threshold` times the map's maximum. Return their IoU with the mask, 0..1.
 
     A map without a positive value has no value.
 
@@ -221,7 +221,7 @@ def iou(attribution: npt.ArrayLike, mask: npt.ArrayLike, threshold: float = 0.5)
 def iou_over_thresholds(
     attribution: npt.ArrayLike, mask: npt.ArrayLike, thresholds: Sequence[float] = IOU_THRESHOLDS
 ) -> float:
-    """Return the mean of `iou` over several thresholds, 0..1.
+    """Return the mean of `iou` over several thresholds. It lies in 0..1.
 
     Args:
         attribution: (*S) a map.
@@ -253,7 +253,7 @@ def iou_over_thresholds(
     chance_level=MASK_AREA_LEVEL,
 )
 def dice_at_mask_area(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
-    """Return the Dice coefficient of the mask M and the |M| strongest cells of the map, 0..1.
+    """Select the strongest pixels of the map, as many as the mask has. Return their Dice coefficient with the mask, 0..1.
 
     Args:
         attribution: (*S) a map.
@@ -277,7 +277,7 @@ def dice_at_mask_area(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> float:
     higher_is_better=False,
 )
 def peak_distance(attribution: npt.ArrayLike, mask: npt.ArrayLike, spacing: Sequence[float] | None = None) -> float:
-    """Return the distance from the peak to the mask in the units of `spacing`, or 0 for a peak in the mask.
+    """Return the distance from the peak of the map to the mask, in the units of `spacing`. A peak inside the mask gives 0.
 
     Args:
         attribution: (*S) a map.
@@ -303,7 +303,7 @@ def peak_distance(attribution: npt.ArrayLike, mask: npt.ArrayLike, spacing: Sequ
     higher_is_better=False,
 )
 def centroid_distance(attribution: npt.ArrayLike, mask: npt.ArrayLike, spacing: Sequence[float] | None = None) -> float:
-    """Return the distance between the centers of mass of the map and the mask, in the units of `spacing`.
+    """Return the distance between the map's center of mass and the mask's center of mass, in the units of `spacing`.
 
     The value is undefined for a map without positive values.
 
@@ -326,7 +326,7 @@ def centroid_distance(attribution: npt.ArrayLike, mask: npt.ArrayLike, spacing: 
 
 
 def _clip_negatives_and_check_mask(attribution: npt.ArrayLike, mask: npt.ArrayLike) -> tuple[FloatArray, Mask]:
-    """Return the map with negative values set to 0, and the mask as booleans. Raise InputError for an unsuitable mask."""
+    """Set negative values of the map to 0, and convert the mask to booleans. Raise an InputError for an unsuitable mask."""
     values = positive_part(attribution)
     return values, require_valid_mask(values, mask)
 
@@ -339,7 +339,7 @@ def _find_positive_peak(values: FloatArray) -> float:
 
 
 def _divide_by_sum(values: FloatArray) -> FloatArray:
-    """Return the values divided by their sum, without overflow or underflow."""
+    """Divide the values by their sum. Overflow and underflow are avoided."""
     shares = values / _find_positive_peak(values)
     return np.asarray(shares / shares.sum())
 
@@ -355,7 +355,7 @@ def _compute_center_of_mass(shares: FloatArray) -> FloatArray:
 
 
 def compute_otsu_threshold(values: FloatArray) -> float:
-    """Return Otsu's threshold of values whose maximum is 1, from a histogram of 256 bins."""
+    """Return Otsu's threshold for values with the maximum 1. It is computed from a histogram of 256 bins."""
     low, high = float(values.min()), float(values.max())
     if high - low <= CONSTANT_MAP_TOLERANCE:
         raise UndefinedError("the map is constant: Otsu's threshold is not defined")
@@ -368,13 +368,13 @@ def compute_otsu_threshold(values: FloatArray) -> float:
 
 
 def _compute_distances_to_mask(mask: Mask, spacing: Sequence[float] | None) -> FloatArray:
-    """Return the distance (*S) from the center of each pixel to the center of the nearest mask pixel."""
+    """Return the distance (*S) from each pixel's center to the center of the nearest mask pixel."""
     transform = require("scipy.ndimage", extra="metrics").distance_transform_edt
     return np.asarray(transform(~mask, sampling=_resolve_pixel_spacing(spacing, mask.ndim)), np.float64)
 
 
 def _resolve_pixel_spacing(spacing: Sequence[float] | None, n_axes: int) -> FloatArray:
-    """Return the pixel size along each axis (axes,). The default is 1."""
+    """Return the pixel size along each axis. The default is 1."""
     lengths = np.ones(n_axes) if spacing is None else np.asarray(spacing, np.float64)
     if lengths.shape != (n_axes,) or not ((lengths > 0) & np.isfinite(lengths)).all():
         expected_numbers = plural(n_axes, "positive number")

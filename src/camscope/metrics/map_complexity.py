@@ -19,7 +19,7 @@ from camscope.plurals import plural
     chance_level="0 for a constant map, 1/3 for uniform random values",
 )
 def sparseness(attribution: npt.ArrayLike) -> float:
-    """Return the Gini index of the absolute values of a map (*S), 0 for a constant map and at most 1 - 1/N.
+    """Return the Gini index of a map's absolute values. It is 0 for a constant map, and at most 1 - 1/N.
 
     Args:
         attribution: (*S) a map.
@@ -45,7 +45,7 @@ def sparseness(attribution: npt.ArrayLike) -> float:
     chance_level="1 for a constant map",
 )
 def entropy(attribution: npt.ArrayLike) -> float:
-    """Return the normalized entropy of the absolute values of a map (*S), 1 for a constant map.
+    """Return the normalized entropy of a map's absolute values. It is 1 for a constant map.
 
     Args:
         attribution: (*S) a map.
@@ -71,7 +71,7 @@ def entropy(attribution: npt.ArrayLike) -> float:
     chance_level="0.9 for a constant map",
 )
 def effective_area(attribution: npt.ArrayLike, share: float = 0.9) -> float:
-    """Return the smallest share of the cells of a map (*S) that holds `share` of the sum of absolute values.
+    """Return the smallest share of a map's pixels that together hold `share` of the sum of absolute values.
 
     The result is share / N for a single nonzero cell and `share` for a constant map.
 
@@ -99,7 +99,7 @@ def effective_area(attribution: npt.ArrayLike, share: float = 0.9) -> float:
 
 
 def _compute_absolute_shares(attribution: npt.ArrayLike) -> FloatArray:
-    """Return each absolute value divided by the sum of absolute values (N,), without overflow or underflow."""
+    """Divide each absolute value by the sum of absolute values. Overflow and underflow are avoided."""
     sizes = np.abs(to_finite_array(attribution)).ravel()
     if len(sizes) < 2:
         raise UndefinedError(f"the map has {plural(len(sizes), 'cell')}: expected 2 cells or more")

@@ -30,7 +30,7 @@ _register = partial(register_metric, input_kind="map_pair", higher_is_better=Non
     chance_level="0",
 )
 def pearson(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
-    """Return Pearson's correlation of two maps, -1..1. Constant maps have no correlation.
+    """Return Pearson's correlation between two maps, -1..1. It is undefined for constant maps.
 
     Args:
         first: (*S) a map.
@@ -55,7 +55,7 @@ def pearson(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
     chance_level="0",
 )
 def spearman(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
-    """Return Spearman's rank correlation of two maps, -1..1. Constant maps have no correlation.
+    """Return Spearman's rank correlation between two maps, -1..1. It is undefined for constant maps.
 
     Args:
         first: (*S) a map.
@@ -85,7 +85,7 @@ def ssim(
     window_size: int = SSIM_WINDOW_SIZE,
     is_signed: bool | None = None,
 ) -> float:
-    """Return the structural similarity of two maps, -1..1. Maps of zeros have no similarity.
+    """Return the structural similarity of two maps, -1..1. It is undefined for maps of zeros.
 
     Each map is divided by its largest absolute value. Signed maps are then shifted from -1..1 to 0..1, because SSIM is
     defined for images without negative values. Otherwise an inverted pattern could get a high score.
@@ -119,7 +119,7 @@ def ssim(
     lower_bound=-1.0,
 )
 def hog_correlation(first: npt.ArrayLike, second: npt.ArrayLike, cell_size: int = HOG_CELL_SIZE) -> float:
-    """Return the correlation of the histograms of oriented gradients of two maps (H,W), -1..1.
+    """Compute histograms of oriented gradients for two maps (H,W). Return their correlation, -1..1.
 
     A constant map has no value. A map needs two axes and at least 3 x 3 cells. There are 9 orientations, and blocks of
     3 x 3 cells with L2-Hys normalization.
@@ -150,7 +150,7 @@ def hog_correlation(first: npt.ArrayLike, second: npt.ArrayLike, cell_size: int 
     chance_level="about 0.05: 0.1 / (2 - 0.1)",
 )
 def jaccard(first: npt.ArrayLike, second: npt.ArrayLike, top_share: float = 0.1) -> float:
-    """Return the Jaccard index of the strongest cells of two maps, 0..1. Constant maps have no strongest cells.
+    """Return the Jaccard index of the strongest pixels in two maps, 0..1. It is undefined for constant maps.
 
     If cells tie for the last places, each of them counts in part.
 
@@ -187,13 +187,13 @@ SIMILARITIES: Mapping[str, Callable[..., float]] = {
 
 
 def rank_values(values: npt.ArrayLike) -> FloatArray:
-    """Return the ranks (M,) of the values, starting at 1. Tied values get their mean rank."""
+    """Return the ranks (M,) of the values, starting at 1. Tied values share their mean rank."""
     _, inverse, counts = np.unique(np.asarray(values).ravel(), return_inverse=True, return_counts=True)
     return np.asarray((counts.cumsum() - (counts - 1) / 2)[inverse])
 
 
 def compute_hog_features(values: FloatArray, cell_size: int = HOG_CELL_SIZE) -> FloatArray:
-    """Return the histograms of oriented gradients (M,) of a map (H,W) scaled to a peak of 1."""
+    """Scale a map (H,W) to a peak of 1. Return its histograms of oriented gradients (M,)."""
     if values.ndim != 2:
         axes = plural(values.ndim, "axis")
         raise UndefinedError(f"a map with {axes} has no histogram of oriented gradients: expected a map with 2 axes")
@@ -209,7 +209,7 @@ def compute_hog_features(values: FloatArray, cell_size: int = HOG_CELL_SIZE) -> 
 
 
 def divide_by_peak(values: FloatArray) -> FloatArray:
-    """Return the map divided by its largest absolute value. Raises UndefinedError for a map of zeros."""
+    """Divide a map by its largest absolute value. Raise an UndefinedError for a map of zeros."""
     peak = np.abs(values).max()
     if not peak > 0:
         raise UndefinedError("the map is zero everywhere: it cannot be scaled")
@@ -217,14 +217,14 @@ def divide_by_peak(values: FloatArray) -> FloatArray:
 
 
 def shift_to_unit_interval(scaled_map: FloatArray, is_signed: bool) -> FloatArray:
-    """Shift a signed map from -1..1 to 0..1. Maps that are not signed stay unchanged."""
+    """Shift a map with negative values from -1..1 to 0..1. Any other map stays unchanged."""
     return (scaled_map + 1) / 2 if is_signed else scaled_map
 
 
 def compute_ssim(
     first: FloatArray, second: FloatArray, *, data_range: float = SSIM_DATA_RANGE, window_size: int = SSIM_WINDOW_SIZE
 ) -> float:
-    """Return the SSIM of two maps whose values have the range `data_range`."""
+    """Return the structural similarity of two maps. `data_range` is the range of their values."""
     if window_size < 3 or window_size % 2 == 0:
         raise InputError(f"window_size={window_size}: expected an odd number of pixels, 3 or more")
     if min(first.shape) < window_size:
@@ -235,7 +235,7 @@ def compute_ssim(
 
 
 def correlate_rows(first_rows: FloatArray, second_rows: FloatArray) -> FloatArray:
-    """Return Pearson's correlation (R,) of each row (R,M) with the same row of the second array. Constant rows give NaN."""
+    """Return Pearson's correlation between each row of one array and the same row of the other. Constant rows give NaN."""
     products = center_and_normalize_rows(first_rows) * center_and_normalize_rows(second_rows)
     return np.asarray(products.sum(-1).clip(-1, 1))
 
@@ -248,7 +248,7 @@ def _correlate_vectors(first: FloatArray, second: FloatArray) -> float:
 
 
 def center_and_normalize_rows(rows: FloatArray) -> FloatArray:
-    """Shift each row (R,M) to mean 0 and divide it by its length. Constant rows become NaN."""
+    """Shift each row (R,M) to mean 0, and divide it by its length. Constant rows become NaN."""
     largest = np.abs(rows).max(-1, keepdims=True)
     scaled = rows / np.where(largest > 0, largest, 1)
     centered = scaled - scaled.mean(-1, keepdims=True)
@@ -257,7 +257,7 @@ def center_and_normalize_rows(rows: FloatArray) -> FloatArray:
 
 
 def _compute_top_membership(values: FloatArray, top_share: float) -> FloatArray:
-    """Return 1 for a cell among the strongest `top_share`, else 0 (M,). Tied cells at the cutoff get a fraction."""
+    """Return 1 for values among the strongest `top_share`, and 0 for other values. Values tied at the cutoff get a fraction."""
     if values.min() == values.max():
         raise UndefinedError("the map is constant: it has no strongest cells")
     n_top = max(1, round(top_share * len(values)))

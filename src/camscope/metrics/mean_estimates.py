@@ -78,7 +78,7 @@ class Estimate:
 
     @property
     def is_dominated_by_few_groups(self) -> bool:
-        """Whether a few groups hold so many of the values that no interval is given."""
+        """Whether a few groups hold so many of the values that there is no interval."""
         n_counted = self.n_groups if self.n_limiting_groups is None else self.n_limiting_groups
         return (
             self.n_groups >= MIN_GROUPS_FOR_INTERVAL
@@ -87,7 +87,7 @@ class Estimate:
         )
 
     def explain_missing_intervals(self, group_name: str = "group") -> str:
-        """Explain that the interval is missing because a few groups hold most values. Return "" if no few groups do."""
+        """Explain that the interval is missing because a few groups hold most values. Return "" if that is not the reason."""
         if not self.is_dominated_by_few_groups or self.n_effective_groups is None or self.largest_group_share is None:
             return ""
         values = "images" if self.n_limiting_groups is None else "images of one class"
@@ -109,7 +109,7 @@ def estimate_mean(
     seed: int = 0,
     confidence_level: float = 0.95,
 ) -> Estimate:
-    """Estimate the mean of values (N,) and its confidence interval. NaN values are left out.
+    """Estimate the mean of values (N,) with a confidence interval. NaN values are left out.
 
     Args:
         values: (N,) numbers of images.
@@ -157,7 +157,7 @@ def estimate_difference(
     *,
     rounding_tolerance: float = 0.0,
 ) -> Estimate:
-    """Estimate the mean of `values` - `reference_values`, its confidence interval and its p-value.
+    """Estimate the mean of `values` - `reference_values` with a confidence interval and a p-value.
 
     An image counts if both values are defined. Interval and p-value both come from Student's t, so they never contradict each
     other. The variance is the jackknife variance over groups, and the degrees of freedom allow for groups of different sizes.
@@ -202,7 +202,7 @@ def estimate_difference(
 
 
 def adjust_bonferroni(estimates: Sequence[Estimate], n_comparisons: int | None = None) -> list[Estimate]:
-    """Correct the intervals and p-values of differences by Bonferroni. `n_comparisons` is by default the number of estimates."""
+    """Correct intervals and p-values of differences by Bonferroni. By default, `n_comparisons` is the number of estimates."""
     count, adjusted = max(1, len(estimates) if n_comparisons is None else n_comparisons), []
     for estimate in estimates:
         if estimate.p_value is None or count == 1:
@@ -250,12 +250,12 @@ class _GroupedValues:
 
     @property
     def rounding_tolerance(self) -> float:
-        """The largest number that counts as a rounding error of the values."""
+        """The largest difference between values that can be a rounding error."""
         return RELATIVE_PRECISION * float(np.abs(self.values).max())
 
     @property
     def has_enough_groups(self) -> bool:
-        """Whether there are enough groups and enough effective groups for an interval."""
+        """Whether there are enough groups for an interval. The number and the effective number of groups must both suffice."""
         n_effective = count_effective_groups(self.group_sizes)
         return self.n_groups >= MIN_GROUPS_FOR_INTERVAL and n_effective >= MIN_EFFECTIVE_GROUPS
 
@@ -305,7 +305,7 @@ class _GroupedValues:
     def _compute_effective_sample_size(
         self, mean_share: float, bounds: tuple[float, float], confidence_level: float
     ) -> float:
-        """Return the number of independent values whose mean would have the same variance."""
+        """Return the number of independent values whose mean would have the same variance as this mean."""
         width = bounds[1] - bounds[0]
         if float(np.ptp(self.values)) <= RELATIVE_PRECISION * width:
             return count_effective_groups(self.group_sizes)

@@ -62,11 +62,11 @@ class Metric:
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """The smallest and the largest possible value, or None if the metric is unbounded."""
+        """The smallest and the largest possible value. None if the metric is unbounded."""
         return None if self.lower_bound is None or self.upper_bound is None else (self.lower_bound, self.upper_bound)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the metric value. Raises UndefinedError if the metric is not defined for the input."""
+        """Compute the metric value. Raise an UndefinedError if the metric is not defined for this input."""
         return self.function(*args, **kwargs)
 
 
@@ -82,7 +82,7 @@ def register_metric(name: str, **facts: Any) -> Callable[[MetricFunction], Metri
 
 
 def to_finite_array(attribution: npt.ArrayLike) -> FloatArray:
-    """Return a map (*S) as float64. Raises UndefinedError for NaN or infinity, and InputError for an empty map."""
+    """Convert a map to float64. Raise an UndefinedError for NaN or infinity, and an InputError for an empty map."""
     if isinstance(attribution, Tensor):
         check_ordinary_tensor(attribution, "the map", "attribution", InputError, allow_castable=True)
         attribution = attribution.detach().to("cpu", torch.float64)
@@ -95,19 +95,19 @@ def to_finite_array(attribution: npt.ArrayLike) -> FloatArray:
 
 
 def check_no_infinity(values: FloatArray) -> None:
-    """Raise InputError if a metric value is infinite. NaN is allowed."""
+    """Raise an InputError if a metric value is infinite. NaN is allowed."""
     if np.isinf(values).any():
         index = int(np.flatnonzero(np.isinf(values))[0])
         raise InputError(f"value {index} is infinite: expected finite numbers, or NaN for undefined values")
 
 
 def positive_part(attribution: npt.ArrayLike) -> FloatArray:
-    """Return a map (*S) as float64 with negative values set to 0. Raises UndefinedError for NaN or infinity."""
+    """Convert a map to float64, and set negative values to 0. Raise an UndefinedError for NaN or infinity."""
     return to_finite_array(attribution).clip(min=0)
 
 
 def require_valid_mask(attribution: FloatArray, mask: npt.ArrayLike) -> Mask:
-    """Return the mask as an array. Raises UndefinedError if the mask is empty or covers the whole image."""
+    """Convert a mask to an array. Raise an UndefinedError if the mask is empty or covers the whole image."""
     if isinstance(mask, Tensor):
         check_ordinary_tensor(mask, "the mask", "mask", InputError)
     checked = np.asarray(mask.detach().cpu() if isinstance(mask, Tensor) else mask)
@@ -142,7 +142,7 @@ class MetricValues:
 
     @classmethod
     def from_tensor(cls, numbers: Tensor, undefined_by_reason: Mapping[str, Tensor]) -> "MetricValues":
-        """Build metric values from numbers (N,). `undefined_by_reason` marks the images (N,) without a value, by reason."""
+        """Build metric values from numbers (N,). `undefined_by_reason` marks, for each reason, the images without a value."""
         undefined = {**undefined_by_reason, "the metric value is NaN or infinite": ~numbers.isfinite()}
         flags = {reason: rows.tolist() for reason, rows in undefined.items()}
         reasons = [next((reason for reason in flags if flags[reason][i]), "") for i in range(len(numbers))]
@@ -160,5 +160,5 @@ class MetricValues:
 
     @property
     def array(self) -> FloatArray:
-        """The values (N,) as an array, with NaN for undefined values."""
+        """The values (N,) as an array. Undefined values are NaN."""
         return np.array([np.nan if number is None else number for number in self.numbers], np.float64)

@@ -82,7 +82,7 @@ class ModelScorer:
         return torch.finfo(self._target_score.dtype).eps
 
     def __call__(self, variants: Tensor, sample_index: Tensor | None = None) -> Tensor:
-        """Return score and probability (2,R) of variants (R,C,*S).
+        """Return two rows (2,R) for changed inputs (R,C,*S): the scores and the probabilities.
 
         `sample_index` (R,) tells of which sample each is a variant. By default there is one variant of each sample, in order.
         """
@@ -91,7 +91,7 @@ class ModelScorer:
         return self._compute_score_and_probability(variants, sample_index)
 
     def score_variants(self, n_variants: int, build_variants: VariantBuilder) -> Tensor:
-        """Return score and probability (2, n_variants). Variants are built and scored batch by batch."""
+        """Build and score changed inputs batch by batch. Return two rows (2, n_variants): the scores and the probabilities."""
         scores = torch.empty(2, n_variants, dtype=torch.float64, device=self.x.device)
 
         def score_part(part: slice) -> None:
@@ -101,7 +101,7 @@ class ModelScorer:
         return scores
 
     def _compute_score_and_probability(self, x: Tensor, sample_index: Tensor | None) -> Tensor:
-        """Run the model once. Return score and probability (2,R). Raise InputError after the end of the scope."""
+        """Run the model once. Return scores and probabilities (2,R). Raise an InputError if the scorer is already closed."""
         if not self.is_open:
             raise InputError("the scorer is closed: compute scores inside the `with scoring_scope(…)` block")
         output = self._target_score.forward(x, sample_index)
@@ -128,7 +128,7 @@ def scoring_scope(
     batch_size: int | None = None,
     forward_options: Mapping[str, Any] | None = None,
 ) -> Iterator[ModelScorer]:
-    """Provide a `ModelScorer` for x (N,C,*S) inside the `with` block. The model is restored afterwards.
+    """Provide a `ModelScorer` for the images x (N,C,*S) inside the `with` block. The model is restored afterwards.
 
     Args:
         model: The model, or a function from a batch to scores.

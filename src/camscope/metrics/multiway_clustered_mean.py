@@ -24,7 +24,7 @@ GroupIndices = npt.NDArray[np.int64]
 def estimate_clustered_mean(
     values: npt.ArrayLike, *groupings: Sequence[Hashable] | None, confidence_level: float = 0.95
 ) -> Estimate:
-    """Estimate the mean of values (N,) that belong to groups of one or more kinds.
+    """Estimate the mean of values (N,). The values can belong to groups of several kinds, such as patients and scanners.
 
     Each of `groupings` (N,) names the group of each value (Cameron et al. 2011, doi:10.1198/jbes.2010.07136). The estimate
     has the group count of the kind with the fewest groups. If there are too few groups, it has no interval.
@@ -52,7 +52,7 @@ def estimate_clustered_mean(
 
 
 def _compute_clustered_variance(deviations: FloatArray, groupings: Sequence[GroupIndices]) -> float:
-    """Return the variance of the mean over groups of all kinds, by inclusion and exclusion."""
+    """Return the variance of the mean. Groups of all kinds are combined by inclusion and exclusion."""
     alone = [_compute_variance(deviations, kind) for kind in groupings]
     shared = 0.0
     for size in range(2, len(groupings) + 1):

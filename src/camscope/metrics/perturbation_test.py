@@ -24,7 +24,7 @@ MaskBuilder = Callable[[slice], Tensor]  # slice of the sets -> removed pixels (
 
 
 def rank_regions(maps: Tensor, region_labels: Tensor, n_regions: int, tie_seeds: Sequence[int]) -> Tensor:
-    """Rank regions by their mean in each map. Return the rank of the region of each pixel (N,*S), 0 for the largest mean."""
+    """Rank regions by their mean value in each map. Return the rank of each pixel's region. Rank 0 has the largest mean."""
     values = maps.flatten(1).nan_to_num()
     if n_regions < values.shape[1]:
         sums = values.new_zeros(len(values), n_regions).index_add_(1, region_labels.flatten(), values)
@@ -42,7 +42,7 @@ def rank_regions(maps: Tensor, region_labels: Tensor, n_regions: int, tie_seeds:
 def sample_region_sets(
     region_labels: Tensor, n_regions: int, regions_per_set: int, n_sets: int, seed: int
 ) -> MaskBuilder:
-    """Return a function that builds masks of `n_sets` random sets of `regions_per_set` regions each."""
+    """Return a function that builds masks of `n_sets` random sets. Each set has `regions_per_set` regions."""
     set_seeds = draw_seeds(n_sets, torch.Generator(device="cpu").manual_seed(seed))
 
     def build_random_region_masks(set_slice: slice) -> Tensor:
@@ -57,7 +57,7 @@ def sample_region_sets(
 
 
 def sample_squares(size: Sequence[int], max_side: int, n_squares: int, seed: int, device: torch.device) -> MaskBuilder:
-    """Return a function that builds masks of `n_squares` random squares, with sides of 1 to `max_side` pixels."""
+    """Return a function that builds masks of `n_squares` random squares. Their sides are 1 to `max_side` pixels long."""
     generator = torch.Generator(device="cpu").manual_seed(seed)
     sides = torch.randint(1, max_side + 1, (n_squares,), generator=generator, device="cpu")
     positions = torch.rand(n_squares, len(size), generator=generator, dtype=torch.float64, device="cpu")
@@ -165,37 +165,37 @@ class PerturbationTest:
 
     @property
     def removal_counts(self) -> list[int]:
-        """The number of removed regions at each point of a removal curve, from 0 to all regions."""
+        """The number of removed regions at each point of a removal curve. It grows from 0 to the number of all regions."""
         steps = min(self.n_steps, self.n_regions)
         return [round(self.n_regions * step / steps) for step in range(steps + 1)]
 
     def count_regions(self, share: float, setting_name: str = "share") -> int:
-        """Return the number of regions in a share between 0 and 1 of all regions, at least one."""
+        """Convert a share of the regions, between 0 and 1, to a number of regions. The number is at least one."""
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
             raise InputError(f"{setting_name}={share!r}: expected a number between 0 and 1")
         return min(self.n_regions, max(1, round(share * self.n_regions)))
 
     @cached_property
     def region_ranks(self) -> Tensor:
-        """The rank (N,*S) of each pixel's region in the map, 0 for the strongest region."""
+        """The rank (N,*S) of the region that contains each pixel. Rank 0 is the strongest region of the map."""
         tie_seeds = self.tie_seeds or [self.seed] * len(self.maps)
         return rank_regions(self.maps, self._region_labels, self.n_regions, tie_seeds)
 
     @cached_property
     def is_finite(self) -> Tensor:
-        """Whether each map contains neither NaN nor infinity, (N,) bool."""
+        """Whether each map is free of NaN and infinity, as booleans (N,)."""
         return self.maps.flatten(1).isfinite().all(1)
 
     @cached_property
     def normalized_maps(self) -> Tensor:
-        """The positive part of each map (N,*S) divided by its maximum, 0..1."""
+        """The positive part of each map (N,*S), divided by its maximum. The values lie in 0..1."""
         positive = self.maps.nan_to_num(posinf=0.0).clamp(min=0)
         peaks = positive.flatten(1).amax(1).view(-1, *[1] * (positive.ndim - 1))
         return positive / torch.where(peaks > 0, peaks, 1)
 
     @cached_property
     def scores_of_weighted_images(self) -> Tensor:
-        """Score and probability (2,N) of the images after multiplication by `normalized_maps`."""
+        """Two rows (2,N) for the images multiplied by `normalized_maps`: the scores and the probabilities."""
         x, masks = self.scorer.x, self.normalized_maps[:, None].to(self.scorer.x.dtype)
         (rows,) = (masks != 1).flatten(1).any(1).nonzero(as_tuple=True)  # the others stay as they are
         scores = self.scorer.clean_scores.clone()
@@ -205,7 +205,7 @@ class PerturbationTest:
         return scores
 
     def score_after_removal(self, order: RemovalOrder, counts: Sequence[int]) -> Tensor:
-        """Remove each number of regions in `counts`, in the given order. Return score and probability (2,N,counts)."""
+        """Remove each number of regions in `counts`, in the given order. Return scores and probabilities (2,N,counts)."""
         check_one_of("order", order, "strongest", "weakest")
         ends = (0, self.n_regions)  # points at which the order does not matter
         points: list[RemovalPoint] = [("strongest" if count in ends else order, count) for count in counts]
@@ -222,7 +222,7 @@ class PerturbationTest:
     def measure_drops(
         self, masks: MaskBuilder, n_sets: int, unit: AttributionUnit = "contributions", cache_key: Hashable = None
     ) -> ScoreDrops:
-        """Remove `n_sets` sets of pixels one by one. Return how far the output falls, and the attribution of each set.
+        """Remove sets of pixels, one set at a time. Return how far the output falls, and the attribution of each set.
 
         The result is cached if a `cache_key` is passed.
         """
@@ -233,12 +233,12 @@ class PerturbationTest:
         return drops
 
     def measure_random_drops(self, regions_per_set: int, n_sets: int) -> ScoreDrops:
-        """Call `measure_drops` for `n_sets` random sets of `regions_per_set` regions each."""
+        """Remove random sets of regions. Return how far the output falls, and each set's attribution (see `measure_drops`)."""
         masks = sample_region_sets(self._region_labels, self.n_regions, regions_per_set, n_sets, self.seed)
         return self.measure_drops(masks, n_sets, cache_key=("sets", regions_per_set, n_sets))
 
     def with_imputation(self, imputation: ImputationLike) -> "PerturbationTest":
-        """Return the test of the same maps with another imputation. The new test is cached."""
+        """Return a test of the same maps with another imputation. The new test is cached."""
         if imputation not in self._tests_by_imputation:
             self._tests_by_imputation[imputation] = replace(self, imputation=imputation)
         return self._tests_by_imputation[imputation]
@@ -246,7 +246,7 @@ class PerturbationTest:
     def build_metric_values(
         self, numbers: Tensor, model_scores: Tensor, undefined_by_reason: Mapping[str, Tensor] | None = None
     ) -> MetricValues:
-        """Build metric values from numbers (N,). Images whose map or `model_scores` (N,…) are not finite get no value.
+        """Build metric values from numbers (N,). An image gets no value if its map or its `model_scores` are not finite.
 
         `undefined_by_reason` marks further images (N,) bool without a value, by reason.
         """
@@ -256,7 +256,7 @@ class PerturbationTest:
         return MetricValues.from_tensor(numbers, {**reasons, **(undefined_by_reason or {})})
 
     def _score_removal_points(self, points: Sequence[RemovalPoint]) -> list[Tensor]:
-        """Return score and probability (2,N) at each point of a removal curve. All points share forward passes."""
+        """Return scores and probabilities (2,N) at each point of a removal curve. All points share their forward passes."""
         n_images, device = len(self.maps), self.scorer.x.device
         new = [point for point in points if point[1] > 0]
         counts = torch.tensor([count for _, count in new], device=device).view(-1, *[1] * (self.maps.ndim - 1))
@@ -294,6 +294,6 @@ class PerturbationTest:
 
 
 def get_row_of_output_kind(output_kind: OutputKind) -> int:
-    """Return the row of scores or of probabilities in the result of a `ModelScorer`."""
+    """Return which row in the result of a `ModelScorer` holds this kind of output: scores or probabilities."""
     check_one_of("output_kind", output_kind, "score", "probability")
     return ("score", "probability").index(output_kind)

@@ -47,7 +47,7 @@ class RandomizationVerdict(NamedTuple):
     reason: str
 
     def describe(self) -> str:
-        """Return the verdict as text, with its numbers and its reason.
+        """Describe the verdict as text, with its numbers and its reason.
 
         Returns:
             One or two sentences.
@@ -62,7 +62,7 @@ class RandomizationVerdict(NamedTuple):
 
 
 def judge_final_similarity(final_similarities: FloatArray, null_interval: NullInterval) -> RandomizationVerdict:
-    """Judge whether the similarities (N,) after the last step lie in the null interval. At least half must be defined."""
+    """Judge the similarities (N,) after the last step against the null interval. At least half of them must be defined."""
     low, _, high = null_interval
     last = compute_mean_without_nan(final_similarities)
     if np.isnan(final_similarities).mean() > 0.5 or np.isnan(high):
@@ -74,7 +74,7 @@ def judge_final_similarity(final_similarities: FloatArray, null_interval: NullIn
 
 
 def compute_null_interval(pair_similarities: FloatArray) -> NullInterval:
-    """Return the 2.5 % quantile, mean and 97.5 % quantile of resampled similarities (N,N) of different images."""
+    """Resample the similarities between different images. Return the 2.5 % quantile, the mean and the 97.5 % quantile."""
     rows = [row[~np.isnan(row)] for row in pair_similarities]
     rows = [row for row in rows if row.size]
     if not rows:
@@ -86,7 +86,7 @@ def compute_null_interval(pair_similarities: FloatArray) -> NullInterval:
 
 
 def compute_mean_without_nan(values: FloatArray) -> float:
-    """Return the mean of all values that are not NaN. Return NaN if all values are NaN."""
+    """Return the mean of the values that are not NaN. If all values are NaN, return NaN."""
     defined = values[~np.isnan(values)]
     return float(defined.mean()) if defined.size else float("nan")
 
@@ -136,11 +136,11 @@ class RandomizationResult:
 
     @property
     def n_undefined(self) -> int:
-        """The number of undefined similarities."""
+        """The largest number of undefined comparisons in any of the similarity measures."""
         return int(max(np.isnan(values).sum() for values in self.similarities.values()))
 
     def compute_mean_curve(self, similarity: str) -> FloatArray:
-        """Return the mean similarity at each step (1+steps,), starting at 1. Undefined means are NaN.
+        """Return the mean similarity after each step. The first value is 1, before any step. Undefined means are NaN.
 
         Args:
             similarity: Name of a similarity of the test.
@@ -162,7 +162,7 @@ class RandomizationResult:
         )
 
     def compute_seed_range(self, similarity: str) -> tuple[FloatArray, FloatArray]:
-        """Return the lowest and the highest mean similarity over the seeds, at each step (1+steps,).
+        """Average the similarity over the images for each seed. Return the lowest and the highest mean at each step (1+steps,).
 
         Args:
             similarity: Name of a similarity of the test.
@@ -185,12 +185,12 @@ class RandomizationResult:
 
     @cached_property
     def null_intervals(self) -> dict[str, NullInterval]:
-        """The null interval of each similarity: low end, mean and high end (see `compute_null_interval`)."""
+        """The null interval of each similarity measure: lower limit, mean and upper limit (see `compute_null_interval`)."""
         return {name: compute_null_interval(pairs) for name, pairs in self.null_similarities.items()}
 
     @cached_property
     def verdicts(self) -> dict[str, RandomizationVerdict]:
-        """The verdict by each similarity. Raises UndefinedError if the test cannot give a verdict."""
+        """The verdict of each similarity measure. Raises an UndefinedError if the test cannot give a verdict."""
         if self.no_verdict_reason:
             raise UndefinedError(self.no_verdict_reason)
         nulls = self.null_intervals
@@ -198,7 +198,7 @@ class RandomizationResult:
 
     @property
     def no_verdict_reason(self) -> str:
-        """The reason why the test gives no verdict, or "" if there is a verdict."""
+        """The reason why the test gives no verdict. Empty if there is a verdict."""
         if self.order != "cascading":
             return "only the cascading order ends with an untrained model: use order='cascading' for a verdict"
         if not self.covers_whole_model:
@@ -209,13 +209,13 @@ class RandomizationResult:
 
     @property
     def passes(self) -> bool | None:
-        """Whether the test passes by every similarity, or None if the test cannot decide."""
+        """Whether the test passes by every similarity measure. None if the test cannot decide."""
         outcomes = {verdict.passes for verdict in self.verdicts.values()}
         return False if False in outcomes else None if None in outcomes else True
 
     @property
     def summary(self) -> str:
-        """The name of the test and its outcome in one line."""
+        """One line with the method, the order of randomization and the outcome of the test."""
         passes = None if self.no_verdict_reason else self.passes
         outcome = ", no verdict" if passes is None else ": passes" if passes else ": fails"
         images, seeds = plural(self.n_images, "image"), ", ".join(map(str, self.seeds))
@@ -223,7 +223,7 @@ class RandomizationResult:
         return f"{text}; {plural(self.n_undefined, 'comparison')} undefined)" if self.n_undefined else f"{text})"
 
     def figure(self) -> RGBImage:
-        """Draw a figure (H,W,3) with the first image's map and the mean similarity at each step.
+        """Draw a figure (H,W,3). For each step, it shows the first image's map and the mean similarity.
 
         Returns:
             (H,W,3) uint8.
@@ -247,7 +247,7 @@ class RandomizationResult:
         return draw_randomization_figure(self.summary, self.part_names, self.first_image_maps, curves)
 
     def save_figure(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
-        """Write the figure as a `.png`, `.jpg` or `.webp` file.
+        """Write the figure to a `.png`, `.jpg` or `.webp` file.
 
         Args:
             path: File to write.

@@ -51,7 +51,7 @@ def run_randomization_test(
     similarities: Sequence[str] | None = None,
     n_depths: int | None = None,
 ) -> RandomizationResult:
-    """Run the model parameter randomization test on images x (N,C,*S).
+    """Run the model parameter randomization test on the images x (N,C,*S).
 
     Maps are compared at the resolution of the input. The targets are chosen with the trained model and stay the same for the
     randomized copies. The model itself stays unchanged.
@@ -137,7 +137,7 @@ def random_logit(
     similarity: str = "spearman",
     seed: int = 0,
 ) -> float:
-    """Return the similarity of the maps of two classes for x (1,C,*S), -1..1.
+    """Explain x (1,C,*S) for two classes. Return the similarity of the two maps, -1..1.
 
     For a model with two classes or one output, signed maps of the two classes are negatives of each other and give -1.
 
@@ -188,13 +188,13 @@ class MapComparison:
         self._features = {name: self._extract_features(name, maps) for name in similarities}
 
     def compare_with_trained(self, similarity: str, maps: FloatArray) -> FloatArray:
-        """Return the similarity (N,) of each map with the trained model's map of the same image. Undefined similarities
-        are NaN.
+        """Compare each map with the trained model's map of the same image. Return similarities (N,). They are NaN if
+        undefined.
         """
         return _compare_features(similarity, self._features[similarity], self._extract_features(similarity, maps))
 
     def compare_different_images(self, similarity: str) -> FloatArray:
-        """Return the similarities (N,N) between the trained model's maps of two images. The diagonal is NaN."""
+        """Compare the trained model's maps of different images. Return all similarities (N,N). The diagonal is NaN."""
         features = self._features[similarity]
         similarities = np.full((len(features), len(features)), np.nan)
         for i in range(len(features) - 1):
@@ -204,7 +204,7 @@ class MapComparison:
         return similarities
 
     def _extract_features(self, similarity: str, maps: FloatArray) -> FloatArray:
-        """Return the features (N,…) that a similarity compares. Maps of zeros or with NaN give NaN."""
+        """Extract the features (N,…) that a similarity measure compares. Maps of zeros and maps with NaN give NaN."""
         scaled_maps = [_divide_by_peak_or_none(attribution) for attribution in maps]
         extract = FEATURE_EXTRACTORS[similarity]
         features = [None if scaled is None else extract(scaled, self.is_signed) for scaled in scaled_maps]
@@ -221,7 +221,7 @@ FEATURE_EXTRACTORS: Mapping[str, Callable[[FloatArray, bool], FloatArray]] = {
 
 
 def _compare_features(similarity: str, first: FloatArray, second: FloatArray) -> FloatArray:
-    """Return the similarity (N,) of two sets of features (N,…), row by row. A row with NaN gives NaN."""
+    """Compare two sets of features row by row. Return the similarities (N,). A row with NaN gives NaN."""
     if similarity != "ssim":
         return correlate_rows(first, second)
     pairs = zip(first, second, strict=True)
@@ -229,7 +229,7 @@ def _compare_features(similarity: str, first: FloatArray, second: FloatArray) ->
 
 
 def _select_depths(n_parts: int, n_depths: int | None) -> list[int]:
-    """Return the steps after which maps are compared: evenly spaced steps, which include the first and the last."""
+    """Return the steps after which maps are compared. They are evenly spaced, and include the first and the last step."""
     if n_depths is None or n_depths >= n_parts:
         return list(range(n_parts))
     return [n_parts - 1] if n_depths == 1 else [round(i * (n_parts - 1) / (n_depths - 1)) for i in range(n_depths)]
@@ -242,7 +242,7 @@ def _iter_randomized_explainers(
     seed: int,
     depths: Sequence[int],
 ) -> Iterator[Explainer]:
-    """Yield the explainer with a randomized model after each selected step of the test."""
+    """Yield the explainer with a randomized model, after each selected step of the test."""
     randomized = copy_explainer(explainer)
     seeds = draw_seeds(len(model_parts), torch.Generator(device="cpu").manual_seed(seed))
     for step, (part, part_seed) in enumerate(zip(model_parts, seeds, strict=True)):
@@ -256,7 +256,7 @@ def _iter_randomized_explainers(
 
 
 def _compute_maps_or_nan(probe: ExplainerProbe, x: Tensor) -> FloatArray:
-    """Compute the maps (N,*s) of x. Replace a map that contains NaN or infinity by NaN."""
+    """Compute the maps of x. If a map contains NaN or infinity, all its values become NaN."""
     try:
         return probe.clean_maps if x is probe.x else probe.compute_maps(x, range(len(x)))
     except NonFiniteError:
@@ -270,13 +270,13 @@ def _compute_maps_or_nan(probe: ExplainerProbe, x: Tensor) -> FloatArray:
 
 
 def _project_to_input(maps: FloatArray, x: Tensor) -> FloatArray:
-    """Return maps (N,*s) resized to the resolution of the input x (N,C,*S)."""
+    """Resize maps to the resolution of the input x (N,C,*S)."""
     placement = Placement.identity(tuple(x.shape[2:]))
     return np.stack([placement.project(attribution)[0] for attribution in maps])
 
 
 def _divide_by_peak_or_none(values: FloatArray) -> FloatArray | None:
-    """Divide a map by its largest absolute value. Return None for a map of zeros or a map with NaN."""
+    """Divide a map by its largest absolute value. Return None if the map is zero or contains NaN."""
     return divide_by_peak(values) if np.isfinite(values).all() and values.any() else None
 
 

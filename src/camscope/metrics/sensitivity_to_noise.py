@@ -33,7 +33,7 @@ def max_sensitivity(
     n_samples: int = 10,
     seed: int = 0,
 ) -> float:
-    """Return the largest relative change of the map of x (1,C,*S) under random noise, 0 or more.
+    """Add random noise to x (1,C,*S). Return the largest relative change of its map, 0 or more.
 
     Args:
         explainer: The method.
@@ -70,7 +70,7 @@ def average_sensitivity(
     n_samples: int = 10,
     seed: int = 0,
 ) -> float:
-    """Return the mean relative change of the map of x (1,C,*S) under random noise (see `max_sensitivity`).
+    """Add random noise to x (1,C,*S). Return the mean relative change of its map (see `max_sensitivity`).
 
     Args:
         explainer: The method.
@@ -94,7 +94,7 @@ def average_sensitivity(
 def _compute_sensitivities(
     explainer: Explainer, x: Tensor, target: TargetLike, radius: float, n_samples: int, seed: int
 ) -> FloatArray:
-    """Return the relative change of the map for each noisy input (n_samples,)."""
+    """Return the relative change of the map for every noisy input (n_samples,)."""
     check_positive_number(radius=radius)
     check_positive_integer(n_samples=n_samples)
     probe = ExplainerProbe.from_explainer(explainer, require_single_sample(x), target)

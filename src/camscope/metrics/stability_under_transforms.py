@@ -64,7 +64,7 @@ def compare_under_transforms(
     similarity: str = "spearman",
     max_probability_change: float = MAX_PROBABILITY_CHANGE,
 ) -> list[TransformAgreement]:
-    """Compare the map of x (1,C,*S) with the maps of changed inputs, each projected back to the pixels of x.
+    """Change x (1,C,*S) by each transform. Project each new map back to the pixels of x, and compare it with the map of x.
 
     Args:
         explainer: The method.
@@ -99,7 +99,7 @@ def compare_batch_under_transforms(
     similarity: str = "spearman",
     max_probability_change: float = MAX_PROBABILITY_CHANGE,
 ) -> list[list[TransformAgreement]]:
-    """Compare the maps of all samples of a probe under each transform. Return the agreements as [sample][transform]."""
+    """Compare the maps of all samples under each transform. Return the agreements as [sample][transform]."""
     if similarity not in (allowed := ("spearman", "pearson", "jaccard")):
         raise InputError(
             f"similarity={similarity!r}: expected one of {', '.join(allowed)}, which compare single pixels"
@@ -129,7 +129,7 @@ def compute_stable_prediction_share(
     transforms: Sequence[InputTransform] = DEFAULT_TRANSFORMS,
     max_probability_change: float = MAX_PROBABILITY_CHANGE,
 ) -> FloatArray:
-    """Return the share of transforms that leave the prediction of each sample (N,) stable, 0..1."""
+    """Return, for each sample (N,), the share of transforms that leave the prediction stable, 0..1."""
     transformed = torch.cat([change.apply(probe.x) for change in transforms])
     changes = _compute_probability_changes(probe, transforms, transformed)
     return np.asarray((changes < max_probability_change).mean(0))
@@ -141,7 +141,7 @@ def _compute_probability_changes(
     transformed_inputs: Tensor,
     known_probabilities: FloatArray | None = None,
 ) -> FloatArray:
-    """Return the absolute change of probability (transforms,N) for transformed inputs (transforms*N,C,*S).
+    """Return the absolute change of probability for each transform and sample (transforms,N).
 
     `known_probabilities` (transforms*N,) are those of the passes that explained the inputs.
     """
@@ -177,7 +177,7 @@ def stability(
     similarity: str = "spearman",
     max_probability_change: float = MAX_PROBABILITY_CHANGE,
 ) -> float:
-    """Return the mean similarity of the map under small shifts, rotations and noise, -1..1.
+    """Return the mean similarity between the map and the maps under small shifts, rotations and noise, -1..1.
 
     The value is undefined if no change leaves the prediction stable. See `compare_under_transforms`.
 
@@ -237,7 +237,7 @@ def acquisition_stability(
     similarity: str = "spearman",
     max_probability_change: float = MAX_PROBABILITY_CHANGE,
 ) -> float:
-    """Return the mean similarity of the map under small changes of window, resolution and compression, -1..1.
+    """Return the mean similarity between the map and the maps under other windows, resolutions and compression, -1..1.
 
     The value is undefined if no change leaves the prediction stable. See `compare_under_transforms`.
 

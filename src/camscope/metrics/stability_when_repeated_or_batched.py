@@ -22,7 +22,7 @@ from camscope.targets import TargetLike
     chance_level="0 is expected",
 )
 def determinism(explainer: Explainer, x: Tensor, target: TargetLike = None, *, n_repeats: int = 3) -> float:
-    """Return the largest relative difference between repeated maps of x (1,C,*S). Bit-exact maps give 0.
+    """Compute the map of x (1,C,*S) several times. Return the largest relative difference. It is 0 if all are bit-exact.
 
     Args:
         explainer: The method.
@@ -58,7 +58,7 @@ def determinism(explainer: Explainer, x: Tensor, target: TargetLike = None, *, n
 def batch_invariance(
     explainer: Explainer, x: Tensor, target: TargetLike = None, *, other_images: Tensor | None = None
 ) -> float:
-    """Compute the map of x (1,C,*S) alone and in a batch. Return their largest relative difference.
+    """Compute the map of x (1,C,*S) alone, and again in a batch. Return the largest relative difference between the two.
 
     By default the batch holds x, x flipped along each axis, and x inverted.
 
@@ -91,7 +91,7 @@ def batch_invariance(
 
 
 def _compute_relative_difference(first: FloatArray, second: FloatArray) -> float:
-    """Return the largest absolute difference divided by the largest absolute value of `first`."""
+    """Return the largest absolute difference, divided by the largest absolute value of `first`."""
     peak = np.abs(first).max()
     if not peak > 0:
         raise UndefinedError("the map is zero everywhere: its relative difference is not defined")

@@ -27,7 +27,7 @@ class ModelPart:
 
 
 def randomize_weights(explainer: Explainer, seed: int = 0) -> Explainer:
-    """Copy an explainer and its model, and randomize all weights of the copied model.
+    """Copy an explainer and its model. Randomize all weights of the copied model.
 
     `reset_parameters` of each module is called, so that each layer is initialized as PyTorch initializes a new layer.
     BatchNorm statistics get mean 0 and variance 1. Some modules have no such method, such as a class token or the joint
@@ -54,7 +54,7 @@ def randomize_weights(explainer: Explainer, seed: int = 0) -> Explainer:
 
 
 def copy_explainer(explainer: Explainer) -> Explainer:
-    """Return a copy of the explainer and of its uncompiled model. Raises ModelError if copying fails."""
+    """Copy an explainer and its uncompiled model. Raise a ModelError if the model cannot be copied."""
     try:
         copied = copy.deepcopy(explainer, {id(explainer.model): copy.deepcopy(unwrap(explainer.model))})
     except (RuntimeError, TypeError) as error:
@@ -95,7 +95,7 @@ def _randomize_module(module: nn.Module) -> None:
 
 
 def split_model(model: nn.Module, x: Tensor | None = None, *, max_parts: int = MAX_MODEL_PARTS) -> list[ModelPart]:
-    """Split a model into at most `max_parts` parts, in reverse order of execution on `x` (N,C,*S)."""
+    """Split a model into at most `max_parts` parts. The part that runs last on `x` comes first."""
     check_positive_integer(max_parts=max_parts)
     inner = unwrap(model)
     if isinstance(inner, torch.jit.ScriptModule):
@@ -122,7 +122,7 @@ def split_model(model: nn.Module, x: Tensor | None = None, *, max_parts: int = M
 
 
 def build_parts_from_layers(model: nn.Module, layers: Sequence[str | nn.Module]) -> list[ModelPart]:
-    """Build one part of the model from each layer in `layers`. Raises LayerError for a layer without parameters."""
+    """Build one part of the model for each layer in `layers`. Raise a LayerError for a layer without parameters."""
     inner = unwrap(model)
     parts: list[ModelPart] = []
     holders = _list_modules_with_weights(inner)
@@ -137,13 +137,13 @@ def build_parts_from_layers(model: nn.Module, layers: Sequence[str | nn.Module])
 
 
 def covers_all_weights(model: nn.Module, model_parts: Sequence[ModelPart]) -> bool:
-    """Return whether the parts contain all modules with weights."""
+    """Return whether the parts together contain every module with weights."""
     covered = {name for part in model_parts for name in part.module_names}
     return set(_list_modules_with_weights(unwrap(model))) <= covered
 
 
 def _list_modules_with_weights(model: nn.Module) -> list[str]:
-    """Return the names of the modules that hold parameters or BatchNorm statistics themselves, not in a child module."""
+    """Return the names of modules that directly hold parameters or BatchNorm statistics. Child modules are separate."""
     return [
         name
         for name, module in model.named_modules()
@@ -153,21 +153,21 @@ def _list_modules_with_weights(model: nn.Module) -> list[str]:
 
 
 def _list_weighted_modules_inside(name: str, weighted_modules: Sequence[str]) -> list[str]:
-    """Return the weighted modules inside the module `name`. If the name ends in a dot, return only the module itself."""
+    """Return the modules with weights inside the module `name`. If `name` ends in a dot, return only that module."""
     if name.endswith("."):
         return [name.removesuffix(".")]
     return [module for module in weighted_modules if not name or module == name or module.startswith(f"{name}.")]
 
 
 def _split_part(name: str, module: nn.Module, weighted_modules: Sequence[str]) -> list[tuple[str, nn.Module]]:
-    """Split a module into its children with weights, and a part for the weights outside the children."""
+    """Split a module into its children with weights. Weights outside the children form a separate part."""
     own_weights = [(f"{name}.", module)] if name in weighted_modules else []
     children = [(f"{name}.{key}" if name else key, child) for key, child in module.named_children()]
     return own_weights + [child for child in children if _list_weighted_modules_inside(child[0], weighted_modules)]
 
 
 def _record_execution_order(model: nn.Module, x: Tensor | None) -> dict[str, int]:
-    """Return the order in which the modules are first called. A module that is never called gets its parent's position."""
+    """Return the position at which each module is first called. A module that is never called has its parent's position."""
     listing = {name: position for position, (name, _) in enumerate(model.named_modules())}
     if x is None:
         return listing

@@ -1,6 +1,8 @@
 """Load a model by name from torchvision, timm, Hugging Face, the package itself or the user's own code."""
 
 from contextlib import nullcontext
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -20,25 +22,28 @@ from camscope.models.clip_image_encoder import load_clip_image_encoder
 from camscope.models.huggingface import load_huggingface_model
 from camscope.models.onnx_file import load_onnx_file
 from camscope.models.torchvision_timm import load_timm_model, load_torchvision_model
+from camscope.models.ultralytics_yolo import is_ultralytics_object, load_yolo, wrap_model
 from camscope.models.user_function import load_model_from_user_function
 
 __all__ = ["load_model", "load_state_dict_strictly", "read_state_dict"]
 
 
+_wrappers: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()  # of YOLO objects
 MODEL_SPEC_FORMS = (
-    "phantom, torchvision:NAME, timm:NAME, hf:ORG/NAME or hf:FOLDER, clip:…, onnx:FILE.onnx, FILE.py:FUNCTION, "
-    "PACKAGE.MODULE:FUNCTION"
+    "phantom, torchvision:NAME, timm:NAME, hf:ORG/NAME or hf:FOLDER, clip:…, onnx:FILE.onnx, yolo:FILE.pt or yolo:NAME.yaml, "
+    "FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION"
 )
 LOADER_BY_LIBRARY = {
     "torchvision": load_torchvision_model,
     "timm": load_timm_model,
     "hf": load_huggingface_model,
     "clip": load_clip_image_encoder,
+    "yolo": load_yolo,
     "onnx": load_onnx_file,
 }
 
 
-def load_model(spec: str, *, weights: WeightsSource = None) -> nn.Module:
+def load_model(spec: str | nn.Module, *, weights: WeightsSource = None, trust_code: bool = False) -> nn.Module:
     """Load a model in eval mode. Store its preprocessing, class names and target layer in a `ModelCard`.
 
     Args:
@@ -47,10 +52,12 @@ def load_model(spec: str, *, weights: WeightsSource = None) -> nn.Module:
             "models.py:resnet18" or "package.module:resnet18". Another form is "onnx:model.onnx", a file that holds its weights,
             for methods that need only scores. A Python file or module runs as code: name only code that you trust. The
             function is called without arguments and returns the module, or a function from a batch to scores. See
-            `camscope.models.user_function`.
+            `camscope.models.user_function`. "yolo:best.pt" or "yolo:yolo11n.yaml" is a model of Ultralytics, and so is its
+            `YOLO` object, which keeps its mode.
         weights: A checkpoint that replaces the published weights and must fit exactly: a file of safetensors, or a file of
             `torch.save` with tensors alone. If the file has another number of classes, the model's last layer gets that
             number, and the class names are unknown. "random" loads untrained weights, the same every time.
+        trust_code: Whether "yolo:FILE.pt" may execute code in the file. By default only layers on an allow-list are read.
 
     Returns:
         The module.
@@ -58,7 +65,7 @@ def load_model(spec: str, *, weights: WeightsSource = None) -> nn.Module:
     Raises:
         ModelError: The model does not exist, or is not a module.
         WeightsError: The weights cannot be fetched, read or loaded.
-        MissingExtraError: timm, transformers or onnxruntime is not installed.
+        MissingExtraError: timm, transformers, ultralytics or onnxruntime is not installed.
 
     >>> load_model("phantom").training
     False
@@ -67,16 +74,26 @@ def load_model(spec: str, *, weights: WeightsSource = None) -> nn.Module:
     # a model on the meta device has no values, and loading weights into it does nothing
     with torch.device("cpu") if _is_meta_default_device() else nullcontext():
         try:
-            model, card = _load_model_and_card(spec, weights)
+            model, card = _load_model_and_card(spec, weights, trust_code=trust_code)
         except Exception as error:
             if isinstance(error, CamscopeError) or not is_out_of_memory(error):
                 raise
-            source = format_model_source(spec, weights)
+            source = format_model_source(str(spec), weights)
             raise ModelError(
                 f"{source}: {describe_out_of_memory(error)} while loading it; load a smaller model"
             ) from error
-    attach_card(model.eval(), card)
+    attach_card(model.eval() if isinstance(spec, str) else model, card)
     return model
+
+
+def _wrap_once(yolo: Any) -> tuple[nn.Module, ModelCard]:
+    """Wrap a `YOLO` object. Return the same wrapper each time, until the object gets another model."""
+    model, card = wrap_model(yolo)
+    existing = _wrappers.get(yolo)
+    if existing is not None and existing.model is yolo.model:
+        return existing, card
+    _wrappers[yolo] = model
+    return model, card
 
 
 def _is_meta_default_device() -> bool:
@@ -97,17 +114,27 @@ def redact_file_names(source: str) -> str:
     public_name = spec
     if colon and library not in LOADER_BY_LIBRARY:
         public_name = spec.rpartition(":")[2]
-    elif colon and (library == "onnx" or name.startswith(("/", ".", "~"))):
+    elif colon and (library in ("onnx", "yolo") or name.startswith(("/", ".", "~"))):
         public_name = library
     return f"{public_name}, with weights" if several else public_name
 
 
-def _load_model_and_card(spec: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
+def _load_model_and_card(
+    spec: str | nn.Module, weights: WeightsSource, *, trust_code: bool
+) -> tuple[nn.Module, ModelCard]:
+    if is_ultralytics_object(spec):
+        if weights is not None:
+            raise ModelError("a YOLO object has its own weights; omit weights=")
+        return _wrap_once(spec)
     if not isinstance(spec, str) or not spec:
         raise ModelError(f"the model is {spec!r}; expected one of {MODEL_SPEC_FORMS}")
     if spec == "phantom":
         return load_bundled_model(weights)
     library, colon, name = spec.partition(":")
+    if trust_code:
+        if library != "yolo":
+            raise ModelError(f"{spec}: trust_code is for yolo:FILE.pt; other files of weights never execute code")
+        return load_yolo(name, weights, trust_code=True)
     if colon and library in LOADER_BY_LIBRARY:
         return LOADER_BY_LIBRARY[library](name, weights)
     if colon:

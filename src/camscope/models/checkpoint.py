@@ -70,7 +70,7 @@ def read_state_dict(path: str | os.PathLike[str]) -> StateDict:
             and content
             and all(isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items())
         ):
-            _check_tensors_dense_and_stored(content, path)
+            check_tensors_dense_and_stored(content, path)
             return dict(content)
     contents = f"the keys {format_first_names(raw)}" if isinstance(raw, Mapping) else f"a {type(raw).__name__}"
     raise WeightsError(
@@ -78,7 +78,7 @@ def read_state_dict(path: str | os.PathLike[str]) -> StateDict:
     )
 
 
-def _check_tensors_dense_and_stored(state: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
+def check_tensors_dense_and_stored(state: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
     """Raise WeightsError if a tensor is not dense, or if the file does not store its values.
 
     A view with a stride of 0 can declare any shape for one stored value. A copy of the view would allocate the whole shape.
@@ -234,10 +234,11 @@ def _read_torch_file(file: Path) -> Any:
         with ignore_warnings(message_pattern=""):  # torch warns before it raises
             return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a broken file fails in any way: KeyError, EOFError, OSError, UnpicklingError ...
-        raise WeightsError(f"{file} {_describe_read_failure(file, str(error))}") from error
+        raise WeightsError(f"{file} {describe_read_failure(file, str(error))}") from error
 
 
-def _describe_read_failure(file: Path, reason: str) -> str:
+def describe_read_failure(file: Path, reason: str) -> str:
+    """Return why a checkpoint cannot be read. The reason is inferred from the text of PyTorch's error."""
     if "TorchScript archive" in reason:
         return "is a TorchScript program, not weights; save the state_dict() of the eager model"
     if code := re.search(r"GLOBAL (\S+)", reason):

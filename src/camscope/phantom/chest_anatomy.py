@@ -26,7 +26,7 @@ class BodyCoordinates:
 
     @classmethod
     def create_random(cls, random: Generator, size: int) -> "BodyCoordinates":
-        """Create coordinates with a small random rotation, scale and shift."""
+        """Create coordinates that are slightly rotated, scaled and shifted at random."""
         angle, scale = random.normal(0, 0.035), random.uniform(0.93, 1.10)
         right, down = random.uniform(-0.06, 0.06), random.uniform(-0.06, 0.06)
         c, s = cos(angle) / scale, sin(angle) / scale
@@ -35,7 +35,7 @@ class BodyCoordinates:
         return cls(size, column * c + row * s, row * c - column * s, (c, s), (right, down))
 
     def draw_points(self, x: NDArray[np.float64], y: NDArray[np.float64], weight: NDArray[np.float64]) -> FloatImage:
-        """Draw points as soft dots in an image (H,W). `x` and `y` are body coordinates, `weight` is the brightness."""
+        """Draw points as soft dots in an image (H,W). `x` and `y` are body coordinates, and `weight` is the brightness."""
         (c, s), (right, down) = self.rotation, self.shift
         square, side = c * c + s * s, min(self.size, MAX_TRACE_SIDE_PIXELS)
         column = ((c * x - s * y) / square + right + 1) * (side / 2) - 0.5
@@ -46,18 +46,18 @@ class BodyCoordinates:
 
 
 def smooth_step(depth: FloatImage, width: float) -> FloatImage:
-    """Return a smooth step from 0 to 1 over `width`. It is 0.5 where `depth` is 0."""
+    """Return a smooth step from 0 to 1 over a distance of `width`. It is 0.5 where `depth` is 0."""
     step: FloatImage = np.clip(depth * (1 / width) + 0.5, 0, 1)
     return step * step * (3 - 2 * step)
 
 
 def smooth_band(distance: FloatImage, width: float, edge_width: float) -> FloatImage:
-    """Return 1 inside a band of `width` around distance 0, and 0 outside. The edges are smooth."""
+    """Return a smooth band that is 1 around distance 0 and 0 elsewhere. `width` is the width of the band."""
     return smooth_step(width / 2 - np.abs(distance), edge_width)
 
 
 def draw_smooth_noise(random: Generator, n_cells: int, size: int, strength: float) -> FloatImage:
-    """Return random noise (size,size), interpolated from `n_cells` x `n_cells` independent values.
+    """Return smooth random noise (size,size). It is interpolated from `n_cells` x `n_cells` independent values.
 
     `strength` is the standard deviation of these values.
     """
@@ -83,7 +83,7 @@ def _build_interpolation_matrix(n_cells: int, size: int) -> FloatImage:
 def _rasterize_points(
     column: NDArray[np.float64], row: NDArray[np.float64], weight: NDArray[np.float64], side: int
 ) -> FloatImage:
-    """Draw weighted points into an image (side,side) and blur them with a 3 x 3 kernel."""
+    """Draw weighted points into an image (side,side). Blur the image with a 3 x 3 kernel."""
     left, top = column.astype(np.int64), row.astype(np.int64)
     right, down = column - left, row - top
     corner = top * side + left
@@ -113,12 +113,12 @@ class Lung:
 
     @cached_property
     def distance_from_edge(self) -> FloatImage:
-        """The distance (H,W) of each pixel from the edge of the lung, positive inside and negative outside."""
+        """The distance (H,W) from each pixel to the edge of the lung. It is positive inside and negative outside."""
         return np.minimum(self.distance_from_wall, self.diaphragm_height)
 
     @cached_property
     def air_share(self) -> FloatImage:
-        """The share of air in each pixel (H,W): 1 inside the lung, 0 outside, with a smooth edge."""
+        """The share of air in each pixel (H,W). It is 1 inside the lung and 0 outside, with a smooth edge."""
         return smooth_step(self.distance_from_edge, 0.05)
 
 
@@ -134,7 +134,7 @@ class Chest:
 
 
 def draw_chest(random: Generator, size: int) -> Chest:
-    """Draw a chest of size x size pixels with random anatomy and a small random shift."""
+    """Draw a chest of size x size pixels. Its anatomy and a small shift are random."""
     plane = BodyCoordinates.create_random(random, size)
     x, y = plane.x, plane.y
     lungs = _draw_lung(random, -1, x, y), _draw_lung(random, 1, x, y)
@@ -161,7 +161,7 @@ def _draw_lung(random: Generator, side: int, x: FloatImage, y: FloatImage) -> Lu
 
 
 def _draw_body(random: Generator, x: FloatImage, y: FloatImage) -> FloatImage:
-    """Draw trunk, shoulders and neck: 1 inside the body and 0 outside."""
+    """Draw trunk, shoulders and neck. The image is 1 inside the body and 0 outside."""
     wide, slope, top = random.uniform(0.92, 1.06), random.uniform(0.20, 0.45), random.uniform(-0.98, -0.88)
     neck = random.uniform(0.22, 0.30)
     across = np.abs(x)
@@ -170,7 +170,7 @@ def _draw_body(random: Generator, x: FloatImage, y: FloatImage) -> FloatImage:
 
 
 def _draw_heart(random: Generator, x: FloatImage, y: FloatImage) -> FloatImage:
-    """Draw the heart and the aortic knob: 1 inside, 0 outside, with smooth edges."""
+    """Draw the heart and the aortic knob. The image is 1 inside and 0 outside, with smooth edges."""
     wide, high, lean = random.uniform(0.25, 0.34), random.uniform(0.27, 0.34), random.uniform(0.3, 0.6)
     right, down = x - random.uniform(0.08, 0.14), y - random.uniform(0.28, 0.36)
     heart = smooth_step(1 - np.sqrt(((right - lean * down * 0.5) / wide) ** 2 + (down / high) ** 2), 0.16)
@@ -206,14 +206,14 @@ def _draw_bones(random: Generator, lungs: tuple[Lung, Lung], x: FloatImage, y: F
 
 
 def _draw_ribs(y: FloatImage, spacing: float, first_rib: float) -> FloatImage:
-    """Return the brightness 0..1 of parallel ribs with bright edges at the vertical coordinates `y` (H,W)."""
+    """Draw parallel ribs with bright edges, at the vertical coordinates `y` (H,W). The brightness lies in 0..1."""
     phase = y / spacing + first_rib
     off = np.abs(phase - np.floor(phase) - 0.5) * spacing
     return 0.65 * smooth_step(0.033 - off, 0.02) + 0.35 * smooth_band(off - 0.027, 0.012, 0.02)
 
 
 def _draw_vessels(random: Generator, plane: BodyCoordinates) -> FloatImage:
-    """Draw winding vessels that start at both hila and become fainter towards the outside."""
+    """Draw winding vessels. They start at the hila of both lungs, and become fainter further out."""
     count, steps = 28, np.linspace(0, 1, 80)
     side = np.where(np.arange(count) % 2, 1.0, -1.0)[:, None]
     angle = random.uniform(-1.45, 1.35, (count, 1)) + random.normal(0, 0.8, (count, 1)) * steps
@@ -227,7 +227,7 @@ def _draw_vessels(random: Generator, plane: BodyCoordinates) -> FloatImage:
 
 
 def _draw_cables(random: Generator, plane: BodyCoordinates) -> FloatImage:
-    """Draw zero to two thin lines across the chest, such as monitor cables or tubes."""
+    """Draw at most two thin lines across the chest, such as monitor cables or tubes."""
     along, count = np.linspace(-1.3, 1.3, 320)[:, None], int(random.integers(0, 3))
     angle, offset = random.uniform(0, pi, count), random.uniform(-0.7, 0.7, count)
     off = offset + random.normal(0, 0.25, count) * along**2

@@ -39,7 +39,7 @@ class ResidualBlock(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the output (N,K,h,w) of the block."""
+        """Run the block on x. Return its output (N,K,h,w)."""
         out = self.relu(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out))
         out += self.downsample(x)
@@ -77,7 +77,7 @@ class PhantomNet(nn.Module):
         self.fc = nn.Linear(96, n_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the logits (N,classes) of all classes."""
+        """Return the logits (N,classes)."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         scores: Tensor = self.fc(torch.flatten(self.avgpool(x), 1))
@@ -85,7 +85,7 @@ class PhantomNet(nn.Module):
 
 
 def to_model_input(images: NDArray[np.uint8]) -> Tensor:
-    """Convert images (N,H,W) uint8 to the network's input (N,1,H,W) float32.
+    """Convert uint8 images (N,H,W) to the network's float32 input (N,1,H,W).
 
     Args:
         images: (N,H,W) uint8 gray images.
@@ -102,7 +102,7 @@ def to_model_input(images: NDArray[np.uint8]) -> Tensor:
 
 
 def load_phantom_model() -> PhantomNet:
-    """Load the network with its bundled weights, in eval mode. Nothing is downloaded.
+    """Load the network with its bundled weights, in eval mode. There is no download.
 
     Returns:
         The network on the CPU. `load_model("phantom")` adds the preprocessing and the class names.

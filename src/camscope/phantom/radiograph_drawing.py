@@ -44,7 +44,7 @@ class Phantom:
 
     @property
     def boxes(self) -> tuple[Box, ...]:
-        """The bounding box (left, top, right, bottom) of the finding. Right and bottom are exclusive.
+        """The bounding box (left, top, right, bottom) of the finding. The right and bottom edges are exclusive.
 
         The tuple is empty for an image without a finding.
         """
@@ -103,7 +103,7 @@ def check_draw_arguments(seed: int, marker_corner: str | None, size: int) -> Non
 
 
 def find_class_index_of_finding(finding: str | int) -> int:
-    """Return the class index of a finding. An unknown finding raises a TargetError."""
+    """Return the class index of a finding. Raise a TargetError for an unknown finding."""
     if isinstance(finding, str) and finding in CATEGORIES:
         return CATEGORIES.index(finding)
     if isinstance(finding, int) and not isinstance(finding, bool) and 0 <= finding < len(CATEGORIES):
@@ -114,7 +114,7 @@ def find_class_index_of_finding(finding: str | int) -> int:
 
 
 def _create_exposure(random: Generator, size: int) -> Callable[[FloatImage], NDArray[np.uint8]]:
-    """Return a function that converts attenuation (H,W) to gray values (H,W) uint8.
+    """Return a function that converts attenuation (H,W) to uint8 gray values (H,W).
 
     All calls of the function have the same exposure, tone curve and film grain.
     """
@@ -129,7 +129,7 @@ def _create_exposure(random: Generator, size: int) -> Callable[[FloatImage], NDA
 
 
 def _draw_nodule(random: Generator, chest: Chest) -> FloatImage:
-    """Draw a nodule: a small dense ball in a lung."""
+    """Draw a nodule. It is a small dense ball in a lung."""
     lung = chest.lungs[int(random.integers(2))]
     radius, squeeze, strength = random.uniform(0.070, 0.130), random.uniform(0.85, 1.18), random.uniform(0.32, 0.50)
     places = np.flatnonzero((lung.distance_from_edge > 0.5 * radius + 0.02) & (chest.heart < 0.3))
@@ -140,7 +140,7 @@ def _draw_nodule(random: Generator, chest: Chest) -> FloatImage:
 
 
 def _draw_effusion(random: Generator, chest: Chest) -> FloatImage:
-    """Draw a pleural effusion: fluid at the base of a lung, rising towards the chest wall."""
+    """Draw a pleural effusion. It is fluid at the base of a lung that rises towards the chest wall."""
     lung = chest.lungs[int(random.integers(2))]
     level, climb = random.uniform(0.08, 0.40), random.uniform(0.10, 0.28)
     surface = (
@@ -154,7 +154,7 @@ def _draw_effusion(random: Generator, chest: Chest) -> FloatImage:
 
 
 def _draw_pneumothorax(random: Generator, chest: Chest) -> FloatImage:
-    """Draw a pneumothorax: a dark crescent of air between chest wall and lung.
+    """Draw a pneumothorax. It is a dark crescent of air between chest wall and lung.
 
     The crescent shows no vessels. At its inner edge are a thin pleural line and a rim of denser lung.
     """
@@ -172,7 +172,7 @@ def _draw_pneumothorax(random: Generator, chest: Chest) -> FloatImage:
 
 
 def _draw_marker(random: Generator, corner: Corner | None, size: int) -> FloatImage:
-    """Draw a lead marker: fixed letters in a corner, with a small random shift."""
+    """Draw a lead marker in a corner. Its letters are fixed, and its position varies slightly at random."""
     stamp = np.zeros((size, size), dtype=np.float32)
     moved = random.integers(0, 4, 2)
     if corner is not None:

@@ -62,7 +62,7 @@ class ShortcutStudy:
         return has_marker
 
     def select(self, rows: NDArray[Any]) -> "ShortcutStudy":
-        """Return a dataset of the selected images. `rows` holds their indices, or is a mask (N,)."""
+        """Return a dataset that contains only the selected images. `rows` holds their indices, or is a boolean mask (N,)."""
         positions = np.arange(len(self))[rows].tolist()
         columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         for name, values in columns.items():
@@ -74,7 +74,7 @@ class ShortcutStudy:
 def draw_study(
     n_images: int, seed: int, marker_share: float = 0.5, *, marker_site: Site | None = None, mixed: bool = False
 ) -> ShortcutStudy:
-    """Draw N radiographs (64,64), half of them with a lesion. Each patient has one to three images of one class.
+    """Draw N radiographs (64,64). Half of them have a lesion. Each patient has one to three images of the same class.
 
     `marker_share` is the share of lesion images with a marker. Clear images have a marker with the share
     1 - `marker_share`. At 0.5 the marker is uninformative. If `marker_site` is set, only images of that site get a marker.
@@ -129,7 +129,7 @@ class RandomPatients(NamedTuple):
 
 
 def draw_patients(n_images: int, seed: int, marker_share: float) -> RandomPatients:
-    """Draw random patients with one to three images of one class. Half of all images are positive."""
+    """Draw random patients. Each has one to three images of the same class. Half of all images are positive."""
     if n_images < 2 or seed < 0 or not 0 <= marker_share <= 1:
         raise InputError(
             f"n_images={n_images}, seed={seed}, marker_share={marker_share}; expected at least two images, "
@@ -154,7 +154,7 @@ def draw_patients(n_images: int, seed: int, marker_share: float) -> RandomPatien
 def choose_images_with_marker(
     labels: NDArray[np.int64], marker_share: float, random: Generator, allowed: BoolArray
 ) -> BoolArray:
-    """Choose at random which images (N,) get a marker. Images that are not `allowed` get none.
+    """Choose at random which images (N,) get a marker. Only images that are `allowed` can get one.
 
     Of the allowed positive images, the share `marker_share` gets a marker. Of the allowed negative images, the share
     1 - `marker_share` gets one.
@@ -176,7 +176,7 @@ class StudyImage(NamedTuple):
 
 
 def _draw_study_image(seed: int, patient: int, image_number: int, lesion: bool, marker: bool) -> StudyImage:
-    """Draw one image of a patient, with or without a lesion and a marker."""
+    """Draw one image of a patient. It may contain a lesion and a marker."""
     build, film, finding = (
         Generator(Philox(SeedSequence(seed, spawn_key=key)))
         for key in ((1, patient), (2, image_number), (3, image_number))
@@ -195,7 +195,7 @@ def _draw_study_image(seed: int, patient: int, image_number: int, lesion: bool, 
 def _draw_chest_and_lung_distance(
     anatomy_random: Generator, exposure_random: Generator
 ) -> tuple[FloatImage, FloatImage]:
-    """Draw a chest with gray values 0..1. Return it with the distance of each pixel from the lungs' edge, negative outside."""
+    """Draw a chest with gray values 0..1. Also return each pixel's distance from the lungs' edge, negative outside the lungs."""
     axis = ((np.arange(STUDY_SIDE_PIXELS, dtype=np.float32) + 0.5) * (2 / STUDY_SIDE_PIXELS) - 1).astype(np.float32)
     x, y = axis[None, :] - exposure_random.uniform(-0.06, 0.06), axis[:, None] - exposure_random.uniform(-0.06, 0.06)
     wide, high = anatomy_random.uniform(0.74, 0.86), anatomy_random.uniform(1.05, 1.2)
@@ -213,7 +213,7 @@ def _draw_chest_and_lung_distance(
 
 
 def _draw_lesion(random: Generator, lung_distance: FloatImage) -> FloatImage:
-    """Draw a lesion: a bright Gaussian spot in a lung."""
+    """Draw a lesion. It is a bright Gaussian spot in a lung."""
     places = np.flatnonzero(lung_distance > 0.35)
     row, column = np.divmod(places[int(random.random() * len(places))], STUDY_SIDE_PIXELS)
     width, strength = random.uniform(2.6, 3.6), random.uniform(0.30, 0.42)
@@ -268,12 +268,12 @@ class ShortcutNet(nn.Module):
 
 
 def create_shortcut_model() -> ShortcutNet:
-    """Create an untrained network for radiographs (N,1,64,64). `write_weights` writes the file from which to load weights."""
+    """Create an untrained network for radiographs (N,1,64,64). Weights for it come from a file that `write_weights` wrote."""
     return ShortcutNet().eval()
 
 
 def to_study_input(images: NDArray[Any]) -> Tensor:
-    """Convert images (N,H,W) uint8 or volumes (N,D,H,W) float32 to the network's input (N,1,*S) float32."""
+    """Convert uint8 images (N,H,W) or float32 volumes (N,D,H,W) to the network's float32 input."""
     x = torch.from_numpy(images).unsqueeze(1).float()
     return (x / 255 - MEAN) / STD if images.ndim == 3 else x
 
@@ -305,7 +305,7 @@ def train_shortcut_model(study: ShortcutStudy, seed: int = 0, n_epochs: int = 8)
 
 @contextmanager
 def reproducible_scope(seed: int, num_threads: int = 2) -> Iterator[None]:
-    """Make results reproducible inside the `with` block: fix the seed and the threads, use deterministic algorithms.
+    """Make results reproducible inside the `with` block. The seed and threads are fixed, and algorithms are deterministic.
 
     The former state is restored afterwards.
     """
@@ -327,7 +327,7 @@ def reproducible_scope(seed: int, num_threads: int = 2) -> Iterator[None]:
 
 
 def write_weights(model: nn.Module, folder: Path, *, overwrite: bool = True) -> Path:
-    """Write the weights of a model to `net.safetensors` in a folder. Return the path."""
+    """Write the weights of a model to `net.safetensors` in a folder. Return the path of the file."""
     from safetensors.torch import save
 
     state = {name: value.detach().contiguous() for name, value in model.state_dict().items()}

@@ -8,8 +8,10 @@ A class index, a class name, None (the top class) and any callable output -> (N,
 """
 
 from camscope.targets.base import ImageContext, Target
+from camscope.targets.best_box import BestBox
 from camscope.targets.class_targets import Class, Classes, Difference, LogProbability, TargetLike
 from camscope.targets.detection_box import Box
+from camscope.targets.detection_rows import DetectionRows
 from camscope.targets.embedding_similarity import Similarity, TextSimilarity, image_embedding
 from camscope.targets.find_class_scores import class_scores, full_precision
 from camscope.targets.output_part import OutputPart
@@ -18,9 +20,11 @@ from camscope.targets.segmentation_region import Region
 
 __all__ = [
     "AllClassScores",
+    "BestBox",
     "Box",
     "Class",
     "Classes",
+    "DetectionRows",
     "Difference",
     "ImageContext",
     "LogProbability",

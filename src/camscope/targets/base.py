@@ -76,6 +76,10 @@ class Target(ABC):
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
         """Return a text that describes the target of one sample. `class_name` is a function from a class index to its name."""
 
+    def get_class_index(self, sample: int) -> int | None:
+        """Return the class of one sample if this class alone would give the same target. Otherwise return None."""
+        return None
+
     def prepare_for_model(self, model: nn.Module) -> "Target":
         """Return the target after it has read what it needs from the model. Each `Score` calls this method once."""
         return self

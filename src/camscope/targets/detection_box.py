@@ -12,6 +12,7 @@ from camscope.errors import TargetError
 from camscope.plurals import plural
 from camscope.targets.base import ClassNameLookup, ImageContext, Target, parse_finite_numbers
 from camscope.targets.class_targets import parse_class_label, resolve_class_index
+from camscope.targets.detection_rows import DetectionRows
 from camscope.targets.find_class_scores import full_precision, get_output_tensor
 
 MIN_MATCH_IOU = 0.5  # overlap from which a detection matches the box
@@ -55,21 +56,25 @@ class Box(Target):
 
     The detection with the highest product counts. Detections are matched anew in every forward pass, because a perturbed
     image may have others (Petsiuk et al. 2021). The overlap is a constant factor of the gradient. The target reads the
-    outputs of detectors of torchvision and Hugging Face. In `gradcam` a channel has one weight for the whole
-    image, so the map may show all objects of the class. `hirescam`, `layercam` and `gradcam-elementwise` show one box.
+    outputs of detectors of torchvision and Hugging Face, and the rows of YOLO before their suppression. In `gradcam` a
+    channel has one weight for the whole image, so the map may show all objects of the class. `hirescam`, `layercam` and
+    `gradcam-elementwise` show one box.
 
     Args:
         x0: Left edge in pixels of the original image, or of the model's input where a tensor is explained.
         y0: Top edge.
         x1: Right edge.
         y1: Bottom edge.
-        label: Index or name of the class, or None for the class of the detection that overlaps the box most.
+        label: Index or name of the class, or None for the class of the detection that overlaps the box most. Of the rows of
+            YOLO that overlap it by half or more, it is the class of the most probable one.
         activation: How class logits become probabilities: "softmax" where the last class means "no object" (DETR,
             YOLOS), "sigmoid" where there is no such class (Deformable DETR, RT-DETR). None follows the config of a
             Hugging Face model.
         heads: The detection heads of the model, which `prepare_for_model` sets.
         input_size: Size of the model's input, which `prepare_for_image` and `resolve_choices` set.
         image_corners: The corners in pixels of the original image, which `prepare_for_image` sets.
+        is_best: Whether the box is the best of its class, which `BestBox` sets. Then results store the class as their target.
+        strides: For rows of YOLO, the stride of the level that predicts the box in each sample, which `resolve_choices` sets.
 
     Raises:
         TargetError: The corners are not finite or not in order, or `activation` is unknown.
@@ -88,6 +93,8 @@ class Box(Target):
     heads: tuple[DetectionHead, ...] = field(default=(), kw_only=True, repr=False)
     input_size: tuple[int, ...] | None = field(default=None, kw_only=True, repr=False)
     image_corners: tuple[float, float, float, float] | None = field(default=None, kw_only=True, repr=False)
+    strides: tuple[float, ...] = field(default=(), kw_only=True, repr=False)
+    is_best: bool = field(default=False, kw_only=True, repr=False)
 
     dense = True
 
@@ -108,6 +115,10 @@ class Box(Target):
     def corners(self) -> tuple[float, float, float, float]:
         """The edges of the box: left, top, right and bottom, as (x0, y0, x1, y1)."""
         return self.x0, self.y0, self.x1, self.y1
+
+    def get_class_index(self, sample: int) -> int | None:
+        """Return the class if the box is the best of its class. Otherwise return None."""
+        return self.label if self.is_best and isinstance(self.label, int) else None
 
     def prepare_for_model(self, model: nn.Module) -> "Box":
         """Return the box with the settings of the Hugging Face detectors in the model. Without a detector, return the box itself.
@@ -146,7 +157,8 @@ class Box(Target):
         if isinstance(self.label, str) or (self.label is not None and n_classes):
             n_classes = n_classes or detections[0].probabilities.shape[1]
             resolved = replace(resolved, label=resolve_class_index(self.label, n_classes, class_names))
-        matches = [resolved._find_best_match(sample_detections) for sample_detections in detections]
+        is_unsuppressed = isinstance(output, DetectionRows)
+        matches = [resolved._find_best_match(sample, by_probability=is_unsuppressed) for sample in detections]
         for sample, (overlap, _, nearest) in enumerate(matches):
             if overlap < MIN_MATCH_IOU:
                 box = f"Box({', '.join(f'{round(corner, 1):zg}' for corner in self.corners)})"
@@ -156,7 +168,11 @@ class Box(Target):
             raise TargetError(
                 f"the box has different classes in the samples of the batch: {sorted(classes)}", fix="pass label="
             )
-        return replace(resolved, label=classes.pop()) if resolved.label is None else resolved
+        resolved = replace(resolved, label=classes.pop()) if resolved.label is None else resolved
+        if isinstance(output, DetectionRows):
+            best = [resolved._find_scored_row(sample) for sample in detections]
+            resolved = replace(resolved, strides=tuple(float(output.strides[n, row]) for n, row in enumerate(best)))
+        return resolved
 
     def __call__(self, output: Any) -> Tensor:
         """Compute the score of each sample (N,)."""
@@ -171,7 +187,9 @@ class Box(Target):
         label = class_name(self.label) if isinstance(self.label, int) else "an object"
         corners = ", ".join(f"{round(value, 1):zg}" for value in self.image_corners or self.corners)
         frame = "image" if self.image_corners else "model's input"
-        return f"{label} in the box ({corners}) of the {frame}"
+        stride = self.strides[sample] if sample < len(self.strides) else 0
+        level = f", predicted at stride {stride:g}" if stride else ""
+        return f"{label} in the box ({corners}) of the {frame}{level}"
 
     def _resolve_activation(self, output: Any) -> Activation | None:
         """Return the activation that turns class logits into probabilities. Return None if the activation is unknown."""
@@ -182,9 +200,13 @@ class Box(Target):
         if len(detections.boxes) == 0:
             return detections.probabilities.sum()
         probabilities = self._select_class_probabilities(detections)
+        best = self._find_scored_row(detections)
+        return compute_iou(detections.boxes[best, None].detach(), self.corners)[0] * probabilities[best]
+
+    def _find_scored_row(self, detections: Detections) -> int:
+        """Return the index of the detection that gives the score: the one with the largest overlap times probability."""
         overlaps = compute_iou(detections.boxes.detach(), self.corners)
-        best = (overlaps * probabilities.detach()).argmax()
-        return overlaps[best] * probabilities[best]
+        return int((overlaps * self._select_class_probabilities(detections).detach()).argmax())
 
     def _select_class_probabilities(self, detections: Detections) -> Tensor:
         """Return one probability (D,) per detection: that of the target's class, or the largest if the target has no class."""
@@ -193,14 +215,17 @@ class Box(Target):
             return probabilities.amax(1)
         return probabilities[:, self.label] if self.label < probabilities.shape[1] else probabilities.sum(1) * 0
 
-    def _find_best_match(self, detections: Detections) -> BoxMatch:
-        """Find the detection that has the largest overlap with the box."""
+    def _find_best_match(self, detections: Detections, *, by_probability: bool) -> BoxMatch:
+        """Find the detection with the largest overlap. `by_probability` selects the most probable one that overlaps by half."""
         if len(detections.boxes) == 0:
             return BoxMatch(0.0, -1, "it has no detection")
         probabilities = detections.probabilities.detach()
         overlaps = compute_iou(detections.boxes.detach(), self.corners)
         overlaps = torch.where(self._select_class_probabilities(detections).detach() > 0, overlaps, 0)
-        best = int((overlaps + 1e-6 * probabilities.amax(1)).argmax())
+        ranking = overlaps + 1e-6 * probabilities.amax(1)
+        if by_probability:
+            ranking = torch.where(overlaps >= MIN_MATCH_IOU, 1 + probabilities.amax(1), ranking)
+        best = int(ranking.argmax())
         overlap, top_class = float(overlaps[best]), int(probabilities[best].argmax())
         corners = ", ".join(f"{value:z.0f}" for value in detections.boxes[best].tolist())
         nearest = f"the nearest: class {top_class} at ({corners}), overlap {overlap:.2f}"
@@ -236,6 +261,8 @@ def parse_detections(
     output: Any, input_size: tuple[int, ...] | None, activation: Activation | None = None
 ) -> list[Detections]:
     """Convert the output of a detector to detections of each sample. The boxes are in pixels of the model's input."""
+    if isinstance(output, DetectionRows):
+        return [Detections(*pair) for pair in zip(output.boxes, output.probabilities, strict=True)]
     predictions = output if isinstance(output, list | tuple) else []
     fields = {"boxes", "labels", "scores"}
     if predictions and all(isinstance(row, Mapping) and fields <= set(row) for row in predictions):

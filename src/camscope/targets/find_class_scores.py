@@ -11,6 +11,7 @@ from torch import Tensor
 from camscope.errors import Remedy, TargetError
 from camscope.plurals import plural
 from camscope.pytree import iter_leaves, map_leaves
+from camscope.targets.detection_rows import DetectionRows
 from camscope.unusual_tensors import describe_unusual_tensor
 
 HF_EMBEDDING_FIELDS = ("pooler_output", "image_embeds", "text_embeds")  # of Hugging Face: embeddings, not class scores
@@ -102,10 +103,10 @@ def check_no_detections(output: object) -> None:
     rows = output if isinstance(output, list | tuple) else []
     boxes = get_output_tensor(output, "pred_boxes")
     has_rows_of_boxes = any(isinstance(row, Mapping) and "boxes" in row for row in rows)
-    if has_rows_of_boxes or (boxes is not None and boxes.ndim == 3):
+    if has_rows_of_boxes or (boxes is not None and boxes.ndim == 3) or isinstance(output, DetectionRows):
         raise TargetError(
             "the output is that of a detector, in which a class alone does not select a box",
-            fix=f"pass target=Box(x0, y0, x1, y1, label=class), {NO_TARGET_ADVICE}",
+            fix=f"pass target=Box(x0, y0, x1, y1, label=class), or BestBox(class) for its best detection, {NO_TARGET_ADVICE}",
             remedy=Remedy.SET_TARGET,
         )
 

@@ -3,17 +3,24 @@
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError, TargetError, warn_caller
 from camscope.forward_signature import InputKey, call_model, find_input_key
+from camscope.model_card import get_card
 from camscope.plurals import plural
 from camscope.pytree import concatenate_structures, iter_leaves, map_leaves, select_argument_rows
 from camscope.targets.base import ClassNameLookup, Target
-from camscope.targets.class_targets import Difference, TargetLike, normalize_target, resolve_class_pair
+from camscope.targets.class_targets import (
+    Difference,
+    TargetLike,
+    normalize_target,
+    resolve_class_pair,
+    tensor_to_list,
+)
 from camscope.targets.find_class_scores import (
     ScoreRange,
     are_probabilities,
@@ -80,6 +87,7 @@ class Score:
         if isinstance(target, type):
             name = target.__name__
             raise TargetError(f"the target is the class {name} itself: pass an instance, e.g. {name}(…)")
+        target = replace_class_targets(model, target)
         if isinstance(target, list | tuple) and any(map(callable, target)):
             target = PerSampleTarget(target)
         self.model, self._args, self._kwargs, self.forward_context = model, args, dict(kwargs or {}), forward_context
@@ -324,6 +332,8 @@ class Score:
 
     def class_index(self, sample: int) -> int | None:
         """Return the class index of one sample. Return None before the first call, or if the target is not one class."""
+        if isinstance(self.target, Target):
+            return self.target.get_class_index(sample)
         first, second = self._get_class_pair(sample)
         return first if second is None else None
 
@@ -376,6 +386,18 @@ class Score:
         return torch.tensor(pairs, device=logits.device)
 
 
+def replace_class_targets(model: nn.Module, target: TargetLike) -> TargetLike:
+    """Replace each class in a target by a target that the model's card builds for it. Without such a card, change nothing."""
+    card = get_card(model)
+    if card is None or card.build_class_target is None or callable(target):
+        return target
+    target = tensor_to_list(target) if hasattr(target, "tolist") else target
+    if isinstance(target, list | tuple):
+        return [cast(Any, replace_class_targets(model, item)) for item in target]  # one per sample
+    result: TargetLike = card.build_class_target(normalize_target(target))
+    return result
+
+
 class PerSampleTarget(Target):
     """A different target for each sample. At least one of them is a callable."""
 
@@ -411,6 +433,10 @@ class PerSampleTarget(Target):
         n_samples = len(self.targets)
         parts = (select_rows(output, torch.tensor([i], device="cpu"), n_samples) for i in range(n_samples))
         return torch.cat([score.read_score(part, 1) for score, part in zip(self._scores, parts, strict=True)])
+
+    def get_class_index(self, sample: int) -> int | None:
+        """Return the class of one sample if this class alone would give the same target. Otherwise return None."""
+        return self._scores[sample].class_index(0) if self._scores else None
 
     def describe(self, sample: int, class_name: ClassNameLookup) -> str:
         """Describe the target of one sample."""

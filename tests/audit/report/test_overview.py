@@ -570,6 +570,14 @@ def test_a_column_that_determines_the_label_is_named(counts, said):
     assert ("that the model detects “nodule” and not the column cell_type" in clauses) == bool(said)
 
 
+def test_a_column_that_is_no_subgroup_is_a_concern_too():
+    summary = full()
+    check = summary.check.model_copy(update={"determining_columns": {FINDING: ("cell_type",)}})
+    sentences = [write_plain_text(item.sentence) for item in iter_concerns(summary.model_copy(update={"check": check}))]
+    n_rows = summary.check.flow[-1].n_rows
+    assert f"The column cell_type alone determines the label “{FINDING}” in all {n_rows} images." in sentences
+
+
 def test_the_region_with_the_largest_effect_is_the_biggest_concern():
     values = {"border": 0.4, "marker": 1.2, "corners": -0.8}
     made = tuple(

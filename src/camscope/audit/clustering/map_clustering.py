@@ -28,7 +28,7 @@ MIN_REFERENCE_RESAMPLES = 5  # subsamples of a reference; one alone may happen t
 
 
 def compute_distances(points: FloatArray) -> FloatArray:
-    """Return the Euclidean distances (N,N) between points (N,d), rounded so that equal maps have equal distances."""
+    """Return the Euclidean distances (N,N) between points (N,d). Rounding makes the distances between equal maps equal."""
     squares = (points * points).sum(1)
     squared_distances = squares[:, None] + squares - 2 * points @ points.T
     np.fill_diagonal(squared_distances, 0)
@@ -58,7 +58,7 @@ def compute_laplacian_eigenvalues_and_eigenvectors(
 
 
 def assign_labels_qr(eigenvectors: FloatArray, n_clusters: int) -> IntArray:
-    """Return cluster labels (N,) from eigenvectors by a pivoted QR decomposition. It needs no seed.
+    """Compute cluster labels (N,) from eigenvectors by a pivoted QR decomposition. It is deterministic and needs no seed.
 
     Damle, Minden and Ying 2019, doi:10.1093/imaiai/iay008.
     """
@@ -87,12 +87,12 @@ class PointCloud:
 
     @cached_property
     def labels_by_count(self) -> dict[int, IntArray]:
-        """Number of clusters k -> the cluster label (N,) of each point, from 0 to k-1."""
+        """Number of clusters k -> the cluster label of every point (N,). Labels range from 0 to k-1."""
         return {k: assign_labels_qr(self.eigenvalues_and_eigenvectors[1], k) for k in self.cluster_counts}
 
     @cached_property
     def eigengap_by_count(self) -> dict[int, float]:
-        """Number of clusters k -> the eigengap 1 - λ_k / λ_k+1.
+        """Number of clusters k -> the eigengap 1 - λ_k / λ_(k+1).
 
         It is 1 if the graph has k connected parts, and 0 if it has more.
         """
@@ -104,7 +104,7 @@ class PointCloud:
         return {k: round(gap, EIGENVALUE_DIGITS) for k, gap in gaps.items()}
 
     def compute_stability(self, n_resamples: int, rng: np.random.Generator) -> dict[int, float]:
-        """Return the stability for each number of clusters.
+        """Return number of clusters -> the mean stability of that clustering over random subsamples.
 
         It is the mean adjusted Rand index with clusters of subsamples of the patients.
         """
@@ -123,7 +123,7 @@ class PointCloud:
 
 
 def sample_reference_points(points: FloatArray, rng: np.random.Generator) -> FloatArray:
-    """Sample points of a single cluster: a Gaussian with the principal variances of the given points (N,d).
+    """Sample points from a Gaussian, which has a single cluster. Its principal variances are those of the given points (N,d).
 
     The shape of a cloud alone can make clusters stable: an elongated cloud is cut across its middle every time (John et al.
     2020, doi:10.1038/s41598-020-58766-1).
@@ -135,7 +135,7 @@ def sample_reference_points(points: FloatArray, rng: np.random.Generator) -> Flo
 
 
 def pool_maps(maps: npt.ArrayLike, grid_size: int) -> FloatArray:
-    """Average the positive part of each map (N,*s) over the cells of a grid. An axis shorter than the grid keeps its length."""
+    """Average the positive part of each map over the cells of a coarse grid. Axes shorter than the grid keep their length."""
     values = np.asarray(maps, np.float64)
     weights = [_build_area_weights(size, min(grid_size, size)) for size in values.shape[1:]]
     return _multiply_along_axes(values.clip(min=0), weights)
@@ -144,7 +144,7 @@ def pool_maps(maps: npt.ArrayLike, grid_size: int) -> FloatArray:
 def smooth_maps_and_find_nonzero(
     pooled_maps: FloatArray, blur_fraction: float
 ) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
-    """Blur pooled maps and scale each to sum 1. Also return a mask (N,) of the maps that are not zero.
+    """Blur pooled maps, drop maps that are zero, and scale the others to sum 1. Also return a mask (N,) of the maps that stay.
 
     Each map is added to its mirror image, so that left and right count as the same place. `blur_fraction` is the width of
     the blur as a share of each side, by which attribution in neighboring cells is similar.
@@ -157,21 +157,21 @@ def smooth_maps_and_find_nonzero(
 
 
 def _multiply_along_axes(values: FloatArray, weights: list[FloatArray]) -> FloatArray:
-    """Multiply each axis of the maps (N,*s) by the matrix (t,s) for that axis."""
+    """Multiply every spatial axis of the maps by the weight matrix of that axis."""
     for axis, axis_weights in enumerate(weights, 1):
         values = np.moveaxis(np.tensordot(axis_weights, values, (1, axis)), 0, axis)
     return values
 
 
 def _build_area_weights(size: int, grid_size: int) -> FloatArray:
-    """Return the weights (grid_size,size) with which `size` cells are averaged to `grid_size` larger cells."""
+    """Return the weights (grid_size,size) that average `size` pixels of an axis to `grid_size` larger cells."""
     edges, cells = np.linspace(0, size, grid_size + 1), np.arange(size)
     shared = np.minimum(edges[1:, None], cells + 1) - np.maximum(edges[:-1, None], cells)
     return np.asarray(shared.clip(min=0) * grid_size / size)
 
 
 def _build_gaussian_weights(size: int, sigma: float) -> FloatArray:
-    """Return a matrix (size,size) that blurs an axis with a Gaussian. Rows sum to 1."""
+    """Return a matrix (size,size) that blurs an axis with a Gaussian. Each row sums to 1."""
     if sigma <= 0:
         return np.eye(size)
     gaussian = np.exp(-0.5 * (np.subtract.outer(np.arange(size), np.arange(size)) / sigma) ** 2)
@@ -207,7 +207,7 @@ class Partition:
 
     @property
     def is_stable(self) -> bool:
-        """Whether the clusters are more stable than those found in random samples that have no clusters."""
+        """Whether the clusters are more stable than clusters found in random points without cluster structure."""
         return self.stability > self.reference_stability
 
 
@@ -236,7 +236,7 @@ def cluster_maps(
     max_maps: int = 1000,
     seed: int = 0,
 ) -> ClusteringResult:
-    """Cluster maps by their graph of nearest neighbors (Lapuschkin et al. 2019, doi:10.1038/s41467-019-08987-4).
+    """Cluster maps by their nearest-neighbor graph (Lapuschkin et al. 2019, doi:10.1038/s41467-019-08987-4).
 
     Clusters can always be computed, and are often stable. They count only if they are more stable than in every reference,
     if each has enough patients, and if hardly any two neighbors are in different clusters: the next eigenvalue is at least
@@ -289,7 +289,7 @@ def _select_feasible_cluster_counts(n_patients: int, n_maps: int) -> tuple[int, 
 def _measure_stability_and_eigengap(
     cloud: PointCloud, points: FloatArray, n_resamples: int, rng: np.random.Generator
 ) -> tuple[dict[int, float], dict[int, float]]:
-    """Return the stability and the eigengap of reference points, each by number of clusters."""
+    """Draw random points without clusters. Return their stability and their eigengap for each number of clusters."""
     distances = compute_distances(sample_reference_points(points, rng))
     reference = PointCloud(distances, cloud.patient_index, cloud.cluster_counts)
     stability = reference.compute_stability(max(MIN_REFERENCE_RESAMPLES, n_resamples // 5), rng)
@@ -297,7 +297,7 @@ def _measure_stability_and_eigengap(
 
 
 def _find_nearest_in_subset(points: FloatArray, subset: IntArray) -> IntArray:
-    """Find the nearest point of a subset for each point. Return its position in `subset`."""
+    """Find, for every point, the nearest point of a subset. Return its position in `subset`."""
     search = require("sklearn.neighbors", extra="audit").NearestNeighbors(n_neighbors=1, algorithm="brute")
     nearest = np.asarray(search.fit(points[subset]).kneighbors(points, return_distance=False)[:, 0], np.int64)
     nearest[subset] = np.arange(len(subset))
@@ -305,7 +305,7 @@ def _find_nearest_in_subset(points: FloatArray, subset: IntArray) -> IntArray:
 
 
 def _renumber_clusters_by_size(labels: IntArray) -> IntArray:
-    """Renumber cluster labels (M,) by size: 0 is the largest cluster. Ties keep the order of the maps."""
+    """Renumber cluster labels (M,) by size. Cluster 0 is the largest. Equally large clusters keep the order of the maps."""
     _, first, inverse, sizes = np.unique(labels, return_index=True, return_inverse=True, return_counts=True)
     return np.asarray(np.argsort(np.lexsort((first, -sizes)))[inverse])
 
@@ -313,7 +313,7 @@ def _renumber_clusters_by_size(labels: IntArray) -> IntArray:
 def _build_clusters(
     labels: IntArray, rows: IntArray, patient_index: IntArray, subset: IntArray, distances: FloatArray
 ) -> tuple[ClusterMembers, ...]:
-    """Return the members of each cluster. The most typical maps are chosen from the subset."""
+    """Return the members of each cluster. Only maps of the subset can be its most typical maps."""
     clusters = []
     for number in range(int(labels.max()) + 1):
         members, subset_members = np.flatnonzero(labels == number), np.flatnonzero(labels[subset] == number)

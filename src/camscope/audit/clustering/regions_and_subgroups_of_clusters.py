@@ -28,7 +28,7 @@ ENRICHMENT_SIGNIFICANCE_LEVEL = 0.05
 def cluster_and_describe_maps(
     context: AuditContext, explainer: Any, finding: Finding, samples: RegionSamples, predictions: Predictions
 ) -> ClusterAnalysis:
-    """Cluster the maps of a method for the images with a finding, and describe each cluster.
+    """Cluster the maps that a method computed for the images with a finding. Describe each cluster.
 
     Where no number of clusters is supported, the clusters of the smallest number are returned.
     """
@@ -102,7 +102,7 @@ def _build_map_clusters(
 def _compute_mass_shares(
     rows: Sequence[int], attributions: Mapping[int, FloatArray], samples: RegionSamples
 ) -> dict[str, FloatArray]:
-    """Return the share (N,) of each map's attribution in each region. NaN if the image lacks the region."""
+    """Return region name -> the share of each map's attribution inside the region (N,). NaN if an image lacks the region."""
     samples_by_row = {sample.row: sample for sample in samples.samples}
     mass_shares = {name: np.full(len(rows), np.nan) for name in samples.region_names}
     for i, row in enumerate(rows):
@@ -115,7 +115,7 @@ def _compute_mass_shares(
 def _iter_clusters_and_enriched_levels(
     context: AuditContext, partition: Partition, rows: Sequence[int]
 ) -> Iterator[tuple[int, str]]:
-    """Yield cluster numbers with a description of a frequent level: `site B: 80 % here, 41 % elsewhere`."""
+    """Yield (cluster number, text) for levels that are frequent in a cluster, such as `site B: 80 % here, 41 % elsewhere`."""
     patients = [context.cohort.patient_numbers[row] for row in rows]
     for column in context.config.data.subgroups:
         levels = context.cohort.get_subgroup_levels(column)
@@ -144,7 +144,7 @@ class LevelEnrichment:
 def compute_level_enrichment(
     labels: npt.NDArray[np.int64], column_values: Sequence[Hashable], groups: Sequence[Hashable] | None = None
 ) -> tuple[LevelEnrichment, ...]:
-    """Test whether subgroup levels are more frequent in some clusters.
+    """Test whether some subgroup levels are more frequent in one cluster than in the others.
 
     The results are sorted by p-value, with Holm's correction over all tests. Each patient counts once, by the first row,
     because images of one patient are not independent. Rows in no cluster (-1) or without a level are left out. Of two

@@ -70,7 +70,7 @@ class AuditContext:
 
     @property
     def sample_sizes(self) -> SampleSizes:
-        """The number of images in each stage, from the config. A time budget may make the number smaller."""
+        """The number of images that each stage samples, from the config. A time budget may reduce the numbers."""
         sizes: dict[str, int] = {planned.stage: planned.n_images for planned in self.planned_sizes}
         return self.config.sample_sizes.model_copy(update=sizes)
 
@@ -167,7 +167,7 @@ class AuditContext:
 
     @cached_property
     def first_maps(self) -> list[dict[str, Any]]:
-        """The maps of the first image for which every method succeeds. Errors appear here before all images are processed."""
+        """The maps of the first image for which every method succeeds. Methods that fail raise an error before all images run."""
         reasons = []
         for image in self.load_images(self.cohort.rows[:MAX_TRIAL_IMAGES]):
             rows = [] if image.item is None else self.worker.compute_rows(self.worker.collate([image]))
@@ -183,14 +183,14 @@ class AuditContext:
         return BatchRun(self.folder / "maps", self.cohort.manifest)
 
     def load_images(self, rows: Sequence[int] | None = None) -> Iterator[LoadedImage]:
-        """Load images as model inputs, by default all. An unreadable image has an error instead."""
+        """Load the given rows as model inputs, or all rows by default. An unreadable image has an error instead of an input."""
         positions = (self.cohort.manifest_positions[row] for row in (self.cohort.rows if rows is None else rows))
         manifest = self.cohort.manifest_with_display_names
         manifest_rows = (manifest.rows(position, position + 1)[0] for position in positions)
         return load_images(manifest, manifest_rows, self.worker.prepare_model_input, NUM_READ_THREADS)
 
     def iter_batches(self, rows: Sequence[int] | None = None) -> Iterator[list[LoadedImage]]:
-        """Yield batches of consecutive images of equal size. An unreadable image is a batch by itself."""
+        """Yield batches of consecutive images of equal size. An unreadable image forms its own batch."""
         batch: list[LoadedImage] = []
         for image in self.load_images(rows):
             shapes = {each.item.x.shape if each.item is not None else None for each in (*batch[:1], image)}

@@ -42,14 +42,14 @@ class Cohort:
 
     @cached_property
     def full_manifest(self) -> Manifest:
-        """The manifest with all rows and columns. Raises an InputError if a column of the config is missing."""
+        """The manifest with all rows and columns. Raises an InputError if the config names a column that does not exist."""
         for _, problem in self.iter_settings_with_missing_column():
             raise InputError(problem)
         return self._source_manifest
 
     @cached_property
     def _source_manifest(self) -> Manifest:
-        """The manifest, whose columns are not compared with the config."""
+        """The manifest as read from its file. Whether it has the columns that the config names is not checked."""
         data = self.config.data
         return build_manifest(data.manifest, data.root or None, anywhere=data.anywhere or data.root == "", strict=False)
 
@@ -59,7 +59,7 @@ class Cohort:
         return list(self._source_manifest.table.column_names)
 
     def iter_settings_with_missing_column(self) -> Iterator[tuple[str, str]]:
-        """Yield the key and the problem of each setting that names a column that the manifest does not have."""
+        """Yield (key, problem) for every setting that names a column missing in the manifest."""
         config, data, columns = self.config, self.config.data, self.column_names
         names: list[tuple[str, str | MaskSource | None]] = [
             *((f"data.{key}", getattr(data, key)) for key in ("label", "patient", "split")),
@@ -78,7 +78,7 @@ class Cohort:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """The audited rows: rows of the split that have a path, at most `max_images`."""
+        """The manifest rows to audit: rows of the chosen split that have an image path. At most `max_images` rows are taken."""
         data, compute = self.config.data, import_arrow("compute")
         table = self.full_manifest.table
         if data.split is not None:
@@ -96,7 +96,7 @@ class Cohort:
 
     @cached_property
     def manifest_with_display_names(self) -> Manifest:
-        """The audited rows with the image names to show in outputs. The profile "research" hides file names."""
+        """The manifest rows to audit, with the image names that outputs show. The profile "research" hides file names."""
         table, report_columns = self.manifest.table, list(self.config.report.columns)
         if not self.hides_file_names:
             names = [name for name in table.column_names if name.lower() not in RESULT_COLUMNS or name == "row"]
@@ -120,20 +120,20 @@ class Cohort:
 
     @cached_property
     def ids(self) -> dict[int, str]:
-        """Row -> the name of its image in the outputs."""
+        """Row number -> the image name that outputs show."""
         return dict(zip(self.rows, self.manifest_with_display_names.table["id"].to_pylist(), strict=True))
 
     @cached_property
     def manifest_positions(self) -> dict[int, int]:
-        """Row -> its position in the manifest."""
+        """Row number -> the position of that row in the manifest."""
         return {row: position for position, row in enumerate(self.rows)}
 
     def get_column(self, name: str) -> dict[int, Any]:
-        """Return row -> the value of a manifest column."""
+        """Return row number -> the value in a manifest column."""
         return dict(zip(self.rows, self.manifest.table[name].to_pylist(), strict=True))
 
     def get_subgroup_levels(self, column: str) -> dict[int, str | None]:
-        """Return row -> the level of a subgroup column, or None for an empty cell. Ages become age bands."""
+        """Return row number -> the level in a subgroup column. None if the cell is empty. Ages become age bands."""
         values = {row: None if is_empty_cell(value) else value for row, value in self.get_column(column).items()}
         if needs_age_bands(column, values.values()):
             return {row: None if age is None else format_age_band(age) for row, age in values.items()}
@@ -141,7 +141,7 @@ class Cohort:
 
     @cached_property
     def patients(self) -> dict[int, Any]:
-        """Row -> its patient. An image without a patient counts as its own patient."""
+        """Row number -> the patient. An image without a patient counts as a separate patient."""
         if self.config.data.patient is None:
             return {row: row for row in self.rows}
         patients = self.get_column(self.config.data.patient)
@@ -149,13 +149,13 @@ class Cohort:
 
     @cached_property
     def patient_numbers(self) -> dict[int, int]:
-        """Row -> an anonymous number of its patient."""
+        """Row number -> an anonymous number for the patient."""
         patients = dict.fromkeys(self.patients[row] for row in self.rows)
         numbers = {patient: number for number, patient in enumerate(patients)}
         return {row: numbers[self.patients[row]] for row in self.rows}
 
     def get_truth(self, finding: Finding) -> dict[int, bool | None]:
-        """Return row -> whether the image has the finding. None if the label is missing."""
+        """Return row number -> whether the image has the finding. None if the label is missing."""
         data = self.config.data
         names = (finding.name, str(finding.class_index))
         column = data.label or data.labels.get(names[0]) or data.labels.get(names[1])
@@ -172,7 +172,7 @@ class Cohort:
         return {row: None if label is None else _parse_truth(label, column) for row, label in labels.items()}
 
     def check_labels_are_classes(self, class_names: Sequence[str]) -> None:
-        """Raise an InputError if a label is not a class of the model.
+        """Raise an InputError if a label in the label column is not a class of the model.
 
         Images with such a label would otherwise count as images without the finding.
         """
@@ -196,14 +196,14 @@ class Cohort:
             )
 
     def get_image_source(self, row: int) -> Any:
-        """Return the image source of a row: file bytes, a location, or an image of a dataset."""
+        """Return what the image of a row is read from: bytes of a file, a location, or an image in a dataset."""
         if self.manifest.images is not None:
             return self.manifest.images[row]
         position = self.manifest_positions[row]
         return self.manifest.read_source(self.manifest.rows(position, position + 1)[0])
 
     def open_ground_truth(self, mask_source: str | MaskSource) -> GroundTruth:
-        """Open the masks, boxes or points of a column, folder or file."""
+        """Open the annotations of a column, folder or file: masks, boxes or points."""
         table, data = self.manifest.table, self.config.data
         masks_folder = self.manifest.root or Path(data.root or "")
         columns, resolver = table.column_names, replace(self.manifest.path_resolver, root=masks_folder)
@@ -224,14 +224,14 @@ class Cohort:
         return ground_truth
 
     def resolve_mask_path(self, name: str) -> Path:
-        """Return the path of a mask folder or file. Relative paths may start from `masks_root`."""
+        """Return the path of a mask folder or mask file. A relative path is first looked up in `masks_root`."""
         path = Path(self.config.data.masks_root or "", name)
         return path if path.exists() else Path(name)
 
     def sample_balanced_rows(
         self, candidate_rows: Iterable[int], n_rows: int, salt: int, finding: Finding, *, only_positives: bool = False
     ) -> list[int]:
-        """Draw up to `n_rows` rows, half of them with the finding. Or draw only rows with the finding.
+        """Draw at most `n_rows` rows. Half of them have the finding. With `only_positives`, all of them have it.
 
         The draw depends on the seed of the config and on `salt`. No patient gives a second image before every patient has
         given one, because a verdict counts patients.
@@ -245,7 +245,7 @@ class Cohort:
     def draw_balanced_rows_in_random_order(
         self, candidate_rows: Iterable[int], n_rows: int, salt: int, finding: Finding, *, only_positives: bool = False
     ) -> list[int]:
-        """Return the rows of `sample_balanced_rows` in the order in which they were drawn."""
+        """Draw at most `n_rows` rows in random order. Half of them have the finding. With `only_positives`, all have it."""
         truths, candidates = self.get_truth(finding), list(candidate_rows)
         rng = np.random.default_rng((self.config.seed, salt, finding.class_index))
         selected_classes = (True,) if only_positives else (True, False)
@@ -259,7 +259,7 @@ class Cohort:
     def sample_rows_of_all_findings(
         self, candidate_rows: Iterable[int], n_rows: int, salt: int, findings: Sequence[Finding]
     ) -> list[int]:
-        """Draw rows for several findings. Each finding gets an equal share, and enough rows for a verdict."""
+        """Draw rows for several findings. Each finding gets an equal share of the rows, and enough rows for a verdict."""
         candidates = list(candidate_rows)
         n_each = max(n_rows // len(findings), min(n_rows, 3 * MIN_PATIENTS_FOR_VERDICT))
         return sorted(
@@ -268,7 +268,7 @@ class Cohort:
 
 
 def interleave_rows_by_patient(rows: Sequence[int], patients: dict[int, Any]) -> list[int]:
-    """Order rows so that the first row of every patient comes first, then the second rows, and so on."""
+    """Order rows by rounds: the first row of every patient, then the second row of every patient, and so on."""
     n_seen, rank = Counter[Any](), dict[int, int]()
     for row in rows:
         rank[row] = n_seen[patients[row]]

@@ -34,7 +34,7 @@ IDENTIFIER_COLUMNS = ("row", "id", "path")  # columns with a different value for
 
 
 def _reject_duplicates(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Raise a ValueError if a value occurs twice. A repeated value would be counted twice."""
+    """Raise a ValueError if a value occurs twice, because it would also be counted twice."""
     if repeated := [value for value, count in Counter(values).items() if count > 1]:
         raise ValueError(f"{repeated[0]!r} is listed twice; expected each value once")
     return values
@@ -46,7 +46,7 @@ UNIT_NAMES = {"s": "second", "m": "minute", "h": "hour"}
 
 
 def _check_duration(value: str) -> str:
-    """Raise a ValueError if a value is not a duration."""
+    """Raise a ValueError if a text is not a duration such as `10m`."""
     match = DURATION_PATTERN.fullmatch(value)
     if match is None or float(match[1]) == 0:
         raise ValueError(f"{value!r} is not a duration; expected a number with s, m or h, such as 90s, 10m or 1.5h")
@@ -57,7 +57,7 @@ UniqueNames = Annotated[tuple[str, ...], AfterValidator(_reject_duplicates)]
 
 
 def _to_category_names(value: Any) -> Any:
-    """Return one or several categories as a tuple of names. Numbers become text."""
+    """Convert one category or a list of categories to a tuple of names. Numbers become text."""
     values = value if isinstance(value, list | tuple) else [value]
     return tuple(str(item) if isinstance(item, int) and not isinstance(item, bool) else item for item in values)
 
@@ -279,7 +279,7 @@ class Config(_ConfigTable):
 
     @classmethod
     def from_source(cls, source: "Config | Mapping[str, Any] | str | os.PathLike[str]") -> "Config":
-        """Return a config from a TOML file, a mapping of tables or another config.
+        """Return a config from a TOML file, from a mapping of tables, or from another config.
 
         Paths in a TOML file are relative to the file.
 
@@ -309,7 +309,7 @@ class Config(_ConfigTable):
     def parse_source(
         cls, source: "Config | Mapping[str, Any] | str | os.PathLike[str]"
     ) -> "tuple[Config | None, FaultCollector]":
-        """Return a config, and its faults without raising them.
+        """Return the config, or None if it is invalid. The second value holds the faults, which are not raised.
 
         Args:
             source: As for `from_source`.
@@ -342,7 +342,7 @@ class Config(_ConfigTable):
 
     @classmethod
     def from_toml(cls, text: str, folder: Path) -> "Config":
-        """Return the config from TOML text. Paths are relative to `folder`.
+        """Return the config that TOML text describes. Paths in the text are relative to `folder`.
 
         Args:
             text: The text of a TOML file.
@@ -376,31 +376,31 @@ class Config(_ConfigTable):
     def _parse_tables(
         cls, tables: Mapping[str, Any], faults: FaultCollector, folder: Path | None = None
     ) -> "tuple[Config | None, FaultCollector]":
-        """Validate tables, and collect their faults. Paths are relative to `folder`."""
+        """Validate config tables and collect their faults. Paths in the tables are relative to `folder`."""
         with read_errors_converted(faults.source_name):  # a value may be an invalid path: too long, or with a null byte
             resolved = tables if folder is None else _resolve_paths(tables, folder)
         return validate_tables(cls, resolved, faults), faults
 
     @property
     def perturbed_batch_size(self) -> int:
-        """The number of edited images in a forward pass."""
+        """The number of edited images in one forward pass."""
         return self.batch_size or 16
 
     @property
     def budget_seconds(self) -> float | None:
-        """The time that the audit may take, in seconds, or None."""
+        """The time limit of the audit in seconds. None if there is no limit."""
         match = DURATION_PATTERN.fullmatch(self.budget or "")
         return None if match is None else float(match[1]) * SECONDS_BY_UNIT[match[2]]
 
     @property
     def budget_in_words(self) -> str:
-        """The time that the audit may take, such as "4 minutes", or "" if there is no limit."""
+        """The time limit of the audit as text, such as "4 minutes". Empty if there is no limit."""
         match = DURATION_PATTERN.fullmatch(self.budget or "")
         return "" if match is None else f"{match[1]} {UNIT_NAMES[match[2]]}{'' if match[1] == '1' else 's'}"
 
     @property
     def bootstrap_options(self) -> dict[str, int]:
-        """The keyword arguments of every bootstrap: the number of resamples and the seed."""
+        """The keyword arguments that every bootstrap gets: the number of resamples and the seed."""
         return {"n_resamples": self.n_resamples, "seed": self.seed}
 
     @property
@@ -415,7 +415,7 @@ class Config(_ConfigTable):
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
     def to_redacted_dict(self) -> dict[str, Any]:
-        """Return the config as JSON values without paths. The file name of the model source stays.
+        """Return the config as JSON values, without paths. Only the file name of the model source is kept.
 
         Returns:
             The tables by name.
@@ -447,7 +447,7 @@ class Config(_ConfigTable):
 
 
 def _resolve_paths(tables: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the config tables with file paths relative to the current folder."""
+    """Return the config tables with their file paths resolved against the folder of the config."""
     resolved = {name: dict(value) if isinstance(value, Mapping) else value for name, value in tables.items()}
     data, model = resolved.get("data"), resolved.get("model")
     if isinstance(data, dict):
@@ -465,7 +465,7 @@ def _resolve_paths(tables: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def resolve_manifest_source(source: str, folder: Path) -> str:
-    """Return the manifest path relative to the current folder. URLs and dataset names do not change."""
+    """Resolve the manifest path against the folder of the config. URLs and dataset names stay unchanged."""
     prefix = next((prefix for prefix in DATASET_PREFIXES if source.startswith(prefix)), "")
     path = folder / source.removeprefix(prefix)
     return source if "://" in source or (prefix and not path.is_dir()) else f"{prefix}{path}"
@@ -476,7 +476,7 @@ def _redact_mask_sources(mask_sources: dict[str, Any]) -> dict[str, Any]:
 
 
 def _redact_mask_source(mask_source: Any) -> Any:
-    """Hide the name of a mask file or folder. Column names and categories stay visible."""
+    """Hide the name of a mask file or mask folder. Column names and categories stay visible."""
     if isinstance(mask_source, dict):
         return {**mask_source, "file": None if mask_source["file"] is None else "files"}
     is_path = mask_source and ("/" in mask_source or os.sep in mask_source or mask_source.lower().endswith(".json"))

@@ -43,13 +43,13 @@ class FaultCollector:
     faults: list[ConfigFault] = field(default_factory=list)
 
     def add(self, key: str, message: str, error: CamscopeError | None = None) -> None:
-        """Add a fault of a key such as `data.label`. An error that several checks meet is added once."""
+        """Record a fault of a key such as `data.label`. An error that several checks raise is recorded once."""
         if error is None or message not in [fault.message for fault in self.faults]:
             self.faults.append(ConfigFault(tuple(key.split(".")), message, error))
 
     @contextmanager
     def collect(self, key: str) -> Iterator[None]:
-        """If the block raises an error, collect the error as a fault of `key`."""
+        """Catch an error of the `with` block, and record it as a fault of `key`."""
         try:
             yield
         except MissingExtraError:
@@ -58,7 +58,7 @@ class FaultCollector:
             self.add(key, str(error), error)
 
     def raise_if_any(self) -> None:
-        """Raise one error with all faults. A single fault of a check keeps the type of its error."""
+        """Raise one error that lists all faults. If there is only one fault, the error keeps its original type."""
         faults = sorted(self.faults, key=lambda fault: self.find_line(fault.key) or 0)
         if not faults:
             return
@@ -73,7 +73,7 @@ class FaultCollector:
         raise ConfigError(f"{self.source_name} has {plural(len(faults), 'fault')}:\n{listed}")
 
     def find_line(self, key: KeyPath) -> int | None:
-        """Return the line of a key in the file, or of the innermost table that has a line."""
+        """Return the line number of a key in the file. A key without a line gets the line of the innermost table around it."""
         return next((self.lines[key[:n]] for n in range(len(key), 0, -1) if key[:n] in self.lines), None)
 
     def _format_fault(self, fault: ConfigFault) -> str:
@@ -82,7 +82,7 @@ class FaultCollector:
 
 
 def find_key_lines(text: str) -> dict[KeyPath, int]:
-    """Return the line of each key and table of a valid TOML text, counted from 1."""
+    """Return the line number of each key and table in a valid TOML text. Lines count from 1."""
     lines: dict[KeyPath, int] = {}
     table: KeyPath = ()
     prefix: KeyPath = ()
@@ -108,7 +108,7 @@ def find_key_lines(text: str) -> dict[KeyPath, int]:
 
 
 def _iter_key_paths(parsed: Mapping[str, Any]) -> Iterator[KeyPath]:
-    """Yield the path of each key of nested tables."""
+    """Yield the path of every key in nested tables."""
     for key, value in parsed.items():
         yield (key,)
         if isinstance(value, Mapping):
@@ -116,14 +116,14 @@ def _iter_key_paths(parsed: Mapping[str, Any]) -> Iterator[KeyPath]:
 
 
 def suggest_nearest_name(name: str, names: Iterable[str]) -> str:
-    """Return a text such as `; did you mean 'Label'?`, or "" if no name is near. Case is ignored."""
+    """Return a hint such as `; did you mean 'Label'?`. Empty if no name is similar. Case is ignored."""
     by_lower_name = {other.casefold(): other for other in names}
     nearest = difflib.get_close_matches(name.casefold(), by_lower_name, n=1, cutoff=MIN_SIMILARITY)
     return f"; did you mean {by_lower_name[nearest[0]]!r}?" if nearest else ""
 
 
 def join_names_with_limit(names: Sequence[str]) -> str:
-    """Return names as a text. A long list is cut."""
+    """Join names with commas. A long list is shortened and ends with the number of names."""
     more = f", … ({len(names)} in all)" if len(names) > MAX_NAMES_LISTED else ""
     return ", ".join(names[:MAX_NAMES_LISTED]) + more if names else "none"
 
@@ -131,7 +131,7 @@ def join_names_with_limit(names: Sequence[str]) -> str:
 def validate_tables(
     model: type[ConfigModel], tables: Mapping[str, Any], collector: FaultCollector
 ) -> ConfigModel | None:
-    """Validate the tables of a config and collect all faults.
+    """Validate the tables of a config. Record every fault, not only the first.
 
     Return the config, with defaults in place of settings that have a fault, or None if a required setting has one.
     """
@@ -152,7 +152,7 @@ def validate_tables(
 
 
 def _remove_if_present(tables: dict[str, Any], key: KeyPath) -> bool:
-    """Remove a key from nested tables. Return whether it was there."""
+    """Remove a key from nested tables. Return whether the key existed."""
     for name in key[:-1]:
         if not isinstance(tables.get(name), dict):
             return tables.pop(name, None) is not None
@@ -161,7 +161,7 @@ def _remove_if_present(tables: dict[str, Any], key: KeyPath) -> bool:
 
 
 def _iter_faults(model: type[BaseModel], tables: Mapping[str, Any], error: ValidationError) -> Iterator[ConfigFault]:
-    """Yield the faults of a validation error. A value that matches no type of a union is one fault."""
+    """Yield the faults of a validation error. A value that fits no type of a union counts as one fault."""
     groups: dict[tuple[Any, ...], list[Any]] = {}
     for number, details in enumerate(error.errors(include_url=False)):
         is_union = any("MaskSource" in str(part) or str(part) == "str" for part in details["loc"])
@@ -189,7 +189,7 @@ def _iter_faults(model: type[BaseModel], tables: Mapping[str, Any], error: Valid
 
 
 def _choose_error_of_union(group: Sequence[Any]) -> Any:
-    """Choose one of the errors of a union type. If the input is a table, choose the error of the type that is a table."""
+    """Choose the most useful error for a value that fits no type of a union. For a table, it is the error of the table type."""
     is_table = isinstance(group[0]["input"], Mapping) and group[0]["type"] == "string_type"
     in_table = [details for details in group[is_table:] if any("MaskSource" in str(part) for part in details["loc"])]
     useful = [details for details in in_table if details["type"] not in ("string_type", "model_type")]
@@ -197,7 +197,7 @@ def _choose_error_of_union(group: Sequence[Any]) -> Any:
 
 
 def _find_key_path_in_tables(tables: Any, location: Iterable[Any], *, is_missing: bool) -> KeyPath:
-    """Return the path of the key at an error location. Names of types in the location are left out."""
+    """Return the key path that belongs to an error location. Type names inside the location are dropped."""
     path: list[str] = []
     for part in location:
         if isinstance(tables, Mapping) and part in tables:
@@ -209,7 +209,7 @@ def _find_key_path_in_tables(tables: Any, location: Iterable[Any], *, is_missing
 
 
 def _list_table_keys(model: type[BaseModel], path: KeyPath) -> list[str]:
-    """Return the keys of the table at a path."""
+    """Return the keys that the table at a path may have."""
     table: Any = model
     for name in path:
         fields = getattr(table, "model_fields", {})
@@ -218,7 +218,7 @@ def _list_table_keys(model: type[BaseModel], path: KeyPath) -> list[str]:
 
 
 def _describe_problem(model: type[BaseModel], path: KeyPath, details: Mapping[str, Any]) -> str:
-    """Return the value of a setting, and what is allowed in its place."""
+    """Describe a faulty setting: the value received and the values allowed."""
     kind, context, value = details["type"], details.get("ctx", {}), details["input"]
     if kind == "missing":
         return "it is missing, and has no default"

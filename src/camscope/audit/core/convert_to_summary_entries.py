@@ -36,7 +36,7 @@ MODALITY_LABELS = {
 
 
 def describe_images(modality: str, value_counts: Mapping[str, Mapping[str, int]], *, is_volume: bool) -> str:
-    """Return the kind of the images as text, such as `X-ray images in PNG files`. `value_counts`: of the data check."""
+    """Describe the images as text, such as `X-ray images in PNG files`. `value_counts` comes from the data check."""
     kind = MODALITY_LABELS.get(modality, "")
     if not kind:
         color = next(iter(colors)) if len(colors := value_counts.get("color", {})) == 1 else ""
@@ -50,7 +50,7 @@ def describe_images(modality: str, value_counts: Mapping[str, Mapping[str, int]]
 def summarize_estimate(
     estimate: Estimate | None, baseline: float | None = None, baseline_name: str = "", reason: str = ""
 ) -> EstimateSummary:
-    """Convert an estimate into a summary entry with its baseline, or with the reason why it is missing.
+    """Convert an estimate into a summary entry. The entry also holds the baseline. A missing estimate has a reason instead.
 
     With too few patients, or with most images from one patient, it has neither an interval nor a p-value.
     """
@@ -87,7 +87,7 @@ def summarize_estimate(
 def summarize_estimate_or_reason(
     compute: Callable[[], Estimate], baseline: float, baseline_name: str
 ) -> EstimateSummary:
-    """Compute an estimate and convert it into a summary entry. An UndefinedError becomes the reason."""
+    """Compute an estimate and convert it into a summary entry. If it is undefined, the entry holds the reason."""
     try:
         return summarize_estimate(compute(), baseline, baseline_name)
     except UndefinedError as error:
@@ -95,7 +95,7 @@ def summarize_estimate_or_reason(
 
 
 def format_patient_count(estimate: Estimate | EstimateSummary) -> str:
-    """Return the number of patients as text, such as `7`.
+    """Return the number of patients as text, such as `7`, or the number for each role, such as `9 receivers, 4 donors`.
 
     For insertions, return the number in each role, such as `92 receivers, 1 donor`.
     """
@@ -116,14 +116,14 @@ BETTER_DIRECTIONS: dict[bool | None, BetterDirection] = {True: "more", False: "l
 
 
 def summarize_finding_metrics(cohort: Cohort, evaluation: EvaluationResult, finding: Finding) -> list[MetricSummary]:
-    """Summarize the metrics of all methods over the images with a finding."""
+    """Summarize the metrics of all methods for one finding. Only images with the finding count."""
     values = select_metric_values_of_finding(cohort, add_patient_column(cohort, evaluation.table()), finding, True)
     bootstrap_options: dict[str, Any] = dict(cohort.config.bootstrap_options)
     return summarize_metrics(values, finding.name, **bootstrap_options)
 
 
 def collect_formulas(metric_summaries: Iterable[MetricSummary]) -> dict[str, str]:
-    """Return metric name -> the formula as text."""
+    """Return metric name -> formula as text."""
     return {name: METRICS[name].formula for name in dict.fromkeys(line.metric for line in metric_summaries)}
 
 
@@ -136,7 +136,7 @@ def summarize_metrics(
     look: InterimLook | None = None,
     n_methods: int | None = None,
 ) -> list[MetricSummary]:
-    """Summarize the metric values of one finding by patient.
+    """Summarize the metric values of one finding. All values of a patient count as one unit.
 
     The table needs the column that `add_patient_column` adds. See `summarize_values` for `look` and `n_methods`.
     """
@@ -161,7 +161,7 @@ def add_patient_column(cohort: Cohort, table: "pa.Table") -> "pa.Table":
 def select_metric_values_of_finding(
     cohort: Cohort, table: "pa.Table", finding: Finding, has_finding: bool | None = None
 ) -> "pa.Table":
-    """Select the metric values of a finding, optionally only for images with or without the finding.
+    """Select the metric values of a finding. Optionally keep only images that have the finding, or only images without it.
 
     Control maps without a class count for every finding.
     """
@@ -211,7 +211,7 @@ def _find_most_common_reason(line: evaluation_summary.MethodSummary, table: "pa.
 
 
 def get_metric_values(table: "pa.Table", metric: str, method: str, layer: str | None) -> dict[int, float]:
-    """Return row -> the metric value of the method's map."""
+    """Return row number -> metric value, for the maps of one method and layer."""
     columns = (table[name].to_pylist() for name in ("row", "value", "metric", "method", "layer"))
     rows = zip(*columns, strict=True)
     return {row: value for row, value, *key in rows if value is not None and key == [metric, method, layer]}

@@ -21,7 +21,7 @@ N_COMPARED_IMAGES = 2
 
 
 def reduce_integration_steps(context: AuditContext) -> RankExplainers:
-    """Return the explainers for stages that compare ranks.
+    """Return the explainers for stages that compare ranks. They use the fewest integration steps that keep the ranks.
 
     Their steps are the fewest candidates whose maps have the ranks of the configured ones: Spearman's correlation of at
     least `MIN_RANK_CORRELATION` in the mean over a few images. They are chosen once for each context.
@@ -32,7 +32,7 @@ def reduce_integration_steps(context: AuditContext) -> RankExplainers:
 
 
 def _reduce_integration_steps(context: AuditContext) -> RankExplainers:
-    """Choose the steps of each method."""
+    """Choose the number of integration steps for each method."""
     x: Tensor | None = None
     explainers, records, seconds_by_method = [], [], {}
     for number, explainer in enumerate(context.explainers):
@@ -50,7 +50,7 @@ def _reduce_integration_steps(context: AuditContext) -> RankExplainers:
 
 
 def _list_candidate_step_counts(explainer: Explainer) -> list[int]:
-    """Return the numbers of steps that are worth trying. Methods without a path, or with a tolerance, have none."""
+    """Return the step counts to try, fewest first. Methods without path integration, or with a tolerance, have none to try."""
     n_steps = getattr(explainer, "n_steps", None)
     if not isinstance(n_steps, int) or getattr(explainer, "tolerance", None) is not None:
         return []
@@ -58,7 +58,7 @@ def _list_candidate_step_counts(explainer: Explainer) -> list[int]:
 
 
 def _load_compared_images(context: AuditContext) -> Tensor:
-    """Return a few images of one size as the model's input, from the image of the first maps on."""
+    """Return a few images of equal size as one model input. The first is the image of the context's first maps."""
     rows = list(context.cohort.rows)
     batch = next(context.iter_batches(rows[rows.index(context.first_maps[0]["row"]) :]))
     return context.stack_on_device(batch[:N_COMPARED_IMAGES])
@@ -67,7 +67,7 @@ def _load_compared_images(context: AuditContext) -> Tensor:
 def _choose_steps(
     explainer: Explainer, x: Tensor, class_index: int, candidates: Sequence[int], first_map: FloatArray
 ) -> tuple[PathSteps | None, MapSeconds | None]:
-    """Return the fewest steps whose maps have the ranks of the configured ones, or None if no candidate has.
+    """Find the fewest integration steps that keep the pixel ranks of the configured maps. None if no candidate keeps them.
 
     `first_map` is the configured map of the first image. The seconds of a map are those of the other images.
     """
@@ -92,12 +92,12 @@ def _choose_steps(
 
 
 def _compute_maps(explainer: Explainer, x: Tensor, class_index: int) -> FloatArray:
-    """Return the maps (N,*s) of the images for a class."""
+    """Return the maps (N,*s) of images for one class."""
     return ExplainerProbe.from_explainer(explainer, x, [class_index] * len(x)).clean_maps if len(x) else np.empty(0)
 
 
 def _correlate_ranks(maps: FloatArray, full_maps: FloatArray) -> float | None:
-    """Return the mean rank correlation of two sets of maps (N,*s), or None if no pair has one."""
+    """Return the mean rank correlation between paired maps (N,*s). None if it is undefined for every pair."""
     correlations = []
     for first, second in zip(maps, full_maps, strict=True):
         try:

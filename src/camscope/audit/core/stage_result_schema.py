@@ -85,7 +85,11 @@ class AnnotationSource(SchemaModel):
 
 
 class DataCheckResult(StageResult):
-    """The result of the data check. `annotation_protocol` is free text on who labeled the images."""
+    """The result of the data check. `annotation_protocol` is free text on who labeled the images.
+
+    `determining_columns`: finding -> the columns from whose value the label follows in every audited image. Subgroups have
+    their counts in `level_counts`.
+    """
 
     annotation_protocol: str = ""
     annotation_sources: tuple[AnnotationSource, ...] = ()
@@ -95,6 +99,7 @@ class DataCheckResult(StageResult):
     issues: tuple[DataIssue, ...] = ()
     metadata_value_counts: dict[str, dict[str, int]] = Field(default_factory=dict)
     level_counts: tuple[LevelCount, ...] = ()
+    determining_columns: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
 
 class ExplainerInfo(SchemaModel):
@@ -148,7 +153,7 @@ class ResolveResult(StageResult):
     planned_sizes: tuple[PlannedSize, ...] = ()
 
     def get_explainer_info(self, title: str) -> ExplainerInfo:
-        """Return the information about the explainer with this title."""
+        """Return the information about the explainer that has this title."""
         return next(info for info in self.explainers if info.title == title)
 
 

@@ -35,17 +35,17 @@ class Predictions:
     outputs_are_probabilities: bool = False
 
     def log_odds_by_row(self, finding: str) -> dict[int, float]:
-        """Return row -> the log odds of a finding."""
+        """Return row number -> the log odds of a finding."""
         return dict(zip(self.rows, self.log_odds[:, self.findings.index(finding)].tolist(), strict=True))
 
     def log_odds_std(self, finding: str) -> float:
-        """Return the standard deviation of a finding's log odds over all images. It is the unit of effects."""
+        """Return the standard deviation of a finding's log odds over all images. Effects are measured in this unit."""
         return float(self.log_odds[:, self.findings.index(finding)].std())
 
     def write(
         self, folder: Path, ids: dict[int, str], patients: dict[int, int], truths: Sequence[dict[int, bool | None]]
     ) -> None:
-        """Write `predictions.parquet`.
+        """Write the predictions to `predictions.parquet`.
 
         Columns: row, id, patient (a number), error, features, and for each finding its truth, log odds and probability.
         """
@@ -72,7 +72,7 @@ class Predictions:
 
     @classmethod
     def read(cls, folder: Path, *, features: bool = False) -> "Predictions":
-        """Read predictions from `predictions.parquet`, by default without the large features."""
+        """Read the predictions from `predictions.parquet`. By default, the large features are not read."""
         schema = import_arrow("parquet").read_schema(folder / PREDICTIONS_FILE)
         table = read_parquet(
             folder / PREDICTIONS_FILE, [name for name in schema.names if features or name != "features"]
@@ -104,7 +104,7 @@ class StageResults(dict[str, StageResult]):
 
     @property
     def resolve(self) -> ResolveResult:
-        """The result of the stage "resolve": the model and its methods."""
+        """The result of the stage "resolve": facts about the model and its explainers."""
         return cast(ResolveResult, self["resolve"])
 
     @cached_property

@@ -20,7 +20,7 @@ RARE_CLUSTER_SHARE: Final = 0.3  # a cluster with a smaller share of the maps is
 
 
 def build_level_masks(column: Sequence[Hashable]) -> dict[Hashable, Mask]:
-    """Return level -> the mask (N,) of its rows. Empty cells have no level."""
+    """Return level -> a mask (N,) of the rows with that level. Empty cells belong to no level."""
     values: list[Hashable] = [value.item() if isinstance(value, np.generic) else value for value in column]
     levels = {value for value in values if not is_empty_cell(value)}
     return {level: np.array([value == level for value in values], np.bool_) for level in sort_levels(levels)}
@@ -32,7 +32,7 @@ def is_empty_cell(value: Hashable) -> bool:
 
 
 def normalize_label(value: Any) -> str | None:
-    """Return a cell as text for the comparison of labels. None for an empty cell.
+    """Convert a cell to text, to compare labels. Return None for an empty cell.
 
     1.0 becomes "1", because pandas writes integers as floats if a cell is empty.
     """
@@ -42,19 +42,19 @@ def normalize_label(value: Any) -> str | None:
 
 
 def needs_age_bands(column: str, values: Iterable[Any]) -> bool:
-    """Return whether a column holds ages in years with too many different values for subgroups."""
+    """Return whether a column holds ages in years, and too many different ages to use each as a subgroup."""
     ages = {age for age in values if not is_empty_cell(age)}
     is_age_column = column.lower() in AGE_COLUMNS and all(isinstance(age, int | float) for age in ages)
     return is_age_column and len(ages) > MAX_LEVELS_PER_SUBGROUP
 
 
 def format_age_band(age: float) -> str:
-    """Return the age band of an age in years, such as `40-64`."""
+    """Return the age band that contains an age, such as `40-64`."""
     return AGE_BANDS[sum(age >= start for start in AGE_BAND_STARTS)]
 
 
 def sort_levels(levels: set[Hashable]) -> list[Any]:
-    """Sort levels: numbers by size, text alphabetically, mixed values by type."""
+    """Sort levels. Numbers are sorted by size, text alphabetically, and mixed values by type."""
     try:
         return sorted(cast(set[Any], levels))
     except TypeError:

@@ -40,7 +40,7 @@ class Ranking:
 
     @property
     def n_positive_and_negative_groups(self) -> tuple[int, int]:
-        """The number of groups with a positive row, and the number of groups with a negative row."""
+        """The number of groups with at least one positive row, and the number with at least one negative row."""
         return len(np.unique(self.group_index[self.truth])), len(np.unique(self.group_index[~self.truth]))
 
     @property
@@ -50,27 +50,27 @@ class Ranking:
 
     @property
     def n_effective_groups(self) -> float:
-        """The effective number of groups of the class that has fewer."""
+        """The effective number of groups. It is counted for each class, and the smaller number is used."""
         return count_effective_groups(self._smaller_class_group_sizes)
 
     @property
     def largest_group_share(self) -> float:
-        """The share of rows in the largest group, for the class with fewer effective groups."""
+        """The share of rows that the largest group holds. Only the class with fewer effective groups is counted."""
         return float(self._smaller_class_group_sizes.max() / self._smaller_class_group_sizes.sum())
 
     @property
     def n_groups(self) -> int:
-        """The number of groups."""
+        """The number of groups, such as patients."""
         return len(np.unique(self.group_index))
 
     def select_rows(self, row_mask: Mask) -> "Ranking":
-        """Return the ranking of the selected rows. Resamples still draw from all groups."""
+        """Return a ranking of the selected rows only. Bootstrap resamples still draw from all groups."""
         selected = row_mask[self.row_index]
         names = ("truth", "group_index", "rank", "row_index")
         return _require_two_classes(replace(self, **{name: getattr(self, name)[selected] for name in names}))
 
     def sum_positive_and_negative_weights_by_rank(self, weights: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Sum the weights (r,N) of the rows at each score, separately for positive and negative rows (r,V)."""
+        """Sum the row weights of each resample at every distinct score (r,V), separately for positive and for negative rows."""
         positive = weights * self.truth
         negative = weights - positive
         starts = np.flatnonzero(np.diff(self.rank, prepend=-1))
@@ -90,7 +90,7 @@ class Ranking:
 
 
 def rank_scores(truth: npt.ArrayLike, score: npt.ArrayLike, groups: Sequence[Hashable] | None) -> Ranking:
-    """Sort rows by score (N,). Raise an UndefinedError if all rows belong to one class."""
+    """Sort rows by score. Raise an UndefinedError if all rows belong to one class."""
     truths, scores = np.asarray(truth), np.asarray(score, np.float64)
     if truths.dtype != np.bool_ or truths.shape != scores.shape or scores.ndim != 1 or not np.isfinite(scores).all():
         raise InputError(
@@ -109,7 +109,7 @@ def _require_two_classes(ranking: Ranking) -> Ranking:
 
 
 def bootstrap_areas(ranking: Ranking, area_function: AreaFunction, n_resamples: int, seed: int) -> FloatArray:
-    """Return the area under the curve for each bootstrap resample of groups. NaN if a resample has one class only."""
+    """Return the area under a curve for each bootstrap resample of groups. NaN if a resample contains only one class."""
     areas, n_groups = [], ranking.n_resampled_groups
     for drawn_groups in iter_bootstrap_indices(n_groups, n_resamples, seed, len(ranking.truth)):
         weights = count_group_draws(drawn_groups, n_groups)[:, ranking.group_index]
@@ -122,7 +122,7 @@ def bootstrap_areas(ranking: Ranking, area_function: AreaFunction, n_resamples: 
 
 
 def drop_undefined_areas(resampled_areas: FloatArray, description: str) -> FloatArray:
-    """Return the areas that are not NaN. Raise an UndefinedError if more than 10 % are NaN."""
+    """Drop the areas that are NaN. Raise an UndefinedError if more than 10 % are NaN."""
     n_undefined = int(np.isnan(resampled_areas).sum())
     if n_undefined > MAX_UNDEFINED_SHARE * len(resampled_areas):
         raise UndefinedError(
@@ -132,7 +132,7 @@ def drop_undefined_areas(resampled_areas: FloatArray, description: str) -> Float
 
 
 def count_group_draws(drawn_groups: IntArray, n_groups: int) -> FloatArray:
-    """Return how often each resample drew each group, as an array (r,n_groups)."""
+    """Count how often each resample drew each group. The array has the shape (r,n_groups)."""
     n_rows = len(drawn_groups)
     flat = drawn_groups + n_groups * np.arange(n_rows)[:, None]
     return np.bincount(flat.ravel(), minlength=n_rows * n_groups).reshape(n_rows, n_groups).astype(np.float64)
@@ -200,7 +200,7 @@ def average_precision(
 
 
 def estimate_mean_auroc(rankings: Sequence[Ranking], resampled_aurocs: FloatArray) -> Estimate:
-    """Return the mean AUROC of several rankings of the same rows, with a confidence interval."""
+    """Average the AUROCs of several rankings of the same rows. Return the mean with a confidence interval."""
     point = float(np.mean([ranking.compute_area(compute_roc_area) for ranking in rankings]))
     interval = compute_auroc_interval(
         point, drop_undefined_areas(resampled_aurocs, rankings[0].describe_counts()), rankings
@@ -211,7 +211,7 @@ def estimate_mean_auroc(rankings: Sequence[Ranking], resampled_aurocs: FloatArra
 def compute_auroc_interval(
     point: float, resampled_aurocs: FloatArray, rankings: Sequence[Ranking], confidence_level: float = 0.95
 ) -> tuple[float, float]:
-    """Return the confidence limits of an AUROC by the method of Newcombe, widened by the bootstrap variance.
+    """Return the confidence limits of an AUROC by Newcombe's method. Bootstrap variance can widen the interval.
 
     The limits of an AUROC A are the two values a with |A - a| = t √(D V(a)). V is the variance of Hanley and McNeil for the
     numbers of patients, at the limit and not at A (method 5 of Newcombe 2006, doi:10.1002/sim.2324). D is the ratio of the

@@ -28,7 +28,7 @@ def compute_calibration_and_reliability_points(
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> tuple[dict[str, EstimateSummary], tuple[ReliabilityPoint, ...]]:
-    """Return calibration estimates by name and the points of the reliability diagram.
+    """Return the calibration estimates by name, and the points of the reliability diagram.
 
     `groups` (N,) are the patients. By default each image is its own group.
 
@@ -56,7 +56,7 @@ def compute_calibration_and_reliability_points(
 def _estimate_recalibration_slope_and_intercept(
     truth: Mask, log_odds: FloatArray, group: IntArray, n_resamples: int, seed: int
 ) -> tuple[Estimate, Estimate] | str:
-    """Fit a logistic recalibration. Return its slope and intercept, or the reason why no line fits."""
+    """Fit a logistic recalibration. Return its slope and intercept, or the reason why no line can be fitted."""
     whole = np.ones((1, len(truth)))
     if not _find_resamples_with_class_overlap(truth, log_odds, whole)[0]:
         if truth.all() or not truth.any():
@@ -91,7 +91,7 @@ def _build_estimate(value: float, resampled_values: FloatArray, group: IntArray)
 
 
 def _find_resamples_with_class_overlap(truth: Mask, log_odds: FloatArray, weights: FloatArray) -> npt.NDArray[np.bool_]:
-    """Return in which resamples (r,) the scores of both classes overlap. Otherwise the slope is infinite."""
+    """Return for each resample whether the scores of the two classes overlap. Without overlap, the slope would be infinite."""
     masks = [(weights > 0) & is_class for is_class in (truth, ~truth)]
     low = [np.where(mask, log_odds, np.inf).min(1) for mask in masks]
     high = [np.where(mask, log_odds, -np.inf).max(1) for mask in masks]
@@ -99,7 +99,7 @@ def _find_resamples_with_class_overlap(truth: Mask, log_odds: FloatArray, weight
 
 
 def _fit_slopes_and_intercepts(truth: Mask, log_odds: FloatArray, weights: FloatArray) -> FloatArray:
-    """Return the recalibration slope and intercept (r,2) for each resample. NaN if no line fits."""
+    """Return the recalibration slope and intercept of each resample (r,2). NaN if no line can be fitted."""
     lines = np.full((len(weights), 2), np.nan)
     can_fit = _find_resamples_with_class_overlap(truth, log_odds, weights)
     center, scale = log_odds.mean(), log_odds.std()
@@ -111,7 +111,7 @@ def _fit_slopes_and_intercepts(truth: Mask, log_odds: FloatArray, weights: Float
 def _fit_standardized_slopes_and_intercepts(
     truth: Mask, x: FloatArray, weights: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return slopes and intercepts (r,) by Newton's method. NaN if it does not converge."""
+    """Fit the slope and intercept of each resample by Newton's method. NaN if the fit does not converge."""
     share = weights @ truth / weights.sum(1)
     slope, intercept = np.zeros(len(weights)), np.log(share) - np.log1p(-share)
     step_size = np.full(len(weights), np.inf)
@@ -133,7 +133,7 @@ def _fit_standardized_slopes_and_intercepts(
 
 
 def _assign_bins(probability: FloatArray, n_bins: int) -> IntArray:
-    """Assign probabilities to bins (N,) of similar size. Equal probabilities share a bin."""
+    """Assign probabilities (N,) to bins of similar size. Equal probabilities fall into the same bin."""
     edges = np.quantile(probability, np.arange(1, n_bins) / n_bins)
     return np.unique(np.searchsorted(edges, probability, side="right"), return_inverse=True)[1]
 
@@ -141,7 +141,7 @@ def _assign_bins(probability: FloatArray, n_bins: int) -> IntArray:
 def _estimate_calibration_error(
     truth: Mask, probability: FloatArray, group: IntArray, bin_index: IntArray, n_resamples: int, seed: int
 ) -> Estimate:
-    """Return the expected calibration error. Bootstrap resamples use the same bins."""
+    """Return the expected calibration error. The bins stay fixed in all bootstrap resamples."""
     count = int(group.max()) + 1
     gaps = np.zeros((count, int(bin_index.max()) + 1))
     np.add.at(gaps, (group, bin_index), probability - truth)
@@ -157,7 +157,7 @@ def _estimate_calibration_error(
 def _simulate_perfect_calibration_error(
     probability: FloatArray, group: IntArray, bin_index: IntArray, seed: int
 ) -> float:
-    """Return the mean calibration error of simulated labels for which all probabilities are right.
+    """Simulate labels that follow the predicted probabilities exactly. Return the mean calibration error that remains.
 
     All images of a patient get the same label.
     """
@@ -189,7 +189,7 @@ def _build_reliability_points(
 
 
 def compute_wilson_interval(share: float, n: float) -> tuple[float, float]:
-    """Return the 95 % Wilson interval of a share of n independent images.
+    """Return the 95 % Wilson interval of a share that was observed in n independent images.
 
     Wilson 1927, doi:10.1080/01621459.1927.10502953.
     """

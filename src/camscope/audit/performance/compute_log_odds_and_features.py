@@ -25,7 +25,7 @@ from camscope.targets.find_class_scores import are_probabilities, class_scores
 def compute_logits_and_features(
     context: AuditContext, x: Tensor, layer: str | None = None, grid: Sequence[int] = ()
 ) -> tuple[Tensor, Tensor]:
-    """Return the logits (N,K) and features (N,D) of inputs (N,C,*S). NaN and infinity raise a NonFiniteError.
+    """Return the logits (N,K) and features (N,D) of model inputs. Raise a NonFiniteError for NaN and infinity.
 
     The features are the output of a layer with this grid, averaged over space. Without a layer they are the logits.
     """
@@ -49,7 +49,7 @@ def compute_logits_and_features(
 
 
 def average_features_over_space(output: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """Return the spatial mean (N,D) of a layer's output (N,D,*grid), (N,*grid,D) or (N,T,D)."""
+    """Average a layer's output over space. Return one feature vector per image (N,D)."""
     if output.ndim < 3:
         return output
     if tuple(output.shape[1:-1]) == grid or (output.ndim == 3 and output.shape[1] >= math.prod(grid) > 1):
@@ -58,7 +58,7 @@ def average_features_over_space(output: Tensor, grid: tuple[int, ...]) -> Tensor
 
 
 def are_probability_outputs(logits: Tensor, outputs: str) -> bool:
-    """Return whether the model's outputs (N,K) are probabilities and not logits."""
+    """Return whether the model's outputs (N,K) are probabilities instead of logits."""
     if outputs == "softmax":
         return logits.shape[1] > 1 and are_probabilities(logits)
     return bool(((logits >= 0) & (logits <= 1)).all())
@@ -67,7 +67,7 @@ def are_probability_outputs(logits: Tensor, outputs: str) -> bool:
 def compute_log_odds(
     context: AuditContext, logits: Tensor, findings: Sequence[Finding], *, outputs_are_probabilities: bool
 ) -> Tensor:
-    """Compute the log odds (N,F) of the findings from the model's outputs (N,K), which are logits or probabilities."""
+    """Compute the log odds (N,F) of the findings. The model's outputs (N,K) may be logits or probabilities."""
     outputs = context.config.model.outputs
     if outputs == "softmax" and logits.shape[1] == 1:
         raise InputError(
@@ -93,7 +93,7 @@ def compute_log_odds(
 
 
 def compute_softmax_log_odds(outputs: Tensor, class_index: int, *, is_probability: bool = False) -> Tensor:
-    """Return the log odds (N,) of one class against all others.
+    """Return the log odds (N,) of one class against all other classes.
 
     From logits o, they are o_c minus the logsumexp of all other logits. Of probabilities the logarithm is taken. A
     probability of 0 becomes the smallest number of its type.

@@ -47,7 +47,7 @@ class LinearProbeResult:
 
 
 def probe_leakage_of_subgroup_columns(cohort: Cohort, predictions: Predictions) -> Iterator[ColumnLeakage]:
-    """Yield how well a linear probe predicts each subgroup column from the features."""
+    """Yield how well a linear probe predicts each subgroup column from the model's features."""
     positions = {row: n for n, row in enumerate(predictions.rows)}
     for column in cohort.config.data.subgroups:
         levels = cohort.get_subgroup_levels(column)
@@ -75,7 +75,7 @@ def probe_leakage(
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> LinearProbeResult:
-    """Return the AUROC of a logistic probe that predicts labels (N,) from features (N,D) of held-out patients.
+    """Train a logistic probe that predicts labels (N,) from features (N,D). Return its AUROC on held-out patients.
 
     `groups` (N,) are the patients. Rows without a label are left out, and levels with fewer than two patients for each fold.
     UndefinedError if fewer than two levels remain, or if no feature varies.
@@ -103,7 +103,7 @@ def probe_leakage(
 
 
 def _select_levels_with_enough_patients(levels: dict[Hashable, Mask], group: IntArray) -> list[Mask]:
-    """Return the row masks of the levels with enough patients."""
+    """Return one row mask for each level that has enough patients."""
     min_patients = 2 * N_FOLDS
     patients = {name: len(np.unique(group[rows])) for name, rows in levels.items()}
     selected = [rows for name, rows in levels.items() if patients[name] >= min_patients]
@@ -116,7 +116,7 @@ def _select_levels_with_enough_patients(levels: dict[Hashable, Mask], group: Int
 
 
 def _standardize_features(x: FloatArray) -> FloatArray:
-    """Return the features (N,d) that vary, with mean 0 and standard deviation 1 / √d.
+    """Drop constant features. Scale the others to mean 0 and standard deviation 1 / √d.
 
     If N < d, they are rotated into N dimensions.
     """
@@ -134,7 +134,7 @@ def _standardize_features(x: FloatArray) -> FloatArray:
 
 
 def _rank_levels(x: FloatArray, level_index: IntArray, group: IntArray, seed: int) -> list[Ranking]:
-    """Rank the out-of-fold scores of each level. Resamples draw the same patients for all levels."""
+    """Rank all rows by their out-of-fold score for each level. For all levels, resamples draw the same patients."""
     scores = _predict_level_log_odds(x, level_index, group, seed)
     rankings = [rank_scores(level_index == k, scores[:, k], None) for k in range(scores.shape[1])]
     return [
@@ -144,7 +144,7 @@ def _rank_levels(x: FloatArray, level_index: IntArray, group: IntArray, seed: in
 
 
 def _predict_level_log_odds(x: FloatArray, level_index: IntArray, group: IntArray, seed: int) -> FloatArray:
-    """Return the out-of-fold log odds (N,K) of each level. Probes weight all levels equally."""
+    """Return the out-of-fold log odds of each level (N,K). In training, all levels have equal weight."""
     folds = require("sklearn.model_selection", extra="audit").StratifiedGroupKFold(
         N_FOLDS, shuffle=True, random_state=seed
     )
@@ -157,7 +157,7 @@ def _predict_level_log_odds(x: FloatArray, level_index: IntArray, group: IntArra
 
 
 def _compute_one_vs_rest_log_odds(decision: FloatArray) -> FloatArray:
-    """Return the log odds of each class against all others, from a binary decision (n,) or logits (n,K)."""
+    """Return the log odds of each class against all others. The input is a binary decision (n,) or logits (n,K)."""
     if decision.ndim == 1:
         return np.stack([-decision, decision], 1)
     log_sum_of_others = [np.logaddexp.reduce(np.delete(decision, k, 1), 1) for k in range(decision.shape[1])]
@@ -165,7 +165,7 @@ def _compute_one_vs_rest_log_odds(decision: FloatArray) -> FloatArray:
 
 
 def _permute_labels(level_index: IntArray, group: IntArray, random: np.random.Generator) -> IntArray:
-    """Exchange the labels between patients at random. Labels repeat if a patient has more images."""
+    """Exchange labels between patients at random. If a patient gets fewer labels than images, the labels repeat."""
     order = np.argsort(group, kind="stable")
     sizes = np.bincount(group)
     starts = np.cumsum(sizes) - sizes

@@ -64,14 +64,14 @@ class _MeanSide:
     interval_method: ClassVar[str] = STUDENT_T_INTERVAL
 
     def compute_difference_interval(self, reference: Self, confidence_level: float) -> tuple[float, float]:
-        """Return the Student's t interval of the difference. The side with fewer degrees of freedom sets their number."""
+        """Return the Student's t interval of the difference to another side. The smaller number of degrees of freedom counts."""
         gap = self.estimate.mean - reference.estimate.mean
         quantile = compute_t_quantile(min(self.dof, reference.dof), (1 - confidence_level) / 2)
         half = quantile * self._compute_standard_error(reference)
         return gap - half, gap + half
 
     def _compute_standard_error(self, reference: Self) -> float:
-        """Return the jackknife standard error of the difference. Each step leaves a patient out of both sides.
+        """Return the jackknife standard error of the difference. Each jackknife step leaves one patient out of both sides.
 
         A side whose values are all equal is taken to vary as the other one.
         """
@@ -99,7 +99,7 @@ class _AurocSide:
         return np.unique(self.ranking.group_index)
 
     def compute_difference_interval(self, reference: Self, confidence_level: float) -> tuple[float, float]:
-        """Return the square-and-add interval of the difference. It allows for the correlation of both sides' resamples.
+        """Return the square-and-add interval of the difference. It accounts for the correlation between the two sides' resamples.
 
         Zou 2007, doi:10.1037/1082-989X.12.4.399.
         """
@@ -134,7 +134,7 @@ def compare_level_means(
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> tuple[Contrast, ...]:
-    """Compare the mean value of each level with the mean value of all other levels. Two levels make one contrast.
+    """Compare the mean value of each level with the mean of all other levels. Two levels give a single contrast.
 
     Rows (N,) without a value or a level are left out. `groups` (N,) are the patients, who may have images of several levels.
     `margin` is the difference that would not matter, declared before the results are known. A side needs `min_patients`.
@@ -169,7 +169,7 @@ def compare_level_aurocs(
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> tuple[Contrast, ...]:
-    """Compare the AUROC of each level with the AUROC of all other levels.
+    """Compare the AUROC within each level with the AUROC within all other levels.
 
     A side needs five patients of either class.
     """
@@ -220,7 +220,7 @@ def _build_contrasts(
 def _build_both_sides_or_reason(
     build_side: Callable[[Mask], SideT], row_masks: Mapping[Hashable, Mask]
 ) -> tuple[SideT, SideT] | str:
-    """Return both sides of a contrast, or the reason why one of them is undefined."""
+    """Build both sides of a contrast. If one side is undefined, return the reason instead."""
     sides = []
     for name, rows in row_masks.items():
         try:
@@ -279,7 +279,7 @@ def compare_subgroups(
     truth: Mapping[int, bool] | None = None,
     region: str = "",
 ) -> Iterator[SubgroupDifference]:
-    """Compare the values of a finding, one per row, between the subgroups of every subgroup column.
+    """Compare the values of a finding between subgroups, for every subgroup column. There is one value per row.
 
     With `truth`, compare AUROCs instead of means. `margin` is the difference that would not matter, and `region` the region
     that the values are about.

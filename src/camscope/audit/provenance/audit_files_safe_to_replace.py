@@ -49,7 +49,7 @@ MAX_FILES_LISTED = 10  # in an error message
 
 
 def list_audit_files(folder: Path) -> list[Path]:
-    """Return the files of an audit. Raise an OutputError if the folder holds links or other files."""
+    """Return the files that an audit wrote into a folder. Raise an OutputError if the folder holds any other file or a link."""
     log, files = _FileLog.read(folder), list(_iter_files_at_audit_places(folder))
     if foreign := [path for path in files if not _is_audit_file(path, path.relative_to(folder).as_posix(), log)]:
         names = [path.relative_to(folder).as_posix() + (" (a link)" if path.is_symlink() else "") for path in foreign]
@@ -62,7 +62,7 @@ def list_audit_files(folder: Path) -> list[Path]:
 
 
 def remove_outputs(folder: Path) -> None:
-    """Remove the outputs of an audit but keep its log. Remove nothing if the folder holds other files."""
+    """Remove the outputs of an audit, but keep its log. If the folder holds other files, raise an OutputError first."""
     for path in list_audit_files(folder):
         if path.parent != folder or path.name not in (PLAN_FILE, LOG_FILE):
             path.unlink()
@@ -75,14 +75,14 @@ def remove_outputs(folder: Path) -> None:
 
 
 def log_interrupted_stages(folder: Path) -> None:
-    """Log the files of stages that finished but were interrupted before they logged their files."""
+    """Log the files of stages that finished but were interrupted before their files were logged."""
     for stage in _FileLog.read(folder).open_stages:
         if (folder / STAGES_FOLDER / f"{stage}.json").is_file():
             log_stage_files(folder, stage)
 
 
 def log_stage_start(folder: Path, stage: str, findings: Sequence[int] = ()) -> None:
-    """Log that a stage starts, with the findings that it will write."""
+    """Log that a stage starts. The entry lists the findings for which the stage will write files."""
     provenance_file.append_event(folder, {"event": "writing", "of": stage, "findings": list(map(str, findings))})
 
 
@@ -108,7 +108,7 @@ class _FileLog:
 
     @classmethod
     def read(cls, folder: Path) -> "_FileLog":
-        """Read the file log of a folder. It is empty if there is no log."""
+        """Read the log of files in a folder. If there is no log, the result is empty."""
         log = cls()
         for event in provenance_file.read_events(folder) if _is_event_log(folder / LOG_FILE) else ():
             kind, stage = event.get("event"), str(event.get("of"))
@@ -124,7 +124,7 @@ class _FileLog:
 
 
 def _iter_files_at_audit_places(folder: Path) -> Iterator[Path]:
-    """Yield the files that have one of the audit's file names, and all files in the audit's subfolders."""
+    """Yield the files with a file name that audits use. Also yield all files in the subfolders of an audit."""
     yield from (
         path for name in (LOG_FILE, PROVENANCE_FILE, *EXPECTED_CONTENT) if os.path.lexists(path := folder / name)
     )
@@ -155,7 +155,7 @@ def _is_audit_file(path: Path, name: str, log: _FileLog) -> bool:
 
 
 def _is_stage_file(name: str, stage: str, findings: set[str]) -> bool:
-    """Return whether a file name belongs to a stage and to one of these findings."""
+    """Return whether a file belongs to a stage, judged by its name. Files of a finding must belong to one of `findings`."""
     output = OUTPUT_BY_STAGE.get(stage, stage)
     if stage == REPORT_STAGE:
         return name in REPORT_STAGE_FILES
@@ -166,7 +166,7 @@ def _is_stage_file(name: str, stage: str, findings: set[str]) -> bool:
 
 
 def _has_expected_content(path: Path, name: str) -> bool:
-    """Return whether a file has the content that an audit writes under this name."""
+    """Return whether the content of a file is what an audit would write under this file name."""
     with suppress(OSError, OutputError, import_arrow().ArrowException):  # it cannot be read
         if RUN_FILE_PATTERN.fullmatch(name):
             run_folder = path.parent.parent if path.parent.name == PARTS_FOLDER else path.parent
@@ -183,7 +183,7 @@ def _has_expected_content(path: Path, name: str) -> bool:
 
 
 def is_audit_plan(path: Path) -> bool:
-    """Return whether a file is the `audit.json` of an audit. Other programs may use the same name."""
+    """Return whether a file named `audit.json` comes from an audit. Other programs may use the same file name."""
     return _is_json_with_keys(path, EXPECTED_CONTENT[PLAN_FILE])
 
 
@@ -193,20 +193,20 @@ def _is_json_with_keys(path: Path, keys: tuple[str, ...]) -> bool:
 
 
 def _has_valid_seal(path: Path) -> bool:
-    """Return whether a provenance record matches the digest that it contains."""
+    """Return whether a provenance record still matches the digest stored in it."""
     record = read_json_or_none(path)
     return isinstance(record, dict) and "seal" in record and provenance_file.compute_seal(record) == record["seal"]
 
 
 def read_json_or_none(path: Path) -> Any:
-    """Return the content of a JSON file, or None if it is missing, invalid or too large."""
+    """Return the content of a JSON file. None if the file is missing, invalid or too large."""
     with suppress(OSError, ValueError, RecursionError, MemoryError):
         return json.loads(read_bytes(path, MAX_OUTPUT_JSON_BYTES))
     return None
 
 
 def _is_event_log(path: Path) -> bool:
-    """Return whether every line of a file is a log event with a time. The last line may be truncated."""
+    """Return whether every line of a file is a log event with a time. Only the last line may be truncated."""
     with suppress(OSError):
         lines = read_bytes(path, provenance_file.MAX_LOG_BYTES).decode("utf-8", errors="replace").splitlines()
         return all(line.startswith("{") and '"time"' in line for line in lines[:-1] if line)

@@ -37,13 +37,13 @@ FILES_PER_CHUNK = 1024  # files queued at once
 
 
 def digest_file(path: str | Path, limit: int | None = None) -> str:
-    """Return the SHA-256 digest of a file. Raise an OSError if it is larger than `limit` bytes."""
+    """Return the SHA-256 digest of a file. Raise an OSError if the file is larger than `limit` bytes."""
     with open_regular_file(path, limit) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest_file_content(path: Path) -> str:
-    """Return the digest of a file's content. Tables are read without time columns and compression."""
+    """Return a digest of what a file contains. For tables, time columns and compression do not matter."""
     if path.suffix != ".parquet":
         return digest_file(path)
     table = read_parquet(path)
@@ -55,12 +55,12 @@ def digest_file_content(path: Path) -> str:
 
 
 def digest_optional_file(path: str | None) -> str | None:
-    """Return the digest of a file, or None if it does not exist."""
+    """Return the digest of a file. None if the file does not exist."""
     return digest_file(path) if path and Path(path).is_file() else None
 
 
 def digest_model_source(source: str) -> str:
-    """Return the digest of the file that defines a model function, or "none" for a model of a library."""
+    """Return the digest of the file that defines a model function. For a model of a library, return "none"."""
     location, colon, _ = source.rpartition(":")
     if not colon or source.partition(":")[0] in LOADER_BY_LIBRARY:
         return NO_DIGEST
@@ -76,7 +76,7 @@ def digest_model_source(source: str) -> str:
 def digest_images(
     context: AuditContext, on_progress: Callable[[int, int], None] | None = None
 ) -> dict[str, str | None]:
-    """Return image id -> the digest of its file, or None if it cannot be read.
+    """Return image id -> the digest of the image file. None if the file cannot be read.
 
     `on_progress`: called with the number of images done and their total.
     """
@@ -99,7 +99,7 @@ def _digest_image(context: AuditContext, row: int) -> str | None:
 
 
 def _map_in_threads(function: Callable[[T], U], items: Iterable[T]) -> Iterator[tuple[T, U]]:
-    """Apply a function to items in threads. Yield each item with its result, in order."""
+    """Apply a function to items in parallel threads. Yield (item, result) pairs in the order of the items."""
     remaining = iter(items)
     with ThreadPoolExecutor(NUM_READ_THREADS) as pool:
         while chunk := list(islice(remaining, FILES_PER_CHUNK)):
@@ -107,12 +107,12 @@ def _map_in_threads(function: Callable[[T], U], items: Iterable[T]) -> Iterator[
 
 
 def find_changed_images(images: Mapping[str, str | None], previous: Mapping[str, str | None]) -> list[str]:
-    """Return the ids of images that changed, or that only one of the mappings contains."""
+    """Return the ids of images whose digests differ, and of images that only one of two mappings contains."""
     return [name for name in {**previous, **images} if name not in images or images[name] != previous.get(name, "")]
 
 
 def digest_masks(context: AuditContext) -> str:
-    """Return one digest of all masks of the audited rows, or "none" if the config names no masks."""
+    """Return a single digest for the masks of all audited rows. Return "none" if the config names no masks."""
     data, regions = context.config.data, context.config.regions
     ground_truth = data.ground_truth if isinstance(data.ground_truth, dict) else {"": data.ground_truth}
     sources: dict[str, str | MaskSource | None] = {"organ": regions.organ}
@@ -133,7 +133,7 @@ def digest_masks(context: AuditContext) -> str:
 def _iter_mask_names_and_locations(
     context: AuditContext, mask_config: str | MaskSource
 ) -> Iterator[tuple[str, tuple[PathResolver, str]]]:
-    """Yield the mask files of a column, folder or COCO file in the order of the rows."""
+    """Yield (name, location) for the mask files of a column, folder or COCO file, in the order of the rows."""
     ground_truth = context.cohort.open_ground_truth(mask_config)
     if isinstance(ground_truth, AnnotationColumn):
         for row, value in context.cohort.get_column(ground_truth.name).items():

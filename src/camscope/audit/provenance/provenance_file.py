@@ -51,7 +51,7 @@ START_EVENT = "begun"  # event of the log when an audit starts
 
 
 def compute_digests_of_config_data_and_weights(context: AuditContext) -> dict[str, str]:
-    """Return the digests of config, data and weights by name. A resumed audit must have the same."""
+    """Return the digests of the config, the data and the weights. An audit can only resume if they are unchanged."""
     return {
         "camscope": __version__,
         "code": digest_code(),
@@ -65,7 +65,7 @@ def compute_digests_of_config_data_and_weights(context: AuditContext) -> dict[st
 
 @cache
 def digest_code() -> str:
-    """Return the digest of the camscope source code, 16 hex digits."""
+    """Return the digest of the camscope source code as 16 hex digits."""
     root, sha = Path(__file__).parents[2], hashlib.sha256()
     for path in sorted(root.rglob("*")):
         if path.suffix in (".py", ".html", ".css", ".csv"):
@@ -75,7 +75,7 @@ def digest_code() -> str:
 
 @cache
 def describe_commit() -> str:
-    """Return the git commit of the camscope source, with "-dirty" if files were changed."""
+    """Return the git commit of the camscope source. It ends with "-dirty" if files were changed."""
     root, git = Path(__file__).parents[4], shutil.which("git")
     if git is None or not (root / ".git").exists() or not (root / "src" / "camscope").is_dir():
         return "not from a checkout"
@@ -86,7 +86,7 @@ def describe_commit() -> str:
 
 
 def append_event(folder: Path, event: Mapping[str, Any]) -> None:
-    """Append an event with the current time to the log."""
+    """Append an event to the log of a folder. The current time is added to the event."""
     make_folder(folder)
     line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), **event}, sort_keys=True)
     log = folder / LOG_FILE
@@ -100,7 +100,7 @@ def append_event(folder: Path, event: Mapping[str, Any]) -> None:
 
 
 def _ends_with_newline(path: Path) -> bool:
-    """Return whether a file is empty or ends with a newline."""
+    """Return whether a file ends with a newline. An empty file counts as such."""
     with open_regular_file(path) as file:
         if not (size := file.seek(0, os.SEEK_END)):
             return True
@@ -109,7 +109,7 @@ def _ends_with_newline(path: Path) -> bool:
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
-    """Return the events of the log. A truncated line is skipped."""
+    """Return the events in the log of a folder. A truncated line is skipped."""
     log, events = folder / LOG_FILE, []
     with read_errors_converted(f"{log} is not a valid audit log"):
         text = read_bytes(log, MAX_LOG_BYTES).decode("utf-8", errors="replace") if log.is_file() else ""
@@ -122,7 +122,7 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
 
 
 def log_audit_start(context: AuditContext, *, is_restart: bool) -> None:
-    """Log that an audit starts with this config. A resumed audit is not logged again.
+    """Log that an audit starts with this config. Resuming the audit adds no second entry.
 
     `is_restart`: the audit starts from scratch.
     """
@@ -132,12 +132,12 @@ def log_audit_start(context: AuditContext, *, is_restart: bool) -> None:
 
 
 def list_config_digests(folder: Path) -> list[str]:
-    """Return the config digests of all audits that were started in a folder, in order."""
+    """Return the config digest of every audit that was started in a folder, oldest first."""
     return [str(event.get("config")) for event in read_events(folder) if event.get("event") == START_EVENT]
 
 
 def write_provenance(context: AuditContext, identity: Mapping[str, str]) -> dict[str, Any]:
-    """Write `provenance.json` and return its content. It is written last because it holds all output digests."""
+    """Write `provenance.json` and return its content. The file is written last, because it lists the digests of all outputs."""
     events = read_events(context.folder)
     start = max((n for n, event in enumerate(events) if event.get("event") == START_EVENT), default=0)
     events = events[start:]  # of the latest audit
@@ -161,7 +161,7 @@ def serialize_record(record: Mapping[str, Any]) -> bytes:
 
 
 def collect_provenance_facts(context: AuditContext, identity: Mapping[str, str]) -> dict[str, Any]:
-    """Return the facts about inputs, model and machine for `provenance.json`."""
+    """Collect the facts for `provenance.json` about the inputs, the model and the machine."""
     config, parameters = context.config, list(context.model.parameters())
     config_digests = list(dict.fromkeys(list_config_digests(context.folder))) or [identity["config"]]
     return {
@@ -206,13 +206,13 @@ def collect_provenance_facts(context: AuditContext, identity: Mapping[str, str])
 
 
 def compute_seal(record: Mapping[str, Any]) -> str:
-    """Return the digest of a provenance record, computed without its own `seal` entry."""
+    """Return the digest of a provenance record. The record's `seal` entry is left out of the computation."""
     unsealed = {name: value for name, value in record.items() if name != "seal"}
     return hashlib.sha256(json.dumps(unsealed, sort_keys=True).encode()).hexdigest()
 
 
 def read_explained_image_digests(context: AuditContext) -> dict[str, str | None]:
-    """Return image id -> the digest of the image from which its maps were computed."""
+    """Return image id -> the digest of the image file from which the maps were computed."""
     table = context.maps.table(["id", "sha256"])
     return dict(sorted(zip(table["id"].to_pylist(), table["sha256"].to_pylist(), strict=True)))
 
@@ -220,13 +220,13 @@ def read_explained_image_digests(context: AuditContext) -> dict[str, str | None]
 def replace_digests_of_explained_images(
     context: AuditContext, image_digests: Mapping[str, str | None]
 ) -> dict[str, str | None]:
-    """Where an image has maps, replace its digest by that of the image from which they were computed."""
+    """Replace the digest of each image that has maps. The new digest is of the file from which the maps were computed."""
     map_image_digests = read_explained_image_digests(context).items()
     return {**image_digests, **{name: digest for name, digest in map_image_digests if digest is not None}}
 
 
 def compute_preprocessing_digests_by_image(context: AuditContext) -> dict[str, str]:
-    """Return image id -> a digest of its preprocessing: sizes, placement and scan steps."""
+    """Return image id -> a digest of how the image was preprocessed: sizes, placement and scan steps."""
     digests: dict[str, str] = {}
     for row in context.maps.table(["id", *PREPROCESSING_COLUMNS]).to_pylist():
         name = row.pop("id")
@@ -236,7 +236,7 @@ def compute_preprocessing_digests_by_image(context: AuditContext) -> dict[str, s
 
 
 def digest_outputs(folder: Path) -> dict[str, str]:
-    """Return file name -> the digest of its content, for all reproducible outputs. Time columns are ignored."""
+    """Return file name -> a digest of its content, for all reproducible outputs. Time columns do not matter."""
     return {
         name: digest_file_content(path)
         for name, path in _iter_output_files(folder)
@@ -245,7 +245,7 @@ def digest_outputs(folder: Path) -> dict[str, str]:
 
 
 def digest_files(folder: Path) -> dict[str, str]:
-    """Return file name -> the digest of its bytes, or "none" if it cannot be read.
+    """Return file name -> the digest of its bytes. "none" if the file cannot be read.
 
     A truncated table and any other file above the size limit count as unreadable.
     """
@@ -275,7 +275,7 @@ def _is_complete_parquet_file(path: Path) -> bool:
 
 
 def _redact_config(context: AuditContext) -> dict[str, Any]:
-    """Return the config for the provenance. The profile "research" hides file names."""
+    """Return the config as stored in the provenance. With the profile "research", file names are hidden."""
     if not context.cohort.hides_file_names:
         return context.config.model_dump(mode="json")
     redacted = context.config.to_redacted_dict()

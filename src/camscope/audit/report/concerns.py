@@ -26,7 +26,7 @@ MARKED_CAUSES = ("shortcut", "masked organ")
 
 
 def iter_concerns(summary: Summary) -> Iterator[Concern]:
-    """Yield what questions the model, the most serious first."""
+    """Yield the results that call the model into question. The most serious comes first."""
     against = [item for item in summary.verdicts if contradicts_model(item)]
     causes = list(_iter_concerns_about_regions(against, summary))
     yield from causes[:1]
@@ -60,7 +60,7 @@ def iter_concerns(summary: Summary) -> Iterator[Concern]:
 
 
 def _iter_concerns_about_regions(against: Sequence[Verdict], summary: Summary) -> Iterator[Concern]:
-    """Yield the regions that a prediction relies on, the largest effect first. Overlapping regions are one concern."""
+    """Yield the regions on which a prediction relies, the largest effect first. Overlapping regions form one concern."""
     reliance = sorted((item for item in against if item.question == "shortcut"), key=get_effect_size, reverse=True)
     overlaps, stated = find_overlapping_regions(summary), set[int]()
     for verdict in reliance:
@@ -83,7 +83,7 @@ def _iter_concerns_about_regions(against: Sequence[Verdict], summary: Summary) -
 
 
 def _iter_concerns_about_missing_stages(summary: Summary) -> Iterator[Concern]:
-    """Yield one concern about all stages that were not tested, if the model was tested at all."""
+    """Yield one concern that names all untested stages. Yield nothing if the model itself was not tested."""
     stages = {name: stage for name, stage in summary if isinstance(stage, StageResult) and not stage.tested}
     if not summary.predict.tested or not stages:
         return
@@ -102,17 +102,17 @@ def _reaches_chance(performance: FindingPerformance) -> bool:
 
 
 def contradicts_model(verdict: Verdict) -> bool:
-    """Return whether a verdict contradicts the model, not only its maps."""
+    """Return whether a verdict contradicts the model. Verdicts against the maps do not count."""
     return classify_verdict(verdict) == "contradicts" and find_topic(verdict.question) == "model"
 
 
 def get_effect_size(verdict: Verdict) -> float:
-    """Return the size of an effect in either direction, 0 without a value."""
+    """Return the absolute size of an effect. Return 0 if it has no value."""
     return abs(verdict.effect.value or 0.0)
 
 
 def _iter_concerns_about_constant_output(summary: Summary) -> Iterator[Concern]:
-    """Yield the findings for which the model gives nearly the same output for every image."""
+    """Yield the findings for which the model's output hardly varies between images."""
     for performance in summary.predict.performance:
         if performance.log_odds_std < MIN_LOG_ODDS_STD:
             sentence = fill_sentence(
@@ -126,7 +126,7 @@ def _iter_concerns_about_constant_output(summary: Summary) -> Iterator[Concern]:
 
 
 def _iter_concerns_about_open_performance(summary: Summary) -> Iterator[Concern]:
-    """Yield the findings that the model detects better than chance, but perhaps not well enough."""
+    """Yield the findings that the model detects better than chance, although it is open whether well enough."""
     for performance in summary.predict.performance:
         verdict = next(
             (item for item in summary.verdicts if is_performance_verdict_of(item, performance.finding)), None
@@ -141,21 +141,24 @@ def _iter_concerns_about_open_performance(summary: Summary) -> Iterator[Concern]
 
 
 def list_columns_that_determine_label(summary: Summary) -> list[tuple[str, str]]:
-    """Return the columns and findings for which each level has only images with the finding, or only images without it."""
+    """Return (column, finding) pairs. Within each level of the column, either all images have the finding or none has it."""
     columns = dict.fromkeys(level.column for level in summary.check.level_counts)
-    return [
+    subgroups = [
         (column, finding)
         for finding in summary.resolve.findings
         for column in columns
         if _determines_label([level for level in summary.check.level_counts if level.column == column], finding)
     ]
+    further = summary.check.determining_columns.items()
+    return subgroups + [(column, finding) for finding, names in further for column in names]
 
 
 def _iter_concerns_about_determining_columns(summary: Summary) -> Iterator[Concern]:
-    """Yield the columns from whose value the label follows."""
+    """Yield the columns that alone determine the label."""
     n_rows = summary.check.flow[-1].n_rows if summary.check.flow else None
     for column, finding in list_columns_that_determine_label(summary):
-        if sum(level.n_rows for level in summary.check.level_counts if level.column == column) == n_rows:
+        is_further = column in summary.check.determining_columns.get(finding, ())
+        if is_further or sum(level.n_rows for level in summary.check.level_counts if level.column == column) == n_rows:
             template = "The column {column} alone determines the label “{finding}” in all {n_rows} images."
         else:
             template = "The column {column} alone determines the label “{finding}” wherever it has a value."
@@ -165,7 +168,7 @@ def _iter_concerns_about_determining_columns(summary: Summary) -> Iterator[Conce
 
 
 def _determines_label(levels: Sequence[LevelCount], finding: str) -> bool:
-    """Return whether no level of a column has both images with a finding and images without it."""
+    """Return whether the level of a column determines the label. Then no level mixes images with and without the finding."""
     counts = [(level.positives_by_finding.get(finding), level.n_rows) for level in levels]
     if len(counts) < 2 or any(n_positives not in (0, n_rows) for n_positives, n_rows in counts):
         return False

@@ -72,7 +72,7 @@ class GalleryMap:
 
 
 def render_outline_rgba(mask: Mask, height: int) -> NDArray[np.uint8] | None:
-    """Render the outline of a mask (H,W) as RGBA (h,w,4), transparent elsewhere. None if the mask is empty."""
+    """Render the outline of a mask (H,W) as an RGBA image. Other pixels are transparent. None if the mask is empty."""
     factor = min(height / mask.shape[0], 2 * height / mask.shape[1])
     rows, columns = (max(1, round(side * factor)) for side in mask.shape)
     at_row = np.minimum(((np.arange(rows) + 0.5) / factor).astype(int), mask.shape[0] - 1)
@@ -91,7 +91,7 @@ def render_outline_rgba(mask: Mask, height: int) -> NDArray[np.uint8] | None:
 
 
 def _dilate(mask: Mask, n_pixels: int) -> Mask:
-    """Return a mask grown by some pixels to all sides."""
+    """Grow a mask by some pixels in every direction."""
     rows, columns = mask.shape
     steps = [(row, column) for row in range(3) for column in range(3)]
     for _ in range(n_pixels):
@@ -104,7 +104,7 @@ def _dilate(mask: Mask, n_pixels: int) -> Mask:
 def load_gallery_image_or_reason(
     run: BatchRun, rows: Sequence[RunRow], *, allow_burned_in_text: bool
 ) -> tuple[PixelArray | None, str]:
-    """Load the image of some batch rows. Return the image and "", or None and the reason why it is not shown."""
+    """Load the image that belongs to some rows of a batch. If it must not be shown, return None and the reason."""
     if not rows:
         return None, "it is not in the run"
     if allow_burned_in_text:
@@ -120,7 +120,7 @@ def load_gallery_image_or_reason(
 def render_gallery_map(
     run: BatchRun, row: RunRow, image: PixelArray | None, height: int, max_bytes: int, mask: Mask | None = None
 ) -> GalleryMap:
-    """Render the map of a batch row, or record the reason why it cannot be shown.
+    """Render the map in a row of a batch. If it cannot be shown, record the reason.
 
     `mask`: the finding of a volume (D,H,W), drawn as an outline on its planes.
     """
@@ -153,7 +153,7 @@ def render_gallery_map(
 
 
 def render_map_rgba(explanation: Explanation, height: int) -> NDArray[np.uint8]:
-    """Render a map as RGBA (h,w,4). Zero is transparent, and the area outside the input is hatched."""
+    """Render a map as an RGBA image. Zero is transparent. The area outside the model's input is hatched."""
     placement = explanation.placement
     if placement is None:
         raise CamscopeError("the map has no placement on its image")
@@ -219,7 +219,7 @@ class Gallery:
 
     @property
     def as_dict(self) -> dict[str, Any]:
-        """The texts of the gallery and the digests of its images, as written to `gallery.json`."""
+        """The texts of the gallery and the digests of its images. `gallery.json` has this content."""
         return {
             "sections": [
                 {**vars(section), "images": [_image_to_dict(image) for image in section.images]}
@@ -252,7 +252,7 @@ def build_gallery(
     allow_burned_in_text: bool = False,
     load_mask: LoadMask = lambda row, finding, size: None,
 ) -> Gallery:
-    """Build the gallery of a report, with one map per method for each image.
+    """Build the gallery of a report. It shows one map per method for each selected image.
 
     `load_mask`: returns the annotated finding of an image, or None.
 
@@ -292,7 +292,7 @@ def _build_images(
     allow_burned_in_text: bool,
     load_mask: LoadMask,
 ) -> dict[tuple[int, str], GalleryImage]:
-    """Return (row, finding) -> the gallery image of each entry. Each image file is read once."""
+    """Build the gallery image of each entry. Return (row, finding) -> image. Each image file is read only once."""
     keys = sorted({(row, finding) for row, finding, _ in entries})
     maps_by_row: dict[int, list[dict[str, Any]]] = {row: [] for row, _ in keys}
     if keys:
@@ -356,7 +356,7 @@ def _select_entries(
 def select_extreme_images(
     kind: str, finding: str, predicted_images: Sequence[PredictedImage], n_images: int
 ) -> list[PredictedImage]:
-    """Select missed, falsely detected, least or most confident images of a finding, the most extreme first."""
+    """Select extreme images of a finding, such as missed or least confident images. The most extreme comes first."""
     if kind == "borderline":
         return sorted(predicted_images, key=lambda image: abs(image.log_odds[finding]))[:n_images]
     has_finding, is_detected = {
@@ -372,6 +372,6 @@ def select_extreme_images(
 
 
 def _choose_finding(image: PredictedImage) -> str:
-    """Return the finding of an image. If it has several, return the one with the highest log odds."""
+    """Return the finding that an image has. Of several findings, return the one with the highest log odds."""
     candidates = [name for name, truth in image.truths.items() if truth] or list(image.log_odds)
     return max(candidates, key=lambda name: image.log_odds[name])

@@ -16,7 +16,7 @@ START_MARK, END_MARK = "<!-- camscope audit: start -->", "<!-- camscope audit: e
 
 
 def update_model_card(summary: Summary, content: str = "") -> str:
-    """Return a model card with the results of an audit: its metrics in the front matter, its summary in the text.
+    """Add the results of an audit to a model card. Metrics go to the front matter, and the summary goes to the text.
 
     A part that an earlier audit wrote is replaced. All other parts of `content` are kept.
     """
@@ -45,7 +45,7 @@ def update_model_card(summary: Summary, content: str = "") -> str:
 
 
 def _build_eval_results(summary: Summary) -> "list[EvalResult]":
-    """Return the metrics of each finding with their intervals, as entries of a model card."""
+    """Return the metrics of each finding, with their intervals, as entries of a model card."""
     from huggingface_hub import EvalResult
 
     results = []

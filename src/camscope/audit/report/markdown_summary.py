@@ -18,7 +18,7 @@ SPECIAL_CHARACTERS = re.compile(r"([\\`*_{}\[\]<>#|~$])")  # of Markdown
 
 
 def write_markdown_summary(summary: Summary, heading: str = "#") -> str:
-    """Return the first screen of the report as Markdown. `heading`: the number signs of the first heading."""
+    """Write the first screen of the report as Markdown. `heading` is the number signs before its title, such as `##`."""
     overview, lines = build_overview(summary), []
     n_images = summary.check.flow[-1].n_rows if summary.check.flow else None
     images = "unknown" if n_images is None else f"{n_images:,}"
@@ -72,5 +72,5 @@ def _to_markdown(markup: Markup) -> str:
 
 
 def _escape(text: str) -> str:
-    """Escape user text so that Markdown shows it unchanged."""
+    """Escape the special characters of user text. Markdown then shows the text unchanged."""
     return SPECIAL_CHARACTERS.sub(r"\\\1", sanitize_text(text))

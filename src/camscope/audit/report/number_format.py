@@ -17,7 +17,7 @@ MIN_DECIMAL_SHOWN = 1e-7  # smaller numbers are shown with an exponent
 
 
 def format_number(value: float | int | None, decimals: int | None = None) -> Markup:
-    """Format a number with `decimals` decimal places, by default with three significant digits. None becomes a dash."""
+    """Format a number with `decimals` decimal places. By default, it has three significant digits. None becomes a dash."""
     if value is None:
         return Markup('<span class="none">–</span>')
     return _wrap_in_data_tag(value, number_to_text(value, decimals))
@@ -38,7 +38,7 @@ def format_estimate(estimate: EstimateSummary) -> Markup:
 
 
 def format_value_limits_and_width_note(estimate: EstimateSummary) -> tuple[list[tuple[float, str]], str]:
-    """Return an estimate's value and interval limits with their texts, and a note if the interval has no width."""
+    """Return (number, text) pairs for an estimate's value and limits. Also return a note if the interval has no width."""
     if estimate.value is None:
         return [], ""
     numbers, width_note, decimals = [estimate.value], _describe_narrow_interval(estimate), choose_decimals(estimate)
@@ -53,19 +53,19 @@ def format_interval(value: float | None, low: float | None = None, high: float |
 
 
 def format_number_like(value: float | None, estimate: EstimateSummary) -> Markup:
-    """Format a number with as many decimals as a given estimate."""
+    """Format a number with the same number of decimals as an estimate."""
     return format_number(value, choose_decimals(estimate))
 
 
 def format_p_value(p_value: float | None) -> Markup:
-    """Format a p-value."""
+    """Format a p-value. Very small values become `< 0.001`."""
     if p_value is not None and p_value < MIN_P_VALUE_SHOWN:
         return _wrap_in_data_tag(p_value, "< 0.001")
     return format_number(p_value, 3)
 
 
 def _describe_narrow_interval(estimate: EstimateSummary) -> str:
-    """Return a note if both interval limits round to the same number, else ""."""
+    """Return a note if both limits of an interval round to the same number. Otherwise return ""."""
     low, high = estimate.low, estimate.high
     if low is None or high is None or f"{low:.{MAX_DECIMALS}f}" != f"{high:.{MAX_DECIMALS}f}":
         return ""
@@ -73,7 +73,7 @@ def _describe_narrow_interval(estimate: EstimateSummary) -> str:
 
 
 def choose_decimals(estimate: EstimateSummary) -> int | None:
-    """Return how many decimals are needed to show two digits of the value and two digits of the interval's width.
+    """Return how many decimals show two digits of an estimate's value, and two digits of its interval's width.
 
     Values below 1 need at most two decimals for this. Without a visible interval, None (three significant digits) if the
     value then has at least two digits.
@@ -88,7 +88,7 @@ def choose_decimals(estimate: EstimateSummary) -> int | None:
 
 
 def number_to_text(value: float | int, decimals: int | None = None) -> str:
-    """Convert a number to text: `12,480`, `0.83`, `−1.5`, `0.0000021`."""
+    """Convert a number to text, such as `12,480`, `0.83` or `0.0000021`."""
     if isinstance(value, bool) or not math.isfinite(value):
         raise InputError(f"{value!r} is not a finite number")
     if isinstance(value, int):
@@ -109,7 +109,7 @@ def number_to_text(value: float | int, decimals: int | None = None) -> str:
 
 
 def format_item_count(data: Mapping[str, Any], path: str, **field_values: str | Sequence[str]) -> Markup:
-    """Return as text how many items of a list have the given values in their fields.
+    """Count the items of a list that have the given field values. Return the count as HTML.
 
     Example: `("verdicts", direction="contradicts")`.
 
@@ -121,7 +121,7 @@ def format_item_count(data: Mapping[str, Any], path: str, **field_values: str | 
 
 
 def count_items(data: Mapping[str, Any], path: str, field_values: Mapping[str, str | Sequence[str]]) -> int:
-    """Count the items that have the given field values, in the list at the dotted key `path`, such as `check.level_counts`."""
+    """Count the list items that have the given field values. `path` is the dotted key of the list: `check.level_counts`."""
     items: Any = data
     for name in path.split("."):
         items = items[name]

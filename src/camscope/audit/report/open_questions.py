@@ -75,7 +75,7 @@ class OpenQuestion:
 
 
 def iter_open_questions(summary: Summary) -> Iterator[OpenQuestion]:
-    """Yield the questions that stay open, with the reason and the number of patients that it would take.
+    """Yield the questions that the audit leaves open. Each comes with a reason, and with how many patients would answer it.
 
     Those about the model come first, then the stages that were not tested.
     """
@@ -92,7 +92,7 @@ def iter_open_questions(summary: Summary) -> Iterator[OpenQuestion]:
 
 
 def _iter_open_verdicts(summary: Summary, skipped: Container[str]) -> Iterator[tuple[Verdict, OpenQuestion]]:
-    """Yield the open questions of tested stages, each with the first of its verdicts, the most important first."""
+    """Yield the open questions of tested stages, the most important first. Each comes with its first verdict."""
     groups: dict[tuple[str, str, Markup, str], list[Verdict]] = {}
     for verdict in summary.verdicts:
         if verdict.conclusion == "not decided" and verdict.section not in skipped:
@@ -111,7 +111,7 @@ def _iter_open_verdicts(summary: Summary, skipped: Container[str]) -> Iterator[t
 
 
 def name_subject(verdict: Verdict) -> Markup:
-    """Return the region, column or method that a verdict is about, as HTML."""
+    """Return the region, column or method that a verdict judges, as HTML."""
     if verdict.question in ("shortcut", "attribution mass"):
         region = verdict.qualifier.partition(" · ")[0]
         text = format_region(region)
@@ -127,7 +127,7 @@ def name_subject(verdict: Verdict) -> Markup:
 
 
 def name_maps(verdicts: Sequence[Verdict]) -> Markup:
-    """Return the maps that verdicts are about as HTML, such as `the maps of Grad-CAM and ROAD`, or "the maps"."""
+    """Name the maps that verdicts judge as HTML, such as `the maps of Grad-CAM and ROAD`. Without names, return "the maps"."""
     names: dict[str, None] = {}
     for verdict in verdicts:
         method = verdict.qualifier.rpartition(" · ")[2]
@@ -139,7 +139,7 @@ def name_maps(verdicts: Sequence[Verdict]) -> Markup:
 
 
 def explain_open_verdicts(verdicts: Sequence[Verdict], summary: Summary) -> Markup:
-    """Say why verdicts are open for the same reason, or how many patients would decide them.
+    """Say why verdicts are open, or how many patients would decide them. The reason is the same for all verdicts.
 
     An insertion needs patients of each kind: receivers, donors and controls. The smallest group is named.
     """
@@ -169,7 +169,7 @@ def explain_open_verdicts(verdicts: Sequence[Verdict], summary: Summary) -> Mark
 
 
 def _is_short_of_patients(verdict: Verdict) -> bool:
-    """Return whether a number of patients explains an open verdict. A shortage of donors is another reason."""
+    """Return whether a verdict is open because there are too few patients. Too few donors is a different reason."""
     return verdict.patients_needed is not None and OF_EACH_KIND not in verdict.reason
 
 
@@ -178,5 +178,5 @@ def _get_patients_needed(verdict: Verdict) -> int:
 
 
 def _shorten_reason(verdict: Verdict) -> str:
-    """Return the first clause of the reason why a verdict is open."""
+    """Return the first clause of a verdict's reason for being open."""
     return verdict.reason.partition("; ")[0] or "no reason was given"

@@ -58,7 +58,7 @@ class Overview:
 
 
 def build_overview(summary: Summary) -> Overview:
-    """Return the content of the first screen."""
+    """Build the content of the report's first screen."""
     concerns = list(iter_concerns(summary))
     results = list(_iter_results(summary, [verdict for concern in concerns for verdict in concern.verdicts]))
     first_results = results[:MAX_RESULTS_SHOWN]
@@ -91,7 +91,7 @@ def build_overview(summary: Summary) -> Overview:
 
 
 def describe_model(summary: Summary) -> Markup:
-    """Describe the model: its architecture, its source, its size and its classes."""
+    """Describe the model by its architecture, source, size and classes."""
     resolve = summary.resolve
     if not resolve.model:
         return Markup("no model was loaded")
@@ -111,7 +111,7 @@ def describe_model(summary: Summary) -> Markup:
 
 
 def describe_data(summary: Summary) -> Markup:
-    """Describe the images: their kind, and how many of them have each finding."""
+    """Describe the images by their kind. Also count the images with and without each finding."""
     kind = summary.data_description
     parts = [fill_sentence("{kind}", kind=f"{kind[:1].upper()}{kind[1:]}")] if kind else []
     parts += [
@@ -122,14 +122,14 @@ def describe_data(summary: Summary) -> Markup:
 
 
 def describe_patients(summary: Summary) -> Markup:
-    """Return the number of patients, or that it is unknown."""
+    """Return the number of patients as HTML, or say that it is unknown."""
     if not summary.check.tested:
         return Markup("unknown")
     return format_number(summary.check.n_patients) if summary.check.has_patient_column else Markup("not identified")
 
 
 def _describe_chance(summary: Summary) -> Markup:
-    """Return which AUROC is chance, as a sentence. "" without an AUROC."""
+    """Say which AUROC is the chance level, in one sentence. Empty if there is no AUROC."""
     baseline = next((item.auroc.baseline for item in summary.predict.performance), None)
     return Markup("") if baseline is None else fill_sentence("{baseline} is chance.", baseline=baseline)
 
@@ -139,7 +139,7 @@ def _count_more_concerns(count: int) -> Markup:
 
 
 def _count_verdicts(summary: Summary, stated: Sequence[Concern]) -> Markup:
-    """Say how many verdicts there are, and how many of those not stated contradict the model or the maps."""
+    """Say how many verdicts there are. Apart from the stated verdicts, count those that contradict the model or the maps."""
     if not summary.verdicts:
         return Markup("")
     data = {"verdicts": [vars(verdict) for verdict in summary.verdicts]}
@@ -164,13 +164,13 @@ def _count_open_questions(summary: Summary) -> Markup:
 
 
 def _name_further_questions(questions: Sequence[OpenQuestion]) -> Markup:
-    """Name the open questions that the first screen does not list. "" without any."""
+    """Name the open questions that the first screen does not list. Empty if it lists all of them."""
     names = list(dict.fromkeys(question.short_name for question in questions))
     return fill_sentence("Also open: {names}.", names=join_texts(names)) if names else Markup("")
 
 
 def _explain_effects(summary: Summary) -> Iterator[Markup]:
-    """Explain the words of changes of the log odds, if there are any."""
+    """Explain the terms for changes of the log odds. Yield nothing if no verdict uses them."""
     if any(verdict.effect.n_groups_by_role for verdict in summary.verdicts):
         yield Markup(
             "Change of the log odds: how far the prediction moves if a region of one image (of the donor) is pasted into "
@@ -180,7 +180,7 @@ def _explain_effects(summary: Summary) -> Iterator[Markup]:
 
 
 def _explain_sample_sizes(results: Sequence[Concern], summary: Summary) -> Iterator[Markup]:
-    """Explain why results have different numbers of images, if they have."""
+    """Explain why the numbers of images differ between results. Yield nothing if they are equal."""
     if len({verdict.effect.n_values for result in results for verdict in result.verdicts}) < 2:
         return
     stages = (summary.faithfulness, summary.robustness)
@@ -192,7 +192,7 @@ def _explain_sample_sizes(results: Sequence[Concern], summary: Summary) -> Itera
 
 
 def _describe_missing_concern(summary: Summary) -> Concern:
-    """Describe what follows if no result questions the model."""
+    """Say what it means that no result calls the model into question."""
     decided = [item for item in summary.verdicts if item.conclusion != "not decided"]
     if not any(find_topic(item.question) == "model" for item in decided):
         sentence = Markup("No question about the model could be decided.")
@@ -203,7 +203,7 @@ def _describe_missing_concern(summary: Summary) -> Concern:
 
 
 def _iter_results(summary: Summary, stated: Sequence[Verdict] = ()) -> Iterator[Concern]:
-    """Yield the decided verdicts on the model, then on the maps, then on the data. In each group, contradictions come first.
+    """Yield the decided verdicts by topic: model, maps, data. Within each topic, contradictions come first.
 
     `stated`: the verdicts that are stated elsewhere.
     """
@@ -225,7 +225,7 @@ def _iter_results(summary: Summary, stated: Sequence[Verdict] = ()) -> Iterator[
 
 
 def iter_unproven_conclusions(summary: Summary) -> Iterator[Markup]:
-    """Yield what may not be concluded from the audit, each as a clause that begins with "that"."""
+    """Yield the conclusions that the audit does not allow. Each is a clause that begins with "that"."""
     for performance in summary.predict.performance:
         verdict = next(
             (item for item in summary.verdicts if is_performance_verdict_of(item, performance.finding)), None
@@ -258,5 +258,5 @@ def iter_unproven_conclusions(summary: Summary) -> Iterator[Markup]:
 
 
 def write_plain_text(markup: Markup) -> str:
-    """Return HTML as one line of plain text."""
+    """Convert HTML to one line of plain text."""
     return sanitize_text(markup.striptags())

@@ -75,7 +75,7 @@ PAGE_SECTIONS = {
 
 
 def render_page(summary: Summary, gallery: Gallery | None = None, provenance: Mapping[str, Any] | None = None) -> str:
-    """Return the report as HTML. All numbers come from the summary, the gallery and the provenance."""
+    """Render the report as HTML. Every number comes from the summary, the gallery or the provenance."""
     environment = create_template_environment()
     environment.globals |= {
         "format_item_count": partial(format_item_count, summary.model_dump(mode="json")),
@@ -115,7 +115,7 @@ def render_page(summary: Summary, gallery: Gallery | None = None, provenance: Ma
 
 
 def render_one_page_overview(summary: Summary) -> str:
-    """Return the first screen of the report as a separate HTML page, which prints on one sheet."""
+    """Render the first screen of the report as a separate HTML page. It prints on one sheet."""
     environment = create_template_environment()
     environment.globals["describe_sample"] = partial(describe_sample, has_patients=summary.check.has_patient_column)
     html: str = environment.get_template("summary.html").render(
@@ -125,12 +125,12 @@ def render_one_page_overview(summary: Summary) -> str:
 
 
 def read_reporting_guidelines_csv() -> str:
-    """Return a CSV table of reporting guidelines with the audit sections that address each item."""
+    """Return a CSV table that links the items of reporting guidelines to the audit sections that address them."""
     return resources.files("camscope.audit.report").joinpath("norms.csv").read_text("utf-8")
 
 
 def create_template_environment() -> "jinja2.Environment":
-    """Create the Jinja environment. It escapes all output and rejects numbers without a format filter."""
+    """Create the Jinja environment. It escapes all output, and it rejects numbers that no filter formatted."""
     require("jinja2", extra="audit")
     import jinja2
 
@@ -186,5 +186,5 @@ def _reject_unformatted_number(value: Any) -> Any:
 
 
 def _read_template(file_name: str) -> str:
-    """Return the text of a template file of this package."""
+    """Return the text of a template file in this package."""
     return resources.files("camscope.audit.report").joinpath("templates", *file_name.split("/")).read_text("utf-8")

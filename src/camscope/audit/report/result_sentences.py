@@ -47,7 +47,7 @@ class Concern:
 
 
 def build_performance_answer(performance: FindingPerformance, summary: Summary) -> PerformanceAnswer:
-    """Say what the AUROC of a finding shows."""
+    """Say in one sentence what the AUROC of a finding shows."""
     verdict = next((item for item in summary.verdicts if is_performance_verdict_of(item, performance.finding)), None)
     tone: VerdictKind = classify_verdict(verdict) if verdict else "untested"
     return PerformanceAnswer(
@@ -65,7 +65,7 @@ def is_performance_verdict_of(verdict: Verdict, finding: str) -> bool:
 
 
 def explain_auroc(performance: FindingPerformance, verdict: Verdict | None, margin: float | None) -> Markup:
-    """Return in one sentence what follows from an AUROC and its interval."""
+    """Say in one sentence what follows from an AUROC and its interval."""
     auroc, finding = performance.auroc, performance.finding
     if auroc.value is None:
         return fill_sentence("There is no AUROC: {reason}.", reason=auroc.reason or "nothing was tested")
@@ -94,7 +94,7 @@ def explain_auroc(performance: FindingPerformance, verdict: Verdict | None, marg
 
 
 def describe_interval_at_chance(auroc: EstimateSummary, margin: float | None) -> Markup:
-    """Say how an interval that reaches chance lies to chance and to the margin."""
+    """Describe an AUROC interval that includes chance or lies below it. Name the required margin, if there is one."""
     chance = Markup("chance")
     if auroc.baseline is not None:
         chance = fill_sentence("chance ({baseline})", baseline=auroc.baseline)
@@ -110,7 +110,7 @@ def describe_interval_at_chance(auroc: EstimateSummary, margin: float | None) ->
 
 
 def build_result_sentence(verdict: Verdict, summary: Summary) -> Concern:
-    """Return the conclusion of a verdict as a sentence, and its effect, sample and margin."""
+    """State the conclusion of a verdict as a sentence. Add the effect, the sample and the margin."""
     return Concern(
         fill_sentence("{answer}", answer=write_answer(verdict)),
         describe_effect(verdict, has_patients=summary.check.has_patient_column),
@@ -121,13 +121,13 @@ def build_result_sentence(verdict: Verdict, summary: Summary) -> Concern:
 
 
 def write_answer(verdict: Verdict) -> str:
-    """Return the conclusion of a verdict as a sentence. Verdicts of old versions have only a claim."""
+    """State the conclusion of a verdict as a sentence. Verdicts of old versions have no sentence, so their claim is used."""
     is_denied = verdict.conclusion == "not supported"
     return verdict.answer or (f"Not supported: {verdict.claim}" if is_denied else verdict.claim)
 
 
 def describe_effect(verdict: Verdict, *, has_patients: bool) -> Markup:
-    """Describe the effect of a verdict: its quantity, value, interval, sample and margin."""
+    """Describe the effect of a verdict by quantity, value, interval, sample and margin."""
     if verdict.effect.value is None:
         return fill_sentence("{reason}.", reason=verdict.reason or "Nothing was measured")
     quantity = QUESTIONS[verdict.question].effect_quantity if verdict.question in QUESTIONS else "effect"
@@ -151,7 +151,7 @@ def describe_effect(verdict: Verdict, *, has_patients: bool) -> Markup:
 
 
 def explain_conclusion(verdict: Verdict) -> Markup:
-    """Explain in a clause how the interval lies to the margin. Without an interval, name the margin, if there is one."""
+    """Say in one clause how the interval compares with the margin. Without an interval, name the margin, if there is one."""
     margin, low, high = verdict.margin, verdict.effect.low, verdict.effect.high
     if verdict.conclusion != "not decided" and _is_decided_without_margin(verdict):
         return fill_sentence("{reason}", reason=verdict.reason.partition("; ")[0])

@@ -59,7 +59,7 @@ class ReportFigure:
 
 
 def draw_figures(summary: Summary) -> dict[str, list[ReportFigure]]:
-    """Return the figures of the report by section."""
+    """Draw the figures of the report. Return section name -> figures."""
     drawings_by_section: dict[str, Iterable[Drawing]] = {
         "performance": _draw_performance(summary),
         "localization": _draw_metrics(summary.localization),
@@ -84,7 +84,7 @@ def draw_figures(summary: Summary) -> dict[str, list[ReportFigure]]:
 
 
 def _display_name(name: str) -> str:
-    """Return the title of a metric or method. Other texts stay as they are."""
+    """Return the title of a metric or method. Any other text stays unchanged."""
     return METRICS.replace_names_by_titles(name) if name in METRICS else METHODS.replace_names_by_titles(name)
 
 
@@ -134,7 +134,7 @@ def _draw_differences(title: TitleParts, differences: Sequence[SubgroupDifferenc
 
 
 def _draw_metrics(stage: MetricsResult) -> Iterator[Drawing]:
-    """Draw one figure for each metric and finding, with the methods above the control maps."""
+    """Draw one figure for each metric and finding. Methods are listed above the control maps."""
     lines_by_key: dict[tuple[str, str], list[MetricSummary]] = {}
     for line in stage.metric_summaries:
         lines_by_key.setdefault((line.metric, line.finding), []).append(line)
@@ -149,7 +149,7 @@ def _draw_metrics(stage: MetricsResult) -> Iterator[Drawing]:
 
 
 def _iter_metric_rows(lines: Sequence[MetricSummary]) -> Iterator[ForestRow]:
-    """Yield forest plot rows by imputation: methods, then control maps. The best control is shaded."""
+    """Yield forest plot rows for each imputation: methods first, then control maps. The best control map's interval is shaded."""
     for imputation in dict.fromkeys(line.imputation for line in lines):
         selected = [line for line in lines if line.imputation == imputation]
         shaded_range = _find_best_control_interval(selected)

@@ -81,7 +81,7 @@ ESTIMATE_LABELS = {
 
 
 def fill_sentence(template: str, **values: float | str | EstimateSummary) -> Markup:
-    """Insert values into a sentence template as HTML. Numbers are tagged, and user text is isolated."""
+    """Insert values into a sentence template. Numbers become tagged HTML, and user text is isolated from its direction."""
     parts: dict[str, Markup] = {}
     for name, value in values.items():
         if isinstance(value, Markup):
@@ -94,7 +94,7 @@ def fill_sentence(template: str, **values: float | str | EstimateSummary) -> Mar
 
 
 def join_texts(texts: Sequence[str | Markup], max_texts: int | None = None, word: str = "and") -> Markup:
-    """Join user texts to `a, b and c` as HTML. With more than `max_texts`, the others are counted: `a, b and three more`."""
+    """Join texts to `a, b and c` as HTML. Texts beyond `max_texts` are only counted, as in `a, b and three more`."""
     named = list(texts) if max_texts is None or len(texts) <= max_texts else texts[:max_texts]
     parts = [fill_sentence("{text}", text=text) for text in named]
     if len(named) < len(texts):
@@ -110,7 +110,7 @@ def count_in_words(count: int) -> str:
 
 
 def explain_missing_contradictions(summary: Summary, topic_name: str, questions: Sequence[str]) -> Markup:
-    """Explain what it means that no verdict contradicts a topic, given how many questions were decided."""
+    """Explain what the absence of contradictions about a topic means. This depends on how many questions were decided."""
     data = {"verdicts": [vars(verdict) for verdict in summary.verdicts]}
     conclusions = [verdict.conclusion for verdict in summary.verdicts if verdict.question in questions]
     n_questions = format_item_count(data, "verdicts", question=list(questions))
@@ -137,7 +137,7 @@ def explain_missing_contradictions(summary: Summary, topic_name: str, questions:
 
 
 def describe_patient_grouping(check: DataCheckResult) -> Markup:
-    """Describe whether images are grouped by patient."""
+    """Say whether images are grouped by patient, and what this means for the intervals."""
     if not check.has_patient_column:
         return Markup(
             "The data do not say which images show the same patient: each image counts as one patient, and intervals may be "
@@ -158,7 +158,7 @@ def describe_statistical_unit(check: DataCheckResult) -> str:
 
 
 def describe_config_declarations(provenance: Mapping[str, Any]) -> Markup:
-    """Describe whether the margins were declared before any results were known, as the log of the folder shows."""
+    """Say whether the margins were declared before any result was known. The answer comes from the log of the folder."""
     count = provenance.get("declarations")
     if not isinstance(count, int):
         return Markup("It is not recorded whether other margins were declared earlier.")
@@ -175,7 +175,7 @@ def describe_config_declarations(provenance: Mapping[str, Any]) -> Markup:
 
 
 def describe_localization_images(stage: MetricsResult) -> Iterator[Markup]:
-    """Yield the number of images in the localization test of each finding."""
+    """Yield one sentence per finding with the number of images in the localization test."""
     counts: dict[str, int] = {}
     for line in stage.metric_summaries:
         if line.metric == "enrichment" and not line.control:
@@ -185,7 +185,7 @@ def describe_localization_images(stage: MetricsResult) -> Iterator[Markup]:
 
 
 def describe_sanity_images(stage: SanityResult) -> Iterator[Markup]:
-    """Yield for each finding how many images of one size the randomization test used, and how many it left out."""
+    """Yield one sentence per finding: how many images the randomization test used, and how many had other sizes."""
     for images in stage.images_by_finding:
         size = Markup(" × ").join(map(format_number, images.size))
         noun = inflect(images.n_images, "image")
@@ -205,14 +205,14 @@ def describe_sanity_images(stage: SanityResult) -> Iterator[Markup]:
 
 
 def describe_image_count(stage: MetricsResult | SanityResult) -> Iterator[Markup]:
-    """Yield the number of tested images."""
+    """Yield one sentence with the number of tested images. Without such images, yield nothing."""
     if stage.n_images:
         noun = inflect(stage.n_images, "image with a finding was", "images with a finding were")
         yield fill_sentence(f"{{n_images}} {noun} used, drawn by the seed.", n_images=stage.n_images)
 
 
 def describe_stable_predictions(stable_share: StablePredictionShare) -> Markup:
-    """Describe how often the prediction stayed the same under image changes."""
+    """Say in how many images the prediction stayed the same under image changes."""
     condition = ROBUSTNESS_CONDITIONS.get(stable_share.metric, "under the tested changes")
     sentence = (
         f"The prediction for “{{finding}}” stayed the same in this share of the images {condition}: {{share}}. Only the maps of "
@@ -227,7 +227,7 @@ def describe_stable_predictions(stable_share: StablePredictionShare) -> Markup:
 
 
 def describe_clusters(analysis: ClusterAnalysis) -> Markup:
-    """Describe the clusters of the maps, or the reason why they were not tested."""
+    """Describe the clusters of the maps. If they were not tested, give the reason."""
     maps, patients = inflect(analysis.n_maps, "map"), inflect(analysis.n_patients, "patient")
     if analysis.reason:
         sentence = f"Not tested: {{reason}}. {inflect(analysis.n_maps, 'There is', 'There are')} {{n_maps}} {maps}."
@@ -243,13 +243,13 @@ def describe_clusters(analysis: ClusterAnalysis) -> Markup:
 
 
 def is_uncounted_removal(intervention: InterventionEffect, summary: Summary) -> bool:
-    """Return whether an effect is the removal of a region that every image has, which decides no verdict."""
+    """Return whether an effect removes a region that every image has. Such a removal decides no verdict."""
     markers = summary.shortcut.markers_by_finding.get(intervention.finding, ())
     return intervention.kind == "remove" and intervention.region not in markers
 
 
 def group_review_cases(cases: Sequence[ReviewCase]) -> dict[tuple[str, str], list[str]]:
-    """Return finding and reason -> the ids of the images that should be reviewed for it."""
+    """Return (finding, reason) -> the ids of the images to review for that reason."""
     groups: dict[tuple[str, str], list[str]] = {}
     for case in cases:
         groups.setdefault((case.finding, case.reason), []).append(case.id)
@@ -257,7 +257,7 @@ def group_review_cases(cases: Sequence[ReviewCase]) -> dict[tuple[str, str], lis
 
 
 def describe_masked_aurocs(summary: Summary) -> str:
-    """Say which AUROC of masked images decides a verdict, and why those of kept regions decide nothing."""
+    """Say which AUROC of masked images decides a verdict, and why the AUROC of a region alone decides nothing."""
     has_organ = any(masked.kind == "mask" for masked in summary.shortcut.masked_auroc)
     first = (
         "Only the AUROC with the organ masked decides a verdict."
@@ -271,7 +271,7 @@ def describe_masked_aurocs(summary: Summary) -> str:
 
 
 def describe_explained_output(summary: Summary) -> str:
-    """Describe the model output that the maps explain, and the unit of effects, log odds."""
+    """Describe the model output that the maps explain. Effects are measured in its log odds."""
     outputs = "one class against all others" if summary.resolve.outputs == "softmax" else "the finding's own output"
     limit = (
         "computed from probabilities and limited where these round to zero or one"
@@ -291,7 +291,7 @@ class IntervalMethod:
 
 
 def list_interval_methods(summary: Summary) -> list[IntervalMethod]:
-    """Return all interval methods that the summary uses."""
+    """Return every method that computed an interval in the summary."""
     labels_by_method: dict[str, dict[str, None]] = {}
     for label, estimate in iter_estimates(summary):
         if estimate.interval_method:
@@ -309,7 +309,7 @@ def list_interval_methods(summary: Summary) -> list[IntervalMethod]:
 
 
 def iter_estimates(model: BaseModel) -> Iterator[tuple[str, EstimateSummary]]:
-    """Yield the label and value of every estimate in the summary. Verdicts are skipped because they repeat estimates."""
+    """Yield (label, estimate) for every estimate in the summary. Verdicts are skipped, because they repeat estimates."""
     for name, value in model:
         for item in value if isinstance(value, tuple) else (value,):
             if isinstance(item, EstimateSummary):

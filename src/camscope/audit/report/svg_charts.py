@@ -52,7 +52,7 @@ COLORS_BY_KIND: dict[ForestRowKind, tuple[str, str, str, str]] = {
 
 @contextmanager
 def default_style_scope() -> Iterator[None]:
-    """Use matplotlib's default style inside the `with` block, regardless of user settings."""
+    """Use matplotlib's default style inside the `with` block. Settings of the user have no effect."""
     matplotlib = require("matplotlib", extra="audit")
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
@@ -63,7 +63,7 @@ def default_style_scope() -> Iterator[None]:
 
 
 def to_inline_svg(figure: "Figure", figure_id: str, aria_label: str) -> Markup:
-    """Convert a figure to SVG without inline styles. The page forbids them. `figure_id` must be unique.
+    """Convert a figure to SVG without inline styles, which the page forbids. `figure_id` must be unique on the page.
 
     A text whose id is `VALUES_PREFIX` and numbers gets these as its attribute `data-values`.
     """
@@ -84,7 +84,7 @@ def to_inline_svg(figure: "Figure", figure_id: str, aria_label: str) -> Markup:
 
 
 def _convert_attributes(element: "Element", figure_id: str) -> Iterator[tuple[str, str]]:
-    """Yield SVG attributes with unique ids, rounded numbers, and styles converted to attributes."""
+    """Yield the SVG attributes of an element. Ids become unique, numbers are rounded, and styles become attributes."""
     classes = []
     for key, value in element.attrib.items():
         name = _strip_namespace(key)
@@ -109,7 +109,7 @@ def _convert_attributes(element: "Element", figure_id: str) -> Iterator[tuple[st
 
 
 def _parse_style(style: str) -> Iterator[tuple[str, str]]:
-    """Yield the name and value of each CSS property. Fonts keep only their size and weight."""
+    """Yield the name and value of each CSS property. Of font properties, only size and weight are kept."""
     for declaration in style.split(";"):
         key, _, value = (part.strip() for part in declaration.partition(":"))
         if key == "font":  # older matplotlib versions write the font shorthand
@@ -143,7 +143,7 @@ class ForestRow:
 
     @property
     def label(self) -> str:
-        """The name, broken into at most two lines."""
+        """The name of the row, broken into at most two lines."""
         lines = textwrap.wrap(sanitize_text(self.name), MAX_LABEL_CHARACTERS, max_lines=2, placeholder="…")
         return "\n".join(lines) or "–"
 
@@ -157,7 +157,7 @@ def draw_forest_plot(
     margin: float | None = None,
     show_baselines: bool = False,
 ) -> "Figure":
-    """Draw a forest plot: one row with an interval for each estimate.
+    """Draw a forest plot. Each row shows one estimate with its interval.
 
     `shaded_range`: irrelevant values, `reference_value`: chance, `margin`: the declared margin.
     """
@@ -215,7 +215,7 @@ def _draw_forest_row(axes: "Axes", row: ForestRow, y: float, *, show_baseline: b
 
 
 def format_estimate_and_list_numbers(estimate: EstimateSummary) -> tuple[str, list[float]]:
-    """Return an estimate as text such as `0.83 [0.79, 0.87]`, and the numbers in the text."""
+    """Format an estimate as text such as `0.83 [0.79, 0.87]`. Also return the numbers that the text contains."""
     texts, width_note = format_value_limits_and_width_note(estimate)
     if width_note:
         return f"{texts[0][1]} [{width_note}]", [texts[0][0]]
@@ -226,7 +226,7 @@ def format_estimate_and_list_numbers(estimate: EstimateSummary) -> tuple[str, li
 def _compute_x_limits(
     rows: Sequence[ForestRow], other_values: Sequence[float | None], show_baselines: bool
 ) -> tuple[float, float]:
-    """Return axis limits that include all values."""
+    """Return the limits of the x axis. They include all values."""
     values = [*other_values, *(end for row in rows for end in row.shaded_range or ())]
     for estimate in (row.estimate for row in rows):
         values += [estimate.value, estimate.low, estimate.high, estimate.baseline if show_baselines else None]
@@ -238,7 +238,7 @@ def _compute_x_limits(
 def _create_figure_and_axes(
     panel_height: float, height: float, left: float, right: float, *, top: float
 ) -> "tuple[Figure, Axes]":
-    """Create a figure with one axes. The sizes are in pixels, and only the bottom line is drawn."""
+    """Create a figure with one plot area. Sizes are in pixels. Of the frame, only the bottom line is drawn."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(CHART_WIDTH / 72, height / 72))
@@ -264,7 +264,7 @@ def _create_figure_and_curve_axes(x_label: str, y_label: str, height: float = CU
 
 
 def draw_reliability_diagram(performance: FindingPerformance) -> "Figure":
-    """Draw the observed share of a finding against the predicted probability."""
+    """Draw the observed share of a finding for each predicted probability."""
     bins = performance.bins
     figure, axes = _create_figure_and_curve_axes("predicted probability", "share with the finding", 270.0)
     axes.set(xlim=(-0.05, 1.05), ylim=(-0.05, 1.05))
@@ -284,7 +284,7 @@ def draw_reliability_diagram(performance: FindingPerformance) -> "Figure":
 def draw_randomization_curve(
     step_names: tuple[str, ...], similarity: RandomizationSimilarity, *, is_control: bool
 ) -> "Figure":
-    """Draw the similarity to the original map after each step of weight randomization.
+    """Draw how similar the maps stay to the original map after each step of weight randomization.
 
     The band shows the similarity of maps of different images.
     """
@@ -323,7 +323,7 @@ def draw_eigenvalue_spectrum(analysis: ClusterAnalysis) -> "Figure":
 
 
 def draw_cluster_stability(analysis: ClusterAnalysis) -> "Figure":
-    """Draw the stability of each number of clusters, compared with data of a single cluster."""
+    """Draw the stability for each number of clusters. A second curve shows random data with a single cluster."""
     rows = analysis.stability_by_n_clusters
     figure, axes = _create_figure_and_curve_axes("number of clusters", "stability")
     stabilities = [(row.n_clusters, row.stability) for row in rows]

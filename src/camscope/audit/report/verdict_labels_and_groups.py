@@ -62,7 +62,7 @@ def sanitize_text(text: str) -> str:
 
 
 def describe_sample(estimate: EstimateSummary, *, has_patients: bool = True) -> Markup:
-    """Return as HTML what an estimate counts, such as `164 images of 99 patients` or `9 insertions: 9 receivers, 4 donors`."""
+    """Say what an estimate counts, as HTML: `164 images of 99 patients`, or `9 insertions: 9 receivers, 4 donors`."""
     unit = inflect(estimate.n_values, estimate.unit.removesuffix("s"))
     images = Markup("{} {}").format(format_number(estimate.n_values), unit)
     if estimate.n_groups_by_role:
@@ -76,7 +76,7 @@ def describe_sample(estimate: EstimateSummary, *, has_patients: bool = True) -> 
 
 
 def format_sentence(text: str) -> str:
-    """Return a clause as a sentence: with a capital letter and a period. "" stays empty."""
+    """Turn a clause into a sentence with a capital letter and a period. Empty text stays empty."""
     return f"{text[:1].upper()}{text[1:].rstrip('.')}." if text else ""
 
 
@@ -109,14 +109,14 @@ def classify_verdict(verdict: Verdict) -> VerdictKind:
 
 
 def group_verdicts_by_kind(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
-    """Group verdicts by kind, in the order contradicting, supporting, neutral, not decided."""
+    """Group verdicts by kind. The order is contradicting, supporting, neutral, not decided."""
     return {
         kind: [verdict for verdict in verdicts if classify_verdict(verdict) == kind] for kind in VERDICT_KIND_LABELS
     }
 
 
 def describe_direction(verdict: Verdict) -> str:
-    """Return the direction as text: `contradicts the model`, `neutral` or `not decided`."""
+    """Describe the direction of a verdict as text, such as `contradicts the model` or `not decided`."""
     kind = classify_verdict(verdict)
     label = VERDICT_KIND_LABELS[kind]
     return f"{label} the {find_topic(verdict.question)}" if kind in ("contradicts", "supports") else label
@@ -133,7 +133,7 @@ class VerdictRowGroup:
 def group_overlapping_verdicts(
     verdicts: Sequence[Verdict], overlapping_regions: Mapping[str, list[list[str]]]
 ) -> list[VerdictRowGroup]:
-    """Group verdicts on overlapping regions. Otherwise keep the order."""
+    """Group the verdicts whose regions overlap. All other verdicts keep their order."""
     groups: list[VerdictRowGroup] = []
     groups_by_region: dict[tuple[str, str], VerdictRowGroup] = {}
     for verdict in verdicts:

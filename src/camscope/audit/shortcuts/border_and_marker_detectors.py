@@ -56,7 +56,7 @@ class Region:
     detect: RegionDetector
 
     def __call__(self, image: NDArray[Any]) -> Mask:
-        """Return the mask (*S) of the region, neither empty nor full. UndefinedError where the image has no such part.
+        """Return a mask of the region. Raise an UndefinedError if the mask would be empty or cover the whole image.
 
         `image` is (H,W), (H,W,3) or a volume (D,H,W).
         """
@@ -102,13 +102,13 @@ def _detect_padding(image: NDArray[Any]) -> Mask:
 
 
 def _find_constant_edge(values: FloatArray, max_range: float) -> tuple[int, int] | None:
-    """Return the axis and end (0 or -1) of an outer row, column or slice with constant values, or None."""
+    """Find an outer row, column or slice that is constant. Return its axis and end (0 or -1), or None."""
     edges = product(range(values.ndim), (0, -1))
     return next((e for e in edges if values.shape[e[0]] > 1 and np.ptp(values.take(e[1], e[0])) <= max_range), None)
 
 
 def _get_axis_lengths_and_strip_widths(image: NDArray[Any], fraction: float) -> list[tuple[int, int]]:
-    """Return (length, border width) of each axis in pixels. The width is `fraction` of the length, at least 1."""
+    """Return (length, border width) of each axis in pixels. The border is `fraction` of the length wide, at least 1 pixel."""
     shape = image.shape[:2] if _is_color_image(image) else image.shape
     return [(n, max(1, round(n * fraction))) for n in shape]
 
@@ -124,7 +124,7 @@ def _detect_outside_body_ct(image: NDArray[Any]) -> Mask:
 
 
 def _detect_outside_scanner_field(image: NDArray[Any]) -> Mask:
-    """Return the pixels below -1100 HU, which lie outside the scanner's field of view."""
+    """Return a mask of pixels below -1100 HU. They lie outside the scanner's field of view."""
     _check_values_are_hounsfield_units(image)
     return np.asarray(image < SCANNER_FIELD_THRESHOLD_HU)
 
@@ -137,7 +137,7 @@ def _check_values_are_hounsfield_units(image: NDArray[Any]) -> None:
 
 
 def _detect_background(image: NDArray[Any]) -> Mask:
-    """Return the background: pixels that are zero. If few pixels are zero, use Otsu's threshold."""
+    """Return a mask of the background, which are pixels of value zero. If few pixels are zero, Otsu's threshold is used."""
     values = _to_gray_values(image)
     is_zero = values == 0
     has_zero_background = is_zero.mean() >= MIN_ZERO_FRACTION and values.min() == 0
@@ -166,13 +166,13 @@ def _detect_outside_aperture(image: NDArray[Any]) -> Mask:
 
 
 def _detect_ring_along_aperture_edge(image: NDArray[Any]) -> Mask:
-    """Return a ring around the edge of the round aperture, 4 % of the radius wide on both sides."""
+    """Return a mask of a ring along the edge of the round aperture. It extends 4 % of the radius to both sides of the edge."""
     distances, radius = _measure_distances_and_radius_of_aperture(image)
     return np.abs(distances) <= RIM_WIDTH_FRACTION * radius
 
 
 def _measure_distances_and_radius_of_aperture(image: NDArray[Any]) -> tuple[FloatArray, float]:
-    """Return the distance (H,W) of each pixel to the edge of the bright circle, and its radius.
+    """Find the bright circle in an image. Return each pixel's distance (H,W) to its edge, and its radius.
 
     Distances inside the circle are negative. UndefinedError where the bright part is not round, or a corner is not dark.
     """
@@ -201,13 +201,13 @@ def _measure_distances_and_radius_of_aperture(image: NDArray[Any]) -> tuple[Floa
 
 
 def _measure_distances(circle: tuple[float, float, float], points: FloatArray) -> FloatArray:
-    """Return the distances of points (2,...) to a circle (row, column, radius). Negative inside the circle."""
+    """Return the distances from points (2,...) to a circle (row, column, radius). Distances inside the circle are negative."""
     row, column, radius = circle
     return np.asarray(np.hypot(points[0] - row, points[1] - column) - radius)
 
 
 def _fit_circle(points: FloatArray) -> tuple[float, float, float]:
-    """Fit a circle to points by least squares. Return its row, column and radius.
+    """Fit a circle to points by least squares. Return its center row, center column and radius.
 
     Minimizes |p|² - 2 c·p - (r² - |c|²) (Kåsa 1976).
     """
@@ -219,7 +219,7 @@ def _fit_circle(points: FloatArray) -> tuple[float, float, float]:
 
 
 def _detect_saturated_markers(image: NDArray[Any]) -> Mask:
-    """Return a mask of small objects of maximum brightness with a sharp edge, such as letters and metal clips."""
+    """Return a mask of small, sharp objects of maximum brightness, such as letters and metal clips."""
     values = _to_gray_values(image)
     span = values.max() - values.min()
     bright = values >= values.max() - SATURATION_TOLERANCE * span
@@ -239,14 +239,14 @@ def _detect_saturated_markers(image: NDArray[Any]) -> Mask:
 
 
 def _detect_ink(image: NDArray[Any]) -> Mask:
-    """Return saturated purple pixels, such as a surgical marker on skin."""
+    """Return a mask of saturated purple pixels, such as a surgical marker on skin."""
     hue, saturation, value = _convert_to_hsv(image, "ink")
     is_purple = (hue >= INK_HUE_RANGE[0]) & (hue <= INK_HUE_RANGE[1])
     return _remove_small_components(is_purple & (saturation >= MIN_INK_SATURATION) & (value >= 0.15) & (value <= 0.95))
 
 
 def _detect_pen(image: NDArray[Any]) -> Mask:
-    """Return saturated green, saturated blue and black pixels, such as a pen on a glass slide."""
+    """Return a mask of saturated green, saturated blue and black pixels, such as pen marks on a glass slide."""
     hue, saturation, value = _convert_to_hsv(image, "pen")
     is_colored = np.logical_or.reduce([(hue >= low) & (hue <= high) for low, high in PEN_HUE_RANGES])
     is_black = (value < 0.15) & (saturation < 0.5)
@@ -263,7 +263,7 @@ def _detect_outside_tissue(image: NDArray[Any]) -> Mask:
 
 
 def _convert_to_hsv(image: NDArray[Any], region_name: str) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return hue, saturation and value in 0..1 of a color image. The image may have the range 0..1 or 0..255."""
+    """Return the hue, saturation and value of a color image, each in 0..1. Pixels of the image may be in 0..1 or 0..255."""
     if not _is_color_image(image):
         raise UndefinedError(f"no {region_name}: the image has no colors")
     values = np.asarray(image, np.float64)
@@ -286,7 +286,7 @@ def _is_color_image(image: NDArray[Any]) -> bool:
 
 
 def _to_gray_values(image: NDArray[Any]) -> FloatArray:
-    """Return gray values (*S) of an image. A constant image raises an UndefinedError."""
+    """Convert an image to gray values (*S). Raise an UndefinedError if all pixels have the same value."""
     values = np.asarray(image, np.float64)
     values = values.mean(-1) if _is_color_image(image) else values
     if values.min() == values.max():
@@ -301,7 +301,7 @@ def select_largest_component(mask: Mask) -> Mask:
 
 
 def _fill_holes(mask: Mask) -> Mask:
-    """Fill the holes of a mask, slice by slice for volumes."""
+    """Fill the holes of a mask. In a volume, each slice is filled separately."""
     fill = require("scipy.ndimage", extra="audit").binary_fill_holes
     return np.stack([fill(slice_mask) for slice_mask in mask]) if mask.ndim == 3 else np.asarray(fill(mask), np.bool_)
 

@@ -43,7 +43,7 @@ def estimate_removal_effect(
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> EstimateSummary:
-    """Return the mean effect of a region's removal on the log odds, in standard deviations, with an interval.
+    """Return by how much removing a region lowers the log odds: the mean with an interval, in standard deviations.
 
     The effect on an image is (f(x) - f(x without the region)) / `log_odds_std`.
     """
@@ -60,7 +60,7 @@ def estimate_insertion_effect(
     donors: GroupLabels = None,
     controls: GroupLabels = None,
 ) -> EstimateSummary:
-    """Return the mean effect of a region's insertion on the log odds, in standard deviations, with an interval.
+    """Return by how much inserting a region raises the log odds: the mean with an interval, in standard deviations.
 
     The effect on an image is (f(with the region) - f(without)) / `log_odds_std`. To exclude the effect of pasting,
     "without" is the receiver with the same pixels of a control image. The interval accounts for other receivers, donors and
@@ -82,7 +82,7 @@ def estimate_insertion_effect(
 
 
 def build_undefined_effect(reason: str, log_odds_std: float) -> EstimateSummary:
-    """Return an effect without a value, with the reason."""
+    """Return a summary entry that holds a reason instead of a value."""
     if log_odds_std <= 0:
         reason = "the model gives every image the same score"
     return summarize_estimate(None, *NO_EFFECT_BASELINE, reason)
@@ -104,7 +104,7 @@ def _summarize_effect(
 
 
 def _describe_few_patients(roles: Mapping[str, Sequence[Hashable]], *, is_dominated: bool) -> str:
-    """Return which roles have too few patients, or which role one patient dominates. "" if neither."""
+    """Say which roles have too few patients, or which role one patient dominates. Empty if there is no such role."""
     counts = {name: len(set(patients)) for name, patients in roles.items()}
     few = [plural(n, name.removesuffix("s")) for name, n in counts.items() if n < MIN_PATIENTS_FOR_VERDICT]
     if few:
@@ -174,7 +174,7 @@ def judge_reliance(
 
 
 def explain_too_few_patients(n_patients: int, prevalence: float) -> str:
-    """Return why the patients are too few to exclude that the model relies on a region in few of them. "" if they are enough.
+    """Say why there are too few patients to rule out reliance on a rare region. Empty if there are enough.
 
     A rare reliance affects a share `prevalence` of patients.
     """
@@ -187,7 +187,7 @@ def explain_too_few_patients(n_patients: int, prevalence: float) -> str:
 
 
 def compute_min_patients_to_detect(prevalence: float) -> int:
-    """Return how many patients are needed to observe a rare effect with 95 % certainty: 59 for a prevalence of 0.05."""
+    """Return how many patients are needed to see a rare effect with 95 % certainty. A prevalence of 0.05 needs 59."""
     return ceil(log(0.05) / log1p(-prevalence))
 
 
@@ -198,7 +198,7 @@ def _describe_undetectable_share(share: float) -> str:
 def select_reported_effect(
     insertions: Effects, removals: Effects, margin: float = DEFAULT_MARGIN_SD
 ) -> InterventionEffect | None:
-    """Return the effect to report: the largest of the effects that decide the conclusion.
+    """Return the effect to report: the largest of those that decide the conclusion.
 
     These are the effects beyond the margin, else the undecided effects, else all. Effects with at least ten patients come
     first, and among them insertions. None where there is no effect.
@@ -218,7 +218,7 @@ def select_reported_effect(
 
 
 def _group_counted_effects_by_kind(insertions: Effects, removals: Effects) -> dict[str, list[InterventionEffect]]:
-    """Return the effects with an interval and enough patients, by kind of intervention."""
+    """Return intervention kind -> the effects that count. They have an interval and enough patients."""
     return {
         kind: [e for e in effects if e.effect.low is not None and e.effect.n_groups >= MIN_PATIENTS_FOR_VERDICT]
         for kind, effects in (("insertion", insertions), ("removal", removals))
@@ -226,7 +226,7 @@ def _group_counted_effects_by_kind(insertions: Effects, removals: Effects) -> di
 
 
 def _find_direction_by_kind(effects_by_kind: Mapping[str, Effects], margin: float) -> dict[str, str]:
-    """Return kind -> direction, for the kinds whose intervals all lie beyond the margin."""
+    """Return intervention kind -> direction. Kinds are left out unless all their intervals lie beyond the margin."""
     directions = {kind: _find_common_direction(effects, margin) for kind, effects in effects_by_kind.items()}
     if len({effect.imputation for effect in effects_by_kind["removal"]}) < MIN_IMPUTATIONS:
         del directions["removal"]
@@ -234,7 +234,7 @@ def _find_direction_by_kind(effects_by_kind: Mapping[str, Effects], margin: floa
 
 
 def _compute_interval_sign(item: InterventionEffect, margin: float) -> int:
-    """Return 1 if the interval lies above the margin, -1 if it lies below the negative margin, else 0."""
+    """Return 1 if the interval lies above the margin, -1 if it lies below the negative margin, and 0 otherwise."""
     low, high = item.effect.low, item.effect.high
     return 0 if low is None or high is None else int(low > margin) - int(high < -margin)
 
@@ -245,7 +245,7 @@ def _is_within_margin(item: InterventionEffect, margin: float) -> bool:
 
 
 def _find_common_direction(effects: Effects, margin: float) -> str:
-    """Return "supports" or "contradicts" if all effects agree, else ""."""
+    """Return "supports" or "contradicts" if all effects point in that direction. Otherwise return ""."""
     signs = {_compute_interval_sign(effect, margin) for effect in effects}
     return {1: "supports", -1: "contradicts"}.get(signs.pop(), "") if len(signs) == 1 else ""
 
@@ -255,7 +255,7 @@ def _select_effects_with_value(effects: Effects) -> list[InterventionEffect]:
 
 
 def _explain_uncounted_effects(insertions: Effects, removals: Effects, uncounted_removals: Effects) -> dict[str, str]:
-    """Return kind -> the reason why its effects are missing or do not count."""
+    """Return intervention kind -> why its effects are missing or do not count."""
     descriptions = {
         kind: f"{kind} was measured in too few patients to count"
         if _select_effects_with_value(effects)
@@ -272,7 +272,7 @@ def _explain_uncounted_effects(insertions: Effects, removals: Effects, uncounted
 def _describe_other_kind(
     effects_by_kind: Mapping[str, Effects], decided_kind: str, margin: float, uncounted_reasons: Mapping[str, str]
 ) -> str:
-    """Describe what the other kind of intervention shows."""
+    """Describe what the other kind of intervention shows: removal if insertion decided, insertion if removal decided."""
     other = next(kind for kind in effects_by_kind if kind != decided_kind)
     effects = effects_by_kind[other]
     if not effects:

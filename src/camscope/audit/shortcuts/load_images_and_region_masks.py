@@ -35,7 +35,7 @@ class RegionSample:
     ground_truth: dict[str, Mask] = field(default_factory=dict)
 
     def subtract_finding(self, finding_name: str) -> "RegionSample":
-        """Return the sample with the finding's pixels removed from all regions. A finding is not a shortcut.
+        """Remove the finding's pixels from all regions of the sample except the organ. A finding is not a shortcut.
 
         The organ is extended by the finding: masks of lungs often leave out the opacities in them.
         """
@@ -63,7 +63,7 @@ class RegionSamples:
         return [sample for sample in self.samples if region_name in sample.regions]
 
     def subtract_finding(self, finding_name: str) -> "RegionSamples":
-        """Return the samples with the finding's pixels removed from all regions."""
+        """Remove the finding's pixels from all regions except the organ, in every sample."""
         return replace(self, samples=[sample.subtract_finding(finding_name) for sample in self.samples])
 
     @property
@@ -73,7 +73,7 @@ class RegionSamples:
 
 
 def list_requested_regions(context: AuditContext) -> list[str]:
-    """Return the names of the regions that the config requests."""
+    """Return the names of the regions that the config asks for."""
     config = context.config.regions
     presets = config.presets or (REGION_PRESETS[config.modality] if config.modality else ())
     if unknown := [name for name in presets if name not in REGIONS]:
@@ -87,7 +87,7 @@ def list_requested_regions(context: AuditContext) -> list[str]:
 
 
 def open_region_masks(context: AuditContext) -> dict[str, GroundTruth]:
-    """Return region name -> its masks, for the regions that have masks in the config."""
+    """Open the region masks that the config names. Return region name -> masks."""
     masks = {name: context.cohort.open_ground_truth(column) for name, column in context.config.regions.columns.items()}
     if context.config.regions.organ is not None:
         masks[ORGAN_REGION] = context.cohort.open_ground_truth(context.config.regions.organ)
@@ -95,7 +95,7 @@ def open_region_masks(context: AuditContext) -> dict[str, GroundTruth]:
 
 
 def load_region_samples(context: AuditContext, rows: Sequence[int]) -> RegionSamples:
-    """Load images with their region masks. Only images of the most common size are used.
+    """Load images with their region masks. Images that do not have the most common size are left out.
 
     They take at most `MAX_SAMPLE_BYTES`.
     """
@@ -130,7 +130,7 @@ def _build_sample(
     region_masks: Mapping[str, GroundTruth],
     samples: RegionSamples,
 ) -> RegionSample:
-    """Return an image with its region and finding masks. Missing regions are counted in `samples`."""
+    """Load the region masks and finding masks of one image. Missing regions are counted in `samples`."""
     cohort = context.cohort
     position = cohort.manifest_positions[row]
     manifest_row = cohort.manifest.rows(position, position + 1)[0]
@@ -142,7 +142,7 @@ def _build_sample(
 
     @cache
     def read_pixels() -> Any:
-        """Return the image as (*S), or (H,W,3) for color images."""
+        """Return the pixels of the image as (*S). A color image has the shape (H,W,3)."""
         values = read_image_tensor(cohort.get_image_source(row)).numpy()
         return values[0] if len(values) == 1 else np.moveaxis(values, 0, -1)
 
@@ -175,7 +175,7 @@ def _project_mask_or_count_reason(
     *,
     hides_file_names: bool,
 ) -> Mask | None:
-    """Return a region's mask on the model input, or None if it is missing. The reason is counted."""
+    """Project a region's mask onto the model's input. If there is no mask, return None and count the reason."""
     try:
         mask = project_region_to_input(load_mask(), placement)
         if mask.any():
@@ -192,7 +192,7 @@ def _project_mask_or_count_reason(
 
 
 def project_region_to_input(mask: Mask, placement: Placement | None) -> Mask:
-    """Project a mask from the image to the model's input (*S).
+    """Project a mask from the original image onto the model's input.
 
     So that thin regions remain, it includes every pixel that holds the center of a pixel of the mask. Without a `placement` the
     model sees the whole image.

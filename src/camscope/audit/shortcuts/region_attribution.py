@@ -35,7 +35,7 @@ TOP_PIXEL_FRACTION = 0.10  # of the pixels, whose share in the region is the con
 def load_attributions(
     context: AuditContext, method_title: str, finding: Finding, rows: Sequence[int]
 ) -> dict[int, FloatArray]:
-    """Return row -> the raw map (*s) of a method. Maps with NaN are left out."""
+    """Return row number -> the raw map of a method. Maps with NaN are left out."""
     field, selected_rows = import_arrow("dataset").field, import_arrow().array(rows, import_arrow().int64())
     is_selected = (field("method") == method_title) & (field("target") == str(finding.class_index))
     is_selected &= field("row").isin(selected_rows)
@@ -52,7 +52,7 @@ def load_attributions(
 def compute_attribution_mass_by_region(
     context: AuditContext, samples: RegionSamples, explainer: Any, finding: Finding, stride: float
 ) -> list[AttributionMass]:
-    """Measure the share of a method's attribution in every region."""
+    """Measure, for every region, the share of a method's attribution that lies inside."""
     rows = [sample.row for sample in samples.samples]
     attributions = {
         row: resize_map_to_input(attribution, samples.samples[0].x.shape[1:])
@@ -108,26 +108,26 @@ def _summarize_region_mass(
 
 
 def _measure_region_width(mask: Mask) -> float:
-    """Return the width of a region in pixels: the diameter of a blob or the thickness of a frame."""
+    """Return the width of a region in pixels. For a blob it is the diameter, and for a frame the thickness."""
     edt = require("scipy.ndimage", extra="audit").distance_transform_edt
     return min(compute_equivalent_diameter(mask), 2.0 * float(edt(np.pad(mask, 1)).max()))
 
 
 def compute_equivalent_diameter(mask: Mask) -> float:
-    """Return the diameter of a disc or ball with the size of the mask's largest component, in pixels."""
+    """Return the diameter in pixels of a disc or ball that is as large as the mask's largest component."""
     size = float(select_largest_component(mask).sum())
     return float(2 * (size / pi) ** 0.5 if mask.ndim == 2 else 2 * (3 * size / (4 * pi)) ** (1 / 3))
 
 
 def compute_mass_share(attribution: FloatArray, mask: Mask) -> float:
-    """Return the share of a map's positive attribution inside a mask. NaN if no value is positive."""
+    """Return the share of a map's positive attribution that lies inside a mask. NaN if the map has no positive value."""
     positive = np.maximum(attribution, 0)
     whole = positive.sum()
     return float(positive[mask].sum() / whole) if whole > 0 else float("nan")
 
 
 def compute_confounder_sensitivity(attribution: FloatArray, mask: Mask) -> float:
-    """Return the share of a region's pixels that are among the top 10 % of the map. NaN for a constant map.
+    """Return how much of a region is among the top 10 % of the map's pixels, as a share. NaN for a constant map.
 
     Ties count in expectation.
     """
@@ -143,7 +143,7 @@ def compute_confounder_sensitivity(attribution: FloatArray, mask: Mask) -> float
 def _compute_shuffled_share(
     context: AuditContext, row: int, mask: Mask, attributions: Mapping[int, FloatArray], shuffled_rows: Sequence[int]
 ) -> float:
-    """Return the mean share inside a mask for maps of other patients, as a baseline."""
+    """Measure the attribution share inside a mask for maps of other patients. Return the mean share, which is a baseline."""
     start, patients = shuffled_rows.index(row), context.cohort.patients
     rotated = [*shuffled_rows[start + 1 :], *shuffled_rows[:start]]
     other_rows = [other for other in rotated if patients[other] != patients[row]]
@@ -153,7 +153,7 @@ def _compute_shuffled_share(
 
 
 def resize_map_to_input(attribution: FloatArray, input_size: Sequence[int]) -> FloatArray:
-    """Resize a map (*s) to the size of the model's input (*S)."""
+    """Resize a map to the size of the model's input."""
     values: FloatArray = np.asarray(Placement.identity(tuple(input_size)).project(attribution)[0], np.float64)
     return values
 
@@ -179,7 +179,7 @@ def _summarize_values(
 
 
 def measure_overlap_between_regions(samples: RegionSamples, finding_name: str) -> Iterator[RegionOverlap]:
-    """Yield how much two regions overlap: the mean share of one region's pixels inside the other, pair by pair."""
+    """Yield the overlap of each pair of regions: the mean share of the first region's pixels that lie in the second."""
     names = [name for name in samples.region_names if name not in (FINDING_REGION, ORGAN_REGION)]
     for region, other in permutations(names, 2):
         masks = [(sample.regions[region], sample.regions.get(other)) for sample in samples.select_with_region(region)]
@@ -198,7 +198,7 @@ def measure_overlap_between_regions(samples: RegionSamples, finding_name: str) -
 
 
 def find_overlapping_regions(summary: Summary) -> dict[str, list[list[str]]]:
-    """Return finding -> groups of overlapping regions among those that its prediction relies on."""
+    """Return finding -> groups of overlapping regions. Only regions on which the prediction relies are grouped."""
     relied_regions: dict[str, list[str]] = {}
     for item in summary.verdicts:
         if (item.question, item.conclusion) == ("shortcut", "supported"):
@@ -211,7 +211,7 @@ def find_overlapping_regions(summary: Summary) -> dict[str, list[list[str]]]:
 
 
 def group_overlapping_regions(regions: Sequence[str], region_overlaps: Iterable[RegionOverlap]) -> list[list[str]]:
-    """Group regions that are connected by large overlaps. Each group has at least two regions."""
+    """Group regions that large overlaps connect. Each group has at least two regions."""
     groups = [{region} for region in regions]
     for overlap in region_overlaps:
         pair = {overlap.region, overlap.other_region}

@@ -5,12 +5,12 @@ from camscope.audit.shortcuts.load_images_and_region_masks import FINDING_REGION
 
 
 def name_region(region: str) -> str:
-    """Return the name of a region for tables and charts, such as `burned-in text or markers` for `saturated`."""
+    """Return the name of a region in tables and charts, such as `burned-in text or markers` for `saturated`."""
     return REGIONS[region].phrase.removeprefix("the ") if region in REGIONS else region
 
 
 def format_region(region: str) -> str:
-    """Return the name of a region as used in a sentence, such as `the image border` or `the region “pacemaker”`."""
+    """Return the name of a region inside a sentence, such as `the image border` or `the region “pacemaker”`."""
     if region in REGIONS:
         return REGIONS[region].phrase
     if region in (FINDING_REGION, ORGAN_REGION):

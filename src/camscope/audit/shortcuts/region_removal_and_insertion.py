@@ -60,7 +60,7 @@ class ReceiversDonorsControls(NamedTuple):
 
 
 def remove_region(x: Tensor, masks: Tensor, imputation: ImputationLike = "mean", seed: int = 0) -> Tensor:
-    """Return images (N,C,*S) whose region pixels are replaced by an imputation. The masks are (N,*S).
+    """Replace the region in each image (N,C,*S) by imputed pixels. The masks have the shape (N,*S).
 
     An imputation is an intervention, too: black looks like a collimator or like air, and blur keeps coarse structures. An
     effect that two imputations agree on is that of the region.
@@ -69,14 +69,14 @@ def remove_region(x: Tensor, masks: Tensor, imputation: ImputationLike = "mean",
 
 
 def insert_region(x: Tensor, masks: Tensor, donors: Tensor) -> Tensor:
-    """Paste the masked pixels of donor images (N,C,*S) into images (N,C,*S). The masks are (N,*S)."""
+    """Copy the masked pixels of donor images into other images. Images have the shape (N,C,*S), and masks (N,*S)."""
     return torch.where(masks[:, None], donors, x)
 
 
 def match_receivers_donors_and_controls(
     truth: ArrayLike, has_region: ArrayLike, groups: Sequence[Hashable] | None = None, seed: int = 0
 ) -> ReceiversDonorsControls:
-    """Choose for each receiver image a donor with the region and a control without it, of other patients.
+    """Choose for each receiver image a donor with the region and a control without it. All come from different patients.
 
     `truth`, `has_region` and `groups` (N,) describe the images. The groups are the patients. Receivers are the negatives
     without the region, or all images without it where such negatives are few. Where every image has the region, they are
@@ -115,7 +115,7 @@ def _iter_receivers_donors_and_controls(
     *,
     prefer_unused_controls: bool = False,
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield (receiver, donor, control): the rows of images of three different patients."""
+    """Yield the rows of a receiver, a donor and a control image. The three belong to different patients."""
     used: set[Hashable] = set()
     for n, row in enumerate(receivers):
         donor = _find_next_row(donors, n, patients, {patients[row]})
@@ -130,7 +130,7 @@ def _iter_receivers_donors_and_controls(
 def _find_next_row(
     candidate_rows: list[int], start: int, patients: Sequence[Hashable], excluded_patients: set[Hashable]
 ) -> int | None:
-    """Return the next row whose patient is not excluded, or None. The search starts at `start` and wraps around."""
+    """Return the next row whose patient is not excluded, or None. The search wraps around at the end."""
     rotated = (candidate_rows[(start + step) % len(candidate_rows)] for step in range(len(candidate_rows)))
     return next((row for row in rotated if patients[row] not in excluded_patients), None)
 
@@ -167,7 +167,7 @@ def write_interventions(folder: Path, records: Iterable[InterventionRecord], ima
 
 
 def read_interventions(folder: Path) -> "pa.Table":
-    """Read `interventions.parquet`. Return an empty table if the file does not exist."""
+    """Read `interventions.parquet`. If the file does not exist, return an empty table."""
     place = folder / INTERVENTIONS_FILE
     return read_parquet(place) if place.is_file() else _build_interventions_schema().empty_table()
 
@@ -201,13 +201,13 @@ class InterventionRunner:
         self.truth_by_row = {sample.row: truths[sample.row] for sample in self.samples.samples}
 
     def run_interventions(self) -> Iterator[InterventionEffect]:
-        """Yield the effects of removing, keeping and inserting every region."""
+        """Yield, for every region, the effects of removing it, of keeping only it, and of inserting it."""
         for name in self.samples.region_names:
             yield from self.run_removals(name)
             yield self._run_insertion(name)
 
     def run_removals(self, region_name: str) -> Iterator[InterventionEffect]:
-        """Yield the effects of removing a region, and of keeping only the region, for each imputation.
+        """Yield the effects of removing a region, and of removing everything else. Every imputation is used.
 
         An effect is the decrease of the log odds without the region, or without everything else.
         """
@@ -226,7 +226,7 @@ class InterventionRunner:
             )
 
     def compute_aurocs_with_region_masked_or_alone(self) -> Iterator[MaskedAuroc]:
-        """Yield the AUROC after masking a region, and after masking everything else."""
+        """Yield the AUROC after masking the organ, and the AUROC after masking everything except a region."""
         for name in self.samples.region_names:
             samples = [
                 sample for sample in self.samples.select_with_region(name) if self.truth_by_row[sample.row] is not None
@@ -247,7 +247,7 @@ class InterventionRunner:
                 )
 
     def _run_insertion(self, region_name: str) -> InterventionEffect:
-        """Return the effect of pasting a region from donor images, minus that of pasting it from control images.
+        """Return the effect of inserting a region: the change with a donor's pixels minus the change with a control's pixels.
 
         Donors have the finding and the region. Where the control lacks the region, the donor's mask is used for it.
         """
@@ -270,7 +270,7 @@ class InterventionRunner:
         )
 
     def _match_insertion_samples(self, region_name: str) -> list[list[RegionSample]]:
-        """Return the matched receivers, donors and controls for inserting a region."""
+        """Match receiver, donor and control images for inserting a region."""
         labeled = [sample for sample in self.samples.samples if self.truth_by_row[sample.row] is not None]
         has_region = np.array([region_name in sample.regions for sample in labeled], np.bool_)
         truth = np.array([bool(self.truth_by_row[sample.row]) for sample in labeled], np.bool_)
@@ -288,7 +288,7 @@ class InterventionRunner:
         log_odds_with: FloatArray,
         *samples: Sequence[RegionSample],
     ) -> None:
-        """Store the log odds of edited images.
+        """Record the log odds of edited images, with and without the region.
 
         For insertions, the samples are the receivers, the donors and the controls.
         """
@@ -305,7 +305,7 @@ class InterventionRunner:
     def _compute_pasted_log_odds(
         self, receivers: Sequence[RegionSample], masks: Sequence[Mask], sources: Sequence[RegionSample]
     ) -> FloatArray:
-        """Return the log odds (N,) of receivers after pasting the masked pixels of other images."""
+        """Paste masked pixels of source images into receiver images. Return the log odds (N,) of the results."""
         return self._compute_log_odds(
             receivers, masks, lambda x, mask, part: insert_region(x, mask, _stack_inputs(sources[part]))
         )
@@ -313,7 +313,7 @@ class InterventionRunner:
     def _compute_edited_log_odds(
         self, samples: Sequence[RegionSample], region_name: str, imputation: str, *, keep: bool
     ) -> FloatArray:
-        """Return the log odds (N,) after replacing a region, or everything outside the region.
+        """Replace a region, or with `keep` everything outside it. Return the log odds (N,) of the edited images.
 
         Each image is edited once: to remove the organ is to keep only what is outside of it.
         """
@@ -336,7 +336,7 @@ class InterventionRunner:
         masks: Sequence[Mask],
         edit: Callable[[Tensor, Tensor, slice], Tensor],
     ) -> FloatArray:
-        """Apply an edit to images batch by batch, and return the log odds (N,)."""
+        """Edit images batch by batch. Return the log odds (N,) of the edited images."""
         log_odds, size = [np.empty(0)], self.context.config.perturbed_batch_size
         for start in range(0, len(samples), size):
             part = slice(start, start + size)

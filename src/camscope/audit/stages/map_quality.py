@@ -70,7 +70,7 @@ MIN_SANITY_IMAGES = 5  # for the similarity of maps of different images
 
 
 def evaluate_faithfulness(context: AuditContext, results: StageResults) -> MetricsResult:
-    """Test on sampled images whether the maps show what the prediction depends on."""
+    """Test whether the maps show what the prediction depends on. Sampled images are used."""
     judge = partial(forecast_faithfulness_verdict, len(context.explainers))
     stage = SampledStage(context, "faithfulness", FAITHFULNESS_METRICS, context.explainers, judge)
     n_samples = context.sample_sizes.faithfulness
@@ -78,7 +78,7 @@ def evaluate_faithfulness(context: AuditContext, results: StageResults) -> Metri
 
 
 def evaluate_robustness(context: AuditContext, results: StageResults) -> MetricsResult:
-    """Test on sampled images whether the maps stay stable under small image changes."""
+    """Test whether the maps stay stable under small changes of the image. Sampled images are used."""
     rank = reduce_integration_steps(context)
     judge = partial(forecast_robustness_verdict, context.config.margins.robustness_correlation)
     descriptive_metrics = tuple(name for name in ROBUSTNESS_METRICS if name not in TRANSFORMS_BY_METRIC)
@@ -96,7 +96,7 @@ def evaluate_robustness(context: AuditContext, results: StageResults) -> Metrics
 def _draw_positives(
     context: AuditContext, results: StageResults, n_samples: int, salt: int
 ) -> dict[Finding, list[int]]:
-    """Return the sampled rows of each finding, in the order in which they were drawn."""
+    """Draw rows of images that have the finding. Return finding -> rows in the order of the draw."""
     rows = results.predictions.rows
     return {
         finding: context.cohort.draw_balanced_rows_in_random_order(rows, n_samples, salt, finding, only_positives=True)
@@ -107,7 +107,7 @@ def _draw_positives(
 def _summarize_stable_predictions(
     context: AuditContext, finding: Finding, metrics: Mapping[Finding, SampledMetrics]
 ) -> Iterator[StablePredictionShare]:
-    """Yield for each stability metric the share of input changes that left the prediction unchanged."""
+    """Yield, for each stability metric, the share of image changes that left the prediction unchanged."""
     shares: dict[str, list[float]] = {name: [] for name in TRANSFORMS_BY_METRIC}
     reasons: dict[str, str] = {}
     rows = sorted(metrics[finding].rows)
@@ -137,7 +137,7 @@ def _summarize_stable_predictions(
 def _evaluate_metrics_on_samples(
     stage: SampledStage, drawn_rows: Mapping[Finding, Sequence[int]]
 ) -> tuple[MetricsResult, dict[Finding, SampledMetrics]]:
-    """Compute metrics on sampled images of each finding. The metrics run the model."""
+    """Compute metrics that run the model, on sampled images of each finding."""
     metrics = {finding: stage.evaluate_finding(finding, rows) for finding, rows in drawn_rows.items()}
     images = {row for values in metrics.values() for row in values.rows}
     if not images:
@@ -186,7 +186,7 @@ def evaluate_sanity(context: AuditContext, results: StageResults) -> SanityResul
 
 
 def _load_images_of_most_common_size(context: AuditContext, rows: list[int]) -> tuple[Tensor, list[int], int]:
-    """Load the images of the most common size. Return them as one tensor, their rows, and the number of all others."""
+    """Load the images of the most common size as one tensor. Also return their rows, and how many images have other sizes."""
     images = zip(rows, context.load_images(rows), strict=True)
     inputs = {row: image.item.x for row, image in images if image.item is not None}
     if not inputs:
@@ -230,7 +230,7 @@ def _run_randomization_test(
 def run_cascade_and_last_step(
     explainer: Explainer, x: Tensor, targets: Sequence[int]
 ) -> tuple[RandomizationResult, RandomizationResult]:
-    """Return the result of one seed at several depths, and the result of all seeds after the last step."""
+    """Run a randomization test. Return the result of one seed at several depths, and the final result of all seeds."""
     first_seed, *other_seeds = RANDOMIZATION_SEEDS
     cascade = run_randomization_test(explainer, x, targets, seeds=(first_seed,), n_depths=N_RANDOMIZATION_DEPTHS)
     last_step = run_randomization_test(explainer, x, targets, seeds=other_seeds, n_depths=1)
@@ -244,7 +244,7 @@ def run_cascade_and_last_step(
 def _summarize_similarity(
     context: AuditContext, cascade: RandomizationResult, result: RandomizationResult, name: str, rows: Sequence[int]
 ) -> RandomizationSimilarity:
-    """Summarize one similarity: the curve of one seed, which ends with the mean of all, and the verdict of all."""
+    """Summarize one similarity measure. The curve comes from one seed, but its last value and the verdict use all seeds."""
     low, mean, high = map(round_significant, result.null_intervals[name])
     curve = [*cascade.compute_mean_curve(name)[:-1], result.compute_mean_curve(name)[-1]]
     verdict = None if result.no_verdict_reason else result.verdicts[name]
@@ -267,7 +267,7 @@ def _summarize_similarity(
 def _summarize_final_similarity(
     similarities: npt.NDArray[np.floating[Any]], patients: list[int], bootstrap_options: Mapping[str, int]
 ) -> EstimateSummary:
-    """Summarize the similarities (seeds, N) after all weights are randomized.
+    """Summarize the similarities (seeds, N) that remain after all weights are randomized.
 
     The values of a patient over all seeds are one unit.
     """
@@ -282,7 +282,7 @@ def _summarize_final_similarity(
 
 
 def evaluate_localization(context: AuditContext, results: StageResults) -> MetricsResult:
-    """Measure on annotated images how well the maps locate the finding."""
+    """Measure how well the maps locate the finding. Annotated images are used."""
     if not context.ground_truth:
         reason = "no masks, boxes or points locate the findings: set ground_truth in [data]"
         return MetricsResult(tested=False, reason=reason)
@@ -328,7 +328,7 @@ def _summarize_reasons(context: AuditContext, evaluations: Sequence[tuple[Findin
 def _add_max_enrichment(
     context: AuditContext, evaluation: EvaluationResult, finding: Finding
 ) -> Iterator[MetricSummary]:
-    """Yield the metric summaries, and add the largest possible enrichment: the inverse of the masked area."""
+    """Yield the metric summaries. Add the largest possible enrichment, which is the inverse of the image share of the mask."""
     values = select_metric_values_of_finding(context.cohort, evaluation.table(), finding, True)
     areas = [area for area in get_metric_values(values, "energy-inside", "uniform", None).values() if area > 0]
     maximum = round_significant(fmean(1 / area for area in areas)) if areas else None
@@ -339,7 +339,7 @@ def _add_max_enrichment(
 def _compare_mass_by_subgroup(
     context: AuditContext, results: StageResults, evaluations: Sequence[tuple[Finding, EvaluationResult]]
 ) -> Iterator[SubgroupDifference]:
-    """Compare the share of attribution inside the finding between subgroups.
+    """Compare between subgroups how much of the attribution lies inside the finding.
 
     Only the first method is compared, because every further comparison widens all intervals.
     """

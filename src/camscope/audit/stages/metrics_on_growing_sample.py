@@ -58,7 +58,7 @@ class SampledStage:
     first_look_metrics: tuple[str, ...] = ()
 
     def evaluate_finding(self, finding: Finding, drawn_rows: Sequence[int]) -> SampledMetrics:
-        """Evaluate the metrics of images with a finding, in the order in which they were drawn."""
+        """Evaluate the metrics for images with a finding. The images are used in the order in which they were drawn."""
         result = SampledMetrics()
         if not drawn_rows:
             return result
@@ -82,7 +82,7 @@ class SampledStage:
     def _complete_summaries(
         self, summaries: Sequence[MetricSummary], first_table: "pa.Table", finding: Finding
     ) -> list[MetricSummary]:
-        """Return the summaries in order, and add the summaries of metrics that only the first look evaluated."""
+        """Return the summaries in order. Metrics that only the first interim look evaluated are added."""
         if not self.first_look_metrics:
             return _sort_summaries(summaries)
         once = import_arrow("compute").is_in(first_table["metric"], import_arrow().array(self.first_look_metrics))
@@ -103,7 +103,7 @@ class SampledStage:
         look: InterimLook,
         max_images: int,
     ) -> list[Explainer]:
-        """Add the summaries of the methods that stop at a look. Return the methods that continue."""
+        """Add the summaries of the methods that stop at this interim look. Return the methods that continue."""
         remaining, controls = [], list[MetricSummary]()
         for explainer in active:
             summaries = self._summarize(_select_method(table, explainer.composed_name), finding, look)
@@ -147,7 +147,7 @@ class SampledStage:
     def _evaluate_rows(
         self, finding: Finding, rows: Sequence[int], explainers: Sequence[Explainer], look: InterimLook
     ) -> "pa.Table":
-        """Compute the metrics of images. Stored maps and values are read instead of computed."""
+        """Compute the metrics of some images. Stored maps and values are reused."""
         context, config = self.context, self.context.config
         parts = (self.name, str(finding.class_index), *([f"look-{look.number}"] if len(look.sizes) > 1 else []))
         folder = build_output_path(context.folder, *parts)
@@ -174,7 +174,7 @@ class SampledStage:
     def _compute_maps(
         self, finding: Finding, rows: Sequence[int], explainers: Sequence[Explainer], folder: Path
     ) -> BatchRun:
-        """Compute the maps of explainers whose settings differ from the settings of the reported maps."""
+        """Compute maps with explainers whose settings differ from those of the reported maps."""
         config, cohort = self.context.config, self.context.cohort
         positions = import_arrow().array([cohort.manifest_positions[row] for row in rows], import_arrow().int64())
 
@@ -193,7 +193,7 @@ class SampledStage:
 
 
 def _select_method(table: "pa.Table", method: str) -> "pa.Table":
-    """Return the values of one method and of the control maps."""
+    """Select the metric values of one method and of the control maps."""
     compute = import_arrow("compute")
     return table.filter(compute.or_(table["control"], compute.equal(table["method"], method)))
 

@@ -68,7 +68,7 @@ def predict_images(context: AuditContext, results: StageResults) -> PredictResul
 
 
 def _predict_all(context: AuditContext, results: StageResults) -> Predictions:
-    """Predict every image, and collect features: the spatial mean of the first method's layer."""
+    """Predict every image and collect its features. The features are the spatial mean of a layer's output."""
     layer_names = dict(context.model.named_modules())
     explained_layers = ((info.layer, info.grid) for info in results.resolve.explainers if info.layer in layer_names)
     layer, grid = next(explained_layers, (None, ()))
@@ -94,7 +94,7 @@ def _predict_all(context: AuditContext, results: StageResults) -> Predictions:
 def _iter_logits_and_features_or_error(
     context: AuditContext, batch: Sequence[LoadedImage], layer: str | None, grid: tuple[int, ...]
 ) -> Iterator[tuple[LoadedImage, tuple[Tensor, Tensor] | str]]:
-    """Yield each image with its logits and features, or with its error.
+    """Yield each image with its logits and features. An image that fails comes with its error instead.
 
     A failing batch is repeated image by image.
     """
@@ -183,7 +183,7 @@ def _compute_performance_and_reliability_points(
 def _compute_subgroup_performance(
     cohort: Cohort, rows: Sequence[int], truth: Mask, log_odds: FloatArray
 ) -> Iterator[SubgroupPerformance]:
-    """Yield the performance in each subgroup level, or the reason if it has too few patients."""
+    """Yield the performance in each subgroup level. A level with too few patients has a reason instead."""
     for column in cohort.config.data.subgroups:
         levels = cohort.get_subgroup_levels(column)
         for level, mask in build_level_masks([levels[row] for row in rows]).items():
@@ -201,7 +201,7 @@ def _compute_subgroup_performance(
 
 
 def explain_images(context: AuditContext, results: StageResults) -> ExplainResult:
-    """Write the maps of all images to the folder `maps/`. An interrupted run continues."""
+    """Write the maps of all images to the folder `maps/`. An interrupted run continues where it stopped."""
     outcome = run_batch(
         context.explainers,
         context.cohort.manifest_with_display_names,

@@ -84,7 +84,7 @@ def _compute_attribution_mass(
 
 
 def _list_marker_regions(samples: RegionSamples) -> tuple[str, ...]:
-    """Return the regions that only some images have."""
+    """Return the regions that some images have and others lack."""
     return tuple(name for name in samples.region_names if len(samples.select_with_region(name)) < len(samples.samples))
 
 
@@ -97,7 +97,7 @@ def _list_missing_regions(samples: RegionSamples) -> Iterator[FlowStep]:
 
 
 def _compare_marker_effects(context: AuditContext, runners: list[InterventionRunner]) -> Iterator[SubgroupDifference]:
-    """Compare the effect of removing each marker between subgroups. Without a marker the effect is 0."""
+    """Compare the effect of removing a marker between subgroups. An image without the marker has the effect 0."""
     for runner in runners:
         for region in context.config.regions.columns:
             effects: dict[int, list[float]] = {row: [] for row, truth in runner.truth_by_row.items() if truth is True}
@@ -114,7 +114,7 @@ def _compare_marker_effects(context: AuditContext, runners: list[InterventionRun
 def _list_review_cases(
     context: AuditContext, runners: Sequence[InterventionRunner], cluster_analyses: Sequence[ClusterAnalysis]
 ) -> Iterator[ReviewCase]:
-    """Yield the images for manual review with the reason. An image may occur several times."""
+    """Yield images for manual review, each with a reason. An image can appear for several reasons."""
     ids = context.cohort.ids
     for runner in runners:
         for reason, rows in (
@@ -130,7 +130,7 @@ def _list_review_cases(
 
 
 def _list_wrong_predictions(context: AuditContext, runner: InterventionRunner) -> dict[str, list[int]]:
-    """Return reason -> rows with a wrong or uncertain prediction, the most extreme first."""
+    """Return reason -> rows whose prediction is wrong or uncertain. The most extreme row comes first."""
     truths, log_odds = context.cohort.get_truth(runner.finding), runner.log_odds
     missed = [row for row, value in log_odds.items() if truths[row] is True and value < 0]
     alarms = [row for row, value in log_odds.items() if truths[row] is False and value > 0]
@@ -143,7 +143,7 @@ def _list_wrong_predictions(context: AuditContext, runner: InterventionRunner) -
 
 
 def _list_sensitive_images(context: AuditContext, runner: InterventionRunner) -> dict[str, list[int]]:
-    """Return reason -> rows whose prediction changes by more than the margin when a region is edited."""
+    """Return reason -> rows whose prediction changes by more than the margin when a region is removed or inserted."""
     threshold = runner.log_odds_std * context.config.margins.effect
     rows_by_reason = {}
     for region in runner.samples.region_names:

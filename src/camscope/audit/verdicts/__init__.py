@@ -20,7 +20,7 @@ NO_PERFORMANCE_REASON = (
 
 
 def derive_verdicts(summary: Summary) -> list[Verdict]:
-    """Return all verdicts that follow from the summary, in the order of the report."""
+    """Derive all verdicts from the summary, in the order of the report."""
     verdicts = [
         *model_and_data_verdicts.judge_performance(summary),
         *model_and_data_verdicts.judge_finding_region(summary),
@@ -43,12 +43,12 @@ def derive_verdicts(summary: Summary) -> list[Verdict]:
 
 
 def _count_images(verdict: Verdict) -> Verdict:
-    """Return a verdict whose reason speaks of images, because the data do not say which images show the same patient."""
+    """In a verdict's reason, replace the word patient by image. This is for data that do not identify patients."""
     return verdict.model_copy(update={"reason": re.sub(r"\bpatient(s?)\b", r"image\1", verdict.reason)})
 
 
 def _require_performance(verdict: Verdict, performance: Conclusion) -> Verdict:
-    """Return a verdict that supports the model only if the model was shown to detect the finding."""
+    """Make a verdict neutral if it supports a model that was not shown to detect the finding."""
     if performance == "supported" or verdict.direction != "supports" or find_topic(verdict.question) != "model":
         return verdict
     reason = join_reasons(verdict.reason, NO_PERFORMANCE_REASON)

@@ -25,7 +25,7 @@ class VerdictForecast(NamedTuple):
 
 
 def forecast_robustness_verdict(margin: float, lines: Sequence[MetricSummary], look: InterimLook) -> VerdictForecast:
-    """Return whether every stability of a method is decided, and the chance that an open one is at the last look."""
+    """Return whether a method's stability is decided. Also return how likely the last look at the data decides it."""
     judged = [line for line in lines if line.metric in ROBUSTNESS_CONDITIONS]
     is_open = [decide_above_margin(line.value, margin)[0] == "not decided" for line in judged]
     chances = [min(1.0, sum(estimate_chances_beyond_margin(line.value, margin, look))) for line in judged]
@@ -34,7 +34,7 @@ def forecast_robustness_verdict(margin: float, lines: Sequence[MetricSummary], l
 
 
 def forecast_faithfulness_verdict(n_methods: int, lines: Sequence[MetricSummary], look: InterimLook) -> VerdictForecast:
-    """Return whether the verdict on a method's faithfulness is reached, and the chance that it is at the last look.
+    """Return whether a method's faithfulness is decided. Also return how likely the last look at the data decides it.
 
     The chance is an upper bound: each metric could decide the verdict with the others on its side. The intervals of
     `n_methods` methods are corrected together.
@@ -59,7 +59,7 @@ def forecast_faithfulness_verdict(n_methods: int, lines: Sequence[MetricSummary]
 def estimate_chances_beyond_margin(
     estimate: EstimateSummary, margin: float, look: InterimLook, n_comparisons: int = 1
 ) -> Chances:
-    """Return the chances that the last interval lies above and below a margin. Without an interval they are 1."""
+    """Return the chances that the interval lies above, or below, a margin at the last look. Without an interval, both are 1."""
     value, low, high = estimate.value, estimate.low, estimate.high
     if value is None or low is None or high is None or estimate.n_groups < 2:
         return Chances(1.0, 1.0)

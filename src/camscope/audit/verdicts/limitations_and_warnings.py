@@ -31,7 +31,7 @@ FEW_PATIENTS = 30  # fewer patients are worth a warning
 
 
 def list_limitations(summary: Summary) -> Iterator[str]:
-    """Yield the general limitations, and the limits of each method's map resolution."""
+    """Yield the general limitations, and the limits that each method's map resolution sets."""
     yield from GENERAL_LIMITATIONS
     for explainer in summary.resolve.explainers:
         side = max(explainer.stride, default=1.0)
@@ -44,7 +44,7 @@ def list_limitations(summary: Summary) -> Iterator[str]:
 
 
 def _list_savings(summary: Summary) -> Iterator[str]:
-    """Yield what stages left out to save time: images after an interim look, path steps, and images beyond the budget."""
+    """Yield what stages left out to save time: images after an interim look, integration steps, and images beyond the budget."""
     for planned in summary.resolve.planned_sizes:
         if planned.n_images:
             effect = (

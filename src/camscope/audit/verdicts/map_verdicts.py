@@ -42,7 +42,7 @@ CONTROL_COMPARISONS: Mapping[Conclusion, str] = {
 
 
 def judge_localization(summary: Summary) -> Iterator[Verdict]:
-    """Judge whether the maps highlight the finding, overall and equally in every subgroup."""
+    """Judge whether the maps highlight the finding. Also judge whether they do so equally in every subgroup."""
     stage, margin = summary.localization, summary.margins["enrichment"]
     for finding in summary.resolve.findings:
         enrichments = _select_metrics(stage, ("enrichment",), finding)
@@ -68,7 +68,7 @@ def judge_localization(summary: Summary) -> Iterator[Verdict]:
 
 
 def _deny_localization(line: MetricSummary, reason: str) -> str:
-    """Return the sentence that maps do no better than a control map, or "" if they failed for another reason."""
+    """Return a sentence that says the maps are no better than a control map. Empty if they failed for another reason."""
     if reason == BELOW_MARGIN_REASON:
         return ""
     name = line.value.baseline_name
@@ -80,7 +80,7 @@ def _format_maps_name(method: str) -> str:
 
 
 def _select_metrics(stage: MetricsResult, metrics: Iterable[str], finding: str) -> list[MetricSummary]:
-    """Return the metric summaries of a finding without the control maps."""
+    """Select the metric summaries of a finding. Control maps are left out."""
     return [
         line
         for line in stage.metric_summaries
@@ -99,7 +99,7 @@ def _decide_localization(line: MetricSummary, margin: float) -> Decision:
 
 
 def _decide_above_control(line: MetricSummary) -> Decision:
-    """Decide whether a map scores better than the best control map."""
+    """Decide whether the maps of a method score better than the best control map."""
     description = CONTROL_DESCRIPTIONS.get(line.value.baseline_name, "a control map")
     difference = line.difference_to_control
     if difference is None or difference.value is None:
@@ -162,7 +162,7 @@ def judge_faithfulness(summary: Summary) -> Iterator[Verdict]:
 
 
 def combine_metrics_and_find_weakest(lines: Sequence[MetricSummary]) -> tuple[Decision, MetricSummary]:
-    """Combine the metrics of a method into one decision. Also return the weakest of the deciding metrics."""
+    """Combine the metrics of a method into one decision. Also return the weakest metric among those that decided."""
     judged = [(line, decide_above_margin(line.difference_to_control or EMPTY_ESTIMATE, 0.0)) for line in lines]
     decisions = {
         name: require_agreement([decision for line, decision in judged if line.metric == name])
@@ -211,7 +211,7 @@ def _join_names(names: Sequence[str]) -> str:
 
 
 def judge_sanity(summary: Summary) -> Iterator[Verdict]:
-    """Judge whether the maps depend on the trained weights. The test is valid only if an edge detector fails it."""
+    """Judge whether the maps depend on the trained weights. The test only counts if an edge detector fails it."""
     for finding in summary.resolve.findings:
         tests = [test for test in summary.sanity.tests if test.finding == finding]
         if not tests:
@@ -255,7 +255,7 @@ def _find_deciding_similarity(test: RandomizationTest) -> EstimateSummary:
 
 
 def judge_robustness(summary: Summary) -> Iterator[Verdict]:
-    """Judge whether the maps stay stable under irrelevant changes of the image."""
+    """Judge whether the maps stay stable under changes of the image that should not matter."""
     margin, stage = summary.margins["robustness_correlation"], summary.robustness
     for finding in summary.resolve.findings:
         lines = _select_metrics(stage, ROBUSTNESS_CONDITIONS, finding)
@@ -280,7 +280,7 @@ def judge_robustness(summary: Summary) -> Iterator[Verdict]:
 
 
 def _describe_stop(stage: MetricsResult, finding: str, method: str) -> str:
-    """Return the note on a test that stopped because its verdict could hardly be reached, or ""."""
+    """Return a note if the test stopped early because a verdict was unlikely. Otherwise return ""."""
     for look in stage.stopping_looks:
         if (look.finding, look.method, look.reason) == (finding, method, "undecidable"):
             return f"stopped after {look.n_images} of {plural(look.max_images, 'image')}, as the others would hardly decide it"
@@ -313,7 +313,7 @@ def _decide_clusters(analysis: ClusterAnalysis) -> Decision:
 
 
 def _find_reported_stability(analysis: ClusterAnalysis) -> EstimateSummary:
-    """Return the stability of the reported clusters. If only one is reported, return that of a division into two."""
+    """Return the stability of the reported clusters. For a single cluster, return the stability of a split into two."""
     for row in analysis.stability_by_n_clusters:
         if row.n_clusters == max(2, analysis.n_clusters):
             return EstimateSummary(

@@ -29,7 +29,7 @@ INVERTED_REASON = "inverted: the AUROC is below 0.5, and 1 - AUROC is reported"
 
 
 def judge_performance(summary: Summary) -> Iterator[Verdict]:
-    """Judge the AUROC of each finding, overall and its differences between subgroups."""
+    """Judge the AUROC of each finding. Also judge its differences between subgroups."""
     margin = summary.margins["useful_auroc"]
     for performance in summary.predict.performance:
         decision = decide_above_margin(performance.auroc, margin)
@@ -41,7 +41,7 @@ def judge_performance(summary: Summary) -> Iterator[Verdict]:
 def group_by_subgroup_column(
     differences: Iterable[SubgroupDifference],
 ) -> dict[tuple[str, str, str], list[SubgroupDifference]]:
-    """Group differences by finding, region and column."""
+    """Group differences by finding, region and subgroup column."""
     groups: dict[tuple[str, str, str], list[SubgroupDifference]] = {}
     for difference in differences:
         groups.setdefault((difference.finding, difference.region, difference.column), []).append(difference)
@@ -88,7 +88,7 @@ def _exceeds_margin(level: SubgroupDifference) -> bool:
 
 
 def _list_open_reasons(differences: Sequence[SubgroupDifference]) -> Iterator[str]:
-    """Yield the reason why each undecided level has no conclusion."""
+    """Yield, for each undecided level, the reason why it has no conclusion."""
     for level in differences:
         if level.conclusion == "different":
             yield f"{level.level} differs, but perhaps by less than the margin: more images are needed"
@@ -103,7 +103,7 @@ def judge_finding_region(summary: Summary) -> Iterator[Verdict]:
 
 
 def judge_other_regions(summary: Summary) -> Iterator[Verdict]:
-    """Judge whether the prediction relies on regions other than the finding, overall and by subgroup."""
+    """Judge whether the prediction relies on regions other than the finding. Subgroups are judged separately."""
     for finding in summary.resolve.findings:
         for region in summary.shortcut.region_counts:
             if region not in (FINDING_REGION, ORGAN_REGION):
@@ -145,7 +145,7 @@ def _judge_reliance(summary: Summary, finding: str, region: str, question: str) 
 
 
 def judge_masked_organ(summary: Summary) -> Iterator[Verdict]:
-    """Judge whether the model still detects a finding when the organ is masked."""
+    """Judge whether the model still detects a finding after the organ is masked."""
     margin = summary.margins["masked_auroc"]
     for finding in summary.resolve.findings:
         aurocs = [
@@ -180,7 +180,7 @@ def _orient_auroc_above_half(auroc: EstimateSummary) -> EstimateSummary:
 
 
 def _invert_auroc(auroc: EstimateSummary) -> EstimateSummary:
-    """Return 1 - AUROC, with the interval limits swapped."""
+    """Return 1 - AUROC. The interval limits trade places."""
     value, low, high = (
         None if number is None else round_significant(1 - number) for number in (auroc.value, auroc.high, auroc.low)
     )

@@ -21,7 +21,7 @@ TWO_SIDED_QUESTIONS = ("ground truth", "shortcut", *EQUALITY_QUESTIONS)  # compa
 
 
 def add_patients_needed(verdict: Verdict, summary: Summary) -> Verdict:
-    """Return a verdict with the number of patients that would decide it. Its reason says if no number would."""
+    """Add the number of patients that would decide the verdict. If no number would, explain this in the reason."""
     needed, reason = estimate_patients_needed(verdict, summary), verdict.reason
     if needed is None and verdict.conclusion == "not decided" and verdict.effect.value is not None:
         reason = reason.replace(WIDE_INTERVAL_REASON.partition(": ")[2], HARDLY_DECIDABLE)
@@ -29,7 +29,7 @@ def add_patients_needed(verdict: Verdict, summary: Summary) -> Verdict:
 
 
 def estimate_patients_needed(verdict: Verdict, summary: Summary) -> int | None:
-    """Estimate how many patients decide an open verdict in four of five audits, if the measured effect stays the same.
+    """Estimate how many patients would decide an open verdict in four of five audits. The measured effect is assumed to stay.
 
     None if the verdict is decided, if nothing was measured, or if more patients would not decide it.
     """
@@ -53,7 +53,7 @@ def estimate_patients_needed(verdict: Verdict, summary: Summary) -> int | None:
 
 
 def _estimate_patients_from_interval(verdict: Verdict) -> int | None:
-    """Return the number of patients, to two digits, with which the interval would exclude the margin. None if unknown."""
+    """Estimate from its width how many patients make the interval exclude the margin. Two digits. None if unknown."""
     effect, margin = verdict.effect, verdict.margin
     value, low, high = effect.value, effect.low, effect.high
     if value is None or low is None or high is None or margin is None or low == high:

@@ -165,7 +165,7 @@ def find_topic(question: str) -> str:
 
 
 def decide_above_margin(estimate: EstimateSummary, margin: float) -> Decision:
-    """Decide whether an estimate lies above a margin. Return the conclusion and the reason."""
+    """Decide whether an estimate lies above a margin. Return the conclusion with its reason."""
     if missing := find_missing_requirement(estimate):
         return "not decided", missing
     if estimate.low is None or estimate.high is None:
@@ -178,7 +178,7 @@ def decide_above_margin(estimate: EstimateSummary, margin: float) -> Decision:
 
 
 def find_missing_requirement(estimate: EstimateSummary) -> str:
-    """Return why an estimate is not enough for a verdict: no value or too few patients. "" if it is enough."""
+    """Say why an estimate cannot decide a verdict: it has no value, or too few patients. Empty if it can."""
     if estimate.value is None:
         return estimate.reason or "there is no value"
     if estimate.n_groups < MIN_PATIENTS_FOR_VERDICT:
@@ -188,7 +188,7 @@ def find_missing_requirement(estimate: EstimateSummary) -> str:
 
 
 def describe_unreachable_margin(max_enrichment: float | None, margin: float) -> str:
-    """Return why no map can reach the margin, or "" if a map can.
+    """Say why no map can reach the margin. Empty if a map can.
 
     The region is too large for a high enrichment.
     """
@@ -201,7 +201,7 @@ def describe_unreachable_margin(max_enrichment: float | None, margin: float) -> 
 
 
 def require_agreement(decisions: Sequence[Decision]) -> Decision:
-    """Return the decision of all imputations if they agree, else "not decided"."""
+    """Return the common decision of all imputations. If they disagree, return "not decided"."""
     conclusions = {conclusion for conclusion, _ in decisions}
     if len(conclusions) == 1:
         return decisions[0]
@@ -210,14 +210,14 @@ def require_agreement(decisions: Sequence[Decision]) -> Decision:
 
 
 def write_conclusion_sentence(claim: str, denial: str, conclusion: Conclusion) -> str:
-    """Return the conclusion about a claim as a sentence."""
+    """State the conclusion about a claim as a sentence."""
     if conclusion == "not decided":
         return f"It is not decided whether {claim[:1].lower()}{claim[1:]}"
     return claim if conclusion == "supported" else denial
 
 
 def join_reasons(*reasons: str) -> str:
-    """Join the reasons that are not empty."""
+    """Join reasons with semicolons. Empty reasons are skipped."""
     return "; ".join(filter(None, reasons))
 
 
@@ -232,7 +232,7 @@ def build_verdict(
     denial: str = "",
     **claim_fields: str,
 ) -> Verdict:
-    """Build the verdict on a question. It is "not decided" if the effect has no value or too few patients.
+    """Build the verdict on a question. It is "not decided" if the effect has no value, or too few patients.
 
     `denial`: the sentence that holds if the claim is not supported, instead of the question's. `claim_fields`: the fields of
     the question's claim besides the finding.

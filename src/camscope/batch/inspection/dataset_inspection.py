@@ -86,11 +86,11 @@ class DatasetInspection:
 
     @cached_property
     def severity_counts(self) -> dict[str, int]:
-        """The number of issues of each severity."""
+        """Severity -> the number of issues that have it."""
         return {severity: sum(issue.severity == severity for issue in self.issues) for severity in SEVERITIES}
 
     def row_ids(self, rows: RowNumbers | Sequence[int], max_ids: int = MAX_NAMED_ROWS) -> list[str]:
-        """Return the ids of rows, at most `max_ids` of them.
+        """Return the ids of the given rows. At most `max_ids` ids are returned.
 
         Args:
             rows: Numbers of rows.
@@ -109,7 +109,7 @@ class DatasetInspection:
         return ids
 
     def to_table(self) -> "pa.Table":
-        """Return a table with one row per image: its id, path, status, metadata, issue codes and visible columns.
+        """Return a table with one row per image. It holds id, path, status, metadata, issue codes and visible columns.
 
         Returns:
             The table.
@@ -136,7 +136,7 @@ class DatasetInspection:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The issues, value counts and prevalences as values that JSON can hold."""
+        """The issues, value counts and prevalences, in a form that can be written as JSON."""
         return {
             "schema": SCHEMA_VERSION,
             "camscope": __version__,
@@ -176,7 +176,7 @@ class DatasetInspection:
         }
 
     def to_json(self) -> str:
-        """Return `summary` as JSON text with sorted keys.
+        """Convert `summary` to JSON text with sorted keys.
 
         Returns:
             The text.
@@ -189,7 +189,7 @@ class DatasetInspection:
         return json.dumps(self.summary, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-        """Write `summary` to a .json file, or the table of `to_table` to a .parquet or .csv file.
+        """Write `summary` to a .json file, or write the table of `to_table` to a .parquet or .csv file.
 
         Args:
             path: File to write.
@@ -248,7 +248,7 @@ def inspect_images(
     num_threads: int | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> DatasetInspection:
-    """Inspect a set of images before a model uses it. Each image is read once, and not kept in memory.
+    """Inspect a set of images before a model uses it. Each image is read once, and is not kept in memory.
 
     Args:
         source: The images, photos and scans in any mixture: see `build_manifest`.
@@ -322,7 +322,7 @@ def _read_metadata(
 
 
 def _select_visible_columns(manifest: Manifest, names: Sequence[str]) -> "pa.Table":
-    """Return a table of the columns `row`, `id` and `path` with pseudonyms, and of the named further columns."""
+    """Return a table with the columns `row`, `id` and `path`, in which pseudonyms hide names. Add the columns in `names`."""
     pseudonyms = pseudonymize_manifest(manifest).table
     columns = {name: pseudonyms[name] for name in ("row", "id", "path")}
     return import_arrow().table({**columns, **{name: manifest.table[name] for name in names if name not in columns}})

@@ -106,7 +106,7 @@ ISSUE_ORDER = {code: position for position, code in enumerate(ISSUES)}
 
 
 def convert_flags_to_issue_codes(flags: Sequence[str]) -> list[str]:
-    """Convert the flags of a scan to issue codes without repetitions."""
+    """Convert the flags of a scan to issue codes. Each code occurs once."""
     codes = [next(code for pattern, code in FLAG_PATTERNS if re.match(pattern, flag)) for flag in flags]
     return list(dict.fromkeys(filter(None, codes)))
 
@@ -134,17 +134,17 @@ class DatasetIssue:
 
     @property
     def severity(self) -> Severity:
-        """The severity: "error" (must be fixed), "warning" (should be checked) or "note" (for information)."""
+        """The severity of the issue: "error" (must be fixed), "warning" (should be checked) or "note" (for information)."""
         return ISSUES[self.code][0]
 
     @property
     def message(self) -> str:
-        """A description of the issue."""
+        """A text that describes the issue."""
         return ISSUES[self.code][1]
 
     @property
     def n_rows(self) -> int:
-        """The number of rows with the issue."""
+        """The number of rows that have the issue."""
         return len(self.rows)
 
     def __repr__(self) -> str:

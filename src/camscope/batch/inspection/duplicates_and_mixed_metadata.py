@@ -46,7 +46,7 @@ MIXED_COLUMN_CODES = {
 def check_dataset(
     table: InspectionTable, class_names: Sequence[str], prevalences: Sequence[TargetPrevalence], *, pseudonymize: bool
 ) -> Iterator[DatasetIssue]:
-    """Run all checks, and yield an issue for each. A check that found nothing yields an issue without rows."""
+    """Run all checks. Yield one issue for each check. A check that found nothing yields an issue without rows."""
     yield from _collect_row_issues(table)
     yield from _check_manifest_columns(table)
     yield from _check_mask_labels(table)
@@ -66,14 +66,14 @@ def check_dataset(
 
 
 def _build_grouped_issue(code: str, groups: GroupedRows, row_counts: Mapping[str, int] | None = None) -> DatasetIssue:
-    """Build an issue whose rows are in groups, such as rows with equal pixels."""
+    """Build an issue whose rows form groups. For example, each group has rows with equal pixels."""
     rows, group_codes = groups
     parts = np.split(rows, np.flatnonzero(np.diff(group_codes)) + 1)[:MAX_GROUPS_PER_ISSUE] if len(rows) else []
     return DatasetIssue(code, rows, row_counts or {}, tuple(tuple(part.tolist()) for part in parts))
 
 
 def _collect_row_issues(table: InspectionTable) -> Iterator[DatasetIssue]:
-    """Group the issues of single images by code, and count the reasons of failures."""
+    """Collect the issues of single images by code. Also count the reasons for failures."""
     compute, column = import_arrow("compute"), table.metadata["issue_codes"].combine_chunks()
     issue_codes = EncodedColumn.encode(compute.list_flatten(column))
     row_of_code = compute.list_parent_indices(column).to_numpy(zero_copy_only=False).astype(np.int64)
@@ -85,7 +85,7 @@ def _collect_row_issues(table: InspectionTable) -> Iterator[DatasetIssue]:
 
 
 def _count_reasons(table: InspectionTable, code: str, rows: IntArray) -> dict[str, int]:
-    """Count how many rows of an issue have each error message or flag."""
+    """Count the reasons for an issue over its rows. A reason is an error message or a flag."""
     metadata = table.metadata.select(["error", "flags"]).take(import_arrow().array(rows)).to_pylist()
     if code in FLAG_CODES:
         reasons = Counter(
@@ -97,7 +97,7 @@ def _count_reasons(table: InspectionTable, code: str, rows: IntArray) -> dict[st
 
 
 def _check_manifest_columns(table: InspectionTable) -> Iterator[DatasetIssue]:
-    """Check the columns of the manifest: repeated ids, reserved names, missing masks."""
+    """Check the columns of the manifest for repeated ids, reserved names and missing masks."""
     yield _build_grouped_issue("repeated-id", EncodedColumn.encode(table.manifest.table["id"]).repeated_rows)
     n_rows = len(table.manifest)
     columns = table.manifest.table.column_names
@@ -110,7 +110,7 @@ def _check_manifest_columns(table: InspectionTable) -> Iterator[DatasetIssue]:
 
 
 def _check_mask_labels(table: InspectionTable) -> Iterator[DatasetIssue]:
-    """Check for masks with several labels, and count the masks with each label."""
+    """Find masks that have several labels. Count how many masks have each label."""
     labels = table.metadata["mask_labels"].to_pylist()
     n_labels = np.array([len(names) for names in labels])
     several = np.flatnonzero((n_labels > 1) & (n_labels <= MAX_LISTED_NAMES))
@@ -124,7 +124,7 @@ def _check_mask_labels(table: InspectionTable) -> Iterator[DatasetIssue]:
 
 
 def _check_mixed_metadata(table: InspectionTable) -> Iterator[DatasetIssue]:
-    """Check whether metadata such as modality, unit, color or window differ between images."""
+    """Check whether metadata differ between images, such as modality, unit, color or window."""
     for name, code in MIXED_COLUMN_CODES.items():
         yield _build_mixed_values_issue(table.encode_metadata_column(name), code)
     yield _build_mixed_values_issue(_encode_value_units(table), "mixed-units")
@@ -147,7 +147,7 @@ def _build_mixed_values_issue(column: EncodedColumn, code: str) -> DatasetIssue:
 
 
 def _encode_value_units(table: InspectionTable) -> EncodedColumn:
-    """Encode the value units of gray DICOM images of one modality. A missing unit counts as "none"."""
+    """Encode the value units of gray DICOM images if all have the same modality. A missing unit counts as "none"."""
     units, modality = table.encode_metadata_column("value_unit"), table.encode_metadata_column("modality")
     if len(modality.values) != 1 or not len(units.values):
         return EncodedColumn(np.full(len(units.codes), -1), [])
@@ -157,7 +157,7 @@ def _encode_value_units(table: InspectionTable) -> EncodedColumn:
 
 
 def _check_display_windows(table: InspectionTable) -> DatasetIssue:
-    """Check for window tags that are missing in some images, or differ from the most frequent window."""
+    """Find images without window tags, and images whose window differs from the most frequent window."""
     rows, pairs = table.read_fixed_length_lists("window", 2)
     without = np.flatnonzero((table.read_numbers("n_windows") == 0) & (table.read_numbers("is_color") == 0))
     if not len(rows):
@@ -172,7 +172,7 @@ def _check_display_windows(table: InspectionTable) -> DatasetIssue:
 
 
 def _check_spacings(table: InspectionTable) -> Iterator[DatasetIssue]:
-    """Check for voxels of different sizes, missing voxel sizes, and voxels much longer than wide."""
+    """Find voxels of different sizes, missing voxel sizes, and voxels that are much longer than wide."""
     spacings, has_spacing = [], np.zeros(len(table.manifest), np.bool_)
     for n_axes in (2, 3):
         rows, sizes = table.read_fixed_length_lists("spacing", n_axes)
@@ -198,7 +198,7 @@ def _check_spacings(table: InspectionTable) -> Iterator[DatasetIssue]:
 
 
 def _check_duplicates(table: InspectionTable) -> Iterator[DatasetIssue]:
-    """Check for images with equal pixels, except images of one constant value."""
+    """Find images with equal pixels. Images with a single constant value are ignored."""
     pixels, targets = _encode_pixel_digests(table), table.encode_manifest_column("target")
     yield _build_grouped_issue("duplicates", pixels.repeated_rows)
     if targets is not None:
@@ -214,7 +214,7 @@ def _encode_pixel_digests(table: InspectionTable) -> EncodedColumn:
 
 
 def _check_splits(table: InspectionTable, *, pseudonymize: bool) -> Iterator[DatasetIssue]:
-    """Check for patients, studies and pixels in several splits. `pseudonymize` hides unusual names of splits."""
+    """Find patients, studies and pixels that occur in several splits. `pseudonymize` hides unusual split names."""
     split, patient = table.encode_manifest_column("split"), table.encode_manifest_column("patient")
     if patient is not None:
         yield DatasetIssue("no-patient", patient.rows_without_value)
@@ -240,7 +240,7 @@ def _check_splits(table: InspectionTable, *, pseudonymize: bool) -> Iterator[Dat
 
 
 def _check_targets(table: InspectionTable, class_names: Sequence[str]) -> Iterator[DatasetIssue]:
-    """Check for missing targets, placeholders such as "unknown", and targets that are not class names."""
+    """Find missing targets, placeholders such as "unknown", and targets that are not names of classes."""
     targets = table.encode_manifest_column("target")
     if targets is None:
         return
@@ -256,7 +256,7 @@ def _check_targets(table: InspectionTable, class_names: Sequence[str]) -> Iterat
 
 
 def _check_slice_positions(table: InspectionTable) -> Iterator[DatasetIssue]:
-    """Check for missing slices and for several slices at one position, in series with one row per slice."""
+    """In series with one row per slice, find missing slices, and positions that several slices share."""
     rows, planes = table.read_fixed_length_lists("slice_plane", SLICE_PLANE_LENGTH)
     plane_index = np.full(len(table.manifest), -1)
     plane_index[rows] = np.arange(len(rows))
@@ -291,7 +291,7 @@ class SliceGapsAndOverlaps(NamedTuple):
 
 
 def _find_slice_gaps_and_overlaps(rows: IntArray, planes: NDArray[np.float64]) -> SliceGapsAndOverlaps:
-    """Find gaps and overlaps in a series whose rows are slices."""
+    """Find gaps and overlaps in a series that has one row per slice."""
     normal = np.cross(planes[0, 3:6], planes[0, 6:9])
     depths = planes[:, :3] @ normal
     order = np.argsort(depths, kind="stable")

@@ -98,7 +98,7 @@ class ImageMetadata:
     mask_labels: tuple[str, ...] = ()
 
     def record_failure(self, code: str, reason: str) -> None:
-        """Record that the image cannot be used. The file name is removed from the reason."""
+        """Record that the image cannot be used. The file name is cut from the reason."""
         self.error = SOURCE_PREFIX_PATTERN.sub("", reason, count=1)
         self.issue_codes.append(code)
         if code == "no-pixels":  # its header does not describe an image
@@ -106,7 +106,7 @@ class ImageMetadata:
                 setattr(self, name, None)
 
     def record_pixel_statistics(self, values: Array, *, is_color: bool, hash_key: bytes) -> None:
-        """Record shape, range and digest of pixels (H,W) or (D,H,W). Color pixels have a further axis of length 3."""
+        """Record the shape, value range and digest of an image or volume. Color pixels have a last axis of length 3."""
         if is_color and (values[..., :1] == values).all():  # gray, stored in three channels
             values, is_color = values[..., 0], False
         self.is_color, self.shape = is_color, values.shape[: values.ndim - is_color]
@@ -124,7 +124,7 @@ METADATA_COLUMNS = [column.name for column in fields(ImageMetadata) if column.na
 
 
 def hash_pixels(values: Array, *, is_color: bool, hash_key: bytes) -> str:
-    """Return a keyed hash of the shape and values of pixels, as 32 hex digits.
+    """Return a keyed hash of the shape and the values of pixels. It has 32 hex digits.
 
     Axes of length 1 and the sign of zero have no effect.
     """
@@ -141,7 +141,7 @@ def hash_pixels(values: Array, *, is_color: bool, hash_key: bytes) -> str:
 
 
 def metadata_to_table(metadata: Iterable[ImageMetadata]) -> "pa.Table":
-    """Convert the metadata of images to a table with one row per image, in the same order."""
+    """Convert image metadata to a table. It has one row per image, in the same order."""
     pa, source = import_arrow(), iter(metadata)
     text, number, texts, numbers = pa.string(), pa.float64(), pa.list_(pa.string()), pa.list_(pa.float64())
     arrow_types: dict[Any, Any] = {
@@ -166,7 +166,7 @@ def metadata_to_table(metadata: Iterable[ImageMetadata]) -> "pa.Table":
 
 
 def fill_in_photo_metadata(source: Any, path: str, metadata: ImageMetadata, hash_key: bytes) -> None:
-    """Fill in the metadata of a photo. `source` is the bytes of a file, or an image of a dataset."""
+    """Fill in the metadata of a photo. `source` is the bytes of a file, or an image from a dataset."""
     if not isinstance(source, bytes):
         metadata.format = "decoded"
         if isinstance(source, Tensor) and source.is_floating_point():
@@ -187,7 +187,7 @@ def fill_in_photo_metadata(source: Any, path: str, metadata: ImageMetadata, hash
 
 
 def _fill_in_header_and_detect_high_bit_depth(data: bytes, metadata: ImageMetadata) -> bool:
-    """Fill in the metadata that a photo's header holds. Return whether the photo has more than 8 bits per channel."""
+    """Fill in the metadata from the header of a photo. Return whether the photo has more than 8 bits per channel."""
     from PIL import Image
 
     try:
@@ -296,7 +296,7 @@ class ImageMetadataReader:
     all_scans: bool = False
 
     def __call__(self, row: Mapping[str, Any]) -> ImageMetadata:
-        """Return the metadata of a row. Errors are recorded in it, not raised."""
+        """Return the metadata of a row. Errors do not stop it, but are recorded in the metadata."""
         metadata, affine = ImageMetadata(row["row"]), None
         try:
             affine = self._read_image(row, metadata)
@@ -333,14 +333,14 @@ class ImageMetadataReader:
         return None
 
     def _read_source(self, path: str) -> bytes | Path:
-        """Return the bytes of a file, or the path of a scan."""
+        """Return the bytes of an image file. For a scan, return its path."""
         location = self.manifest.path_resolver.resolve(path)
         if self.all_scans and not is_url(location) and Path(location).exists():
             return Path(location)
         return read_image_source(location)
 
     def _check_mask(self, cell: Any, image_shape: Sequence[int] | None, image_affine: Affine | None) -> MaskCheck:
-        """Check whether the mask of a row can be used with its image."""
+        """Check whether the mask of a row fits its image."""
         if not isinstance(cell, str) or cell.lstrip().startswith(NON_FILE_PREFIXES):
             return MaskCheck("not a file")
         mask_affine = None

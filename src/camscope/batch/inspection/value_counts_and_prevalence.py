@@ -52,7 +52,7 @@ class EncodedColumn:
 
     @classmethod
     def encode(cls, column: Any) -> "EncodedColumn":
-        """Encode an Arrow column by the text of each value. Empty text counts as no value."""
+        """Convert a column to integer codes, one code per distinct text. Empty text counts as a missing value."""
         pa, compute = import_arrow(), import_arrow("compute")
         if pa.types.is_dictionary(column.type):
             column = column.cast(pa.string())
@@ -70,37 +70,37 @@ class EncodedColumn:
 
     @cached_property
     def counts(self) -> IntArray:
-        """The number of rows with each value (values,)."""
+        """The number of rows that have each value, as an array (values,)."""
         return np.bincount(self.codes[self.codes >= 0], minlength=len(self.values)).astype(np.int64)
 
     @cached_property
     def indices_by_frequency(self) -> list[int]:
-        """The indices of the values, sorted by falling frequency."""
+        """The indices of the values. The most frequent value comes first."""
         return sorted(range(len(self.values)), key=lambda index: (-int(self.counts[index]), self.values[index]))
 
     @property
     def value_counts(self) -> dict[str, int]:
-        """The number of rows with each value, sorted by falling frequency."""
+        """Value -> the number of rows that have it. The most frequent value comes first."""
         return {self.values[index]: int(self.counts[index]) for index in self.indices_by_frequency}
 
     @property
     def minority_rows(self) -> IntArray:
-        """The rows that have a value, but not the most frequent one."""
+        """The rows whose value is not the most frequent one. Rows without a value are left out."""
         return np.flatnonzero((self.codes >= 0) & (self.codes != self.counts.argmax())) if self.values else NO_ROWS
 
     @property
     def rows_without_value(self) -> IntArray:
-        """The rows without a value."""
+        """The rows that have no value."""
         return np.flatnonzero(self.codes < 0)
 
     @property
     def repeated_rows(self) -> GroupedRows:
-        """The rows whose value other rows have too, grouped by value."""
+        """The rows whose value occurs in several rows. They are grouped by value."""
         with_value = np.flatnonzero(self.codes >= 0)
         return self._group_rows(with_value[self.counts[self.codes[with_value]] > 1])
 
     def rows_of_groups_with_several_values(self, values: "EncodedColumn") -> GroupedRows:
-        """Group the rows by their value in this column. Return the groups whose rows differ in `values`."""
+        """Group the rows by their value in this column. Return only groups whose rows differ in the column `values`."""
         rows = np.flatnonzero((self.codes >= 0) & (values.codes >= 0))
         n_values = max(1, len(values.values))
         pairs = np.unique(self.codes[rows] * n_values + values.codes[rows])
@@ -128,21 +128,21 @@ class InspectionTable:
     column_names: Mapping[str, str | None]  # role -> column of the manifest
 
     def encode_metadata_column(self, name: str) -> EncodedColumn:
-        """Encode a column of the metadata."""
+        """Encode a metadata column."""
         return EncodedColumn.encode(self.metadata[name])
 
     def encode_manifest_column(self, role: str) -> EncodedColumn | None:
-        """Encode the manifest column of a role, such as "patient". Return None if the manifest has no such column."""
+        """Encode the manifest column that has a role, such as "patient". None if the manifest has no such column."""
         column = self.column_names[role]
         return None if column is None else EncodedColumn.encode(self.manifest.table[column])
 
     def read_numbers(self, name: str) -> NDArray[np.float64]:
-        """Return a column of the metadata as floats (n,), with NaN for missing values."""
+        """Return a metadata column as floats (n,). Missing values are NaN."""
         cast = self.metadata[name].cast(import_arrow().float64())
         return np.asarray(cast.to_numpy(zero_copy_only=False), np.float64)
 
     def read_fixed_length_lists(self, name: str, length: int) -> ListsOfRows:
-        """Read the lists of a metadata column. Rows whose list has another length are left out."""
+        """Read a metadata column that holds lists. Rows with a list of another length are left out."""
         compute, column = import_arrow("compute"), self.metadata[name].combine_chunks()
         lengths = compute.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
         rows = np.flatnonzero(lengths == length)
@@ -152,7 +152,7 @@ class InspectionTable:
 
 
 def resolve_column_names(manifest: Manifest, requested: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Return the column of each role, such as "patient": the requested column, or an existing column with a usual name."""
+    """Return role -> column name. It is the requested column, or else an existing column with a usual name for the role."""
     existing = manifest.table.column_names
     for role, name in requested.items():
         require_columns([name], existing, f"for the {role}")
@@ -178,12 +178,12 @@ class TargetPrevalence:
 
     @property
     def shares(self) -> NDArray[np.float64]:
-        """The share of each target within each group (groups,targets)."""
+        """The share of each target within each group, as an array (groups,targets)."""
         return np.asarray(self.counts / np.maximum(1, self.counts.sum(axis=1, keepdims=True)))
 
 
 def compute_prevalences(table: InspectionTable, columns: Sequence[str]) -> list[TargetPrevalence]:
-    """Count the targets in each group of the named columns. Without targets, count the rows."""
+    """Count the targets in each group of the named columns. If there are no targets, count the rows."""
     require_columns(columns, [*table.manifest.table.column_names, *GROUP_COLUMNS], "to group by")
     target = table.encode_manifest_column("target")
     if target is None:
@@ -208,7 +208,7 @@ def _count_targets_by_group(table: InspectionTable, name: str, target: EncodedCo
 
 
 def compute_cramers_v(counts: IntArray) -> float | None:
-    """Return Cramér's V of a table of counts. Return None for a single row or column."""
+    """Return Cramér's V for a table of counts. None if the table has a single row or column."""
     counts = counts[counts.sum(1) > 0][:, counts.sum(0) > 0]
     total, min_side = int(counts.sum()), min(counts.shape, default=0)
     if total < 1 or min_side < 2:
@@ -219,7 +219,7 @@ def compute_cramers_v(counts: IntArray) -> float | None:
 
 
 def count_metadata_values(table: InspectionTable) -> dict[str, dict[str, int]]:
-    """For each kind of metadata, count the images with each value. The most frequent value is first."""
+    """Count, for each kind of metadata, the images with each value. The most frequent value comes first."""
     counts = {name: table.encode_metadata_column(column).value_counts for name, column in TEXT_COLUMNS.items()}
     colors, lossy = (table.encode_metadata_column(name).value_counts for name in ("is_color", "is_lossy"))
     counts["color"] = {"color" if value == "True" else "gray": count for value, count in colors.items()}
@@ -241,7 +241,7 @@ def count_metadata_values(table: InspectionTable) -> dict[str, dict[str, int]]:
 def _count_number_lists(
     table: InspectionTable, name: str, number_format: str, separator: str, suffix: str
 ) -> dict[str, int]:
-    """Count the images for each list of numbers, written as text such as `0.66 x 0.66 x 5 mm`."""
+    """Count how many images have each list of numbers. The list is written as text, such as `0.66 x 0.66 x 5 mm`."""
     texts = (
         separator.join(number_format.format(number) for number in numbers) + suffix
         for numbers in table.metadata[name].to_pylist()
@@ -251,7 +251,7 @@ def _count_number_lists(
 
 
 def compute_pixel_value_and_side_length_ranges(table: InspectionTable) -> dict[str, list[Any]]:
-    """Return the minimum and maximum of the pixel values ("values") and of the image side lengths ("sides")."""
+    """Return the smallest and the largest pixel value ("values"), and the shortest and longest image side ("sides")."""
     compute, metadata = import_arrow("compute"), table.metadata
     sides = compute.min_max(compute.list_flatten(metadata["shape"])).as_py()
     values = {"min": compute.min(metadata["minimum"]).as_py(), "max": compute.max(metadata["maximum"]).as_py()}

@@ -53,7 +53,7 @@ def build_candidates(
     methods: Sequence[str] | None = None,
     layers: Sequence[str] | None = None,
 ) -> list[Explainer]:
-    """Build an explainer for each method at each layer. Leave out those that fail for the input x (1,C,*S).
+    """Build an explainer for each method at each layer. Explainers that fail for the input x (1,C,*S) are left out.
 
     By default there are ten fast methods and three layers (see `find_stage_layers`).
     """
@@ -77,7 +77,7 @@ def build_candidates(
 
 
 def find_stage_layers(model: nn.Module, x: Tensor) -> list[str]:
-    """Return three layers: in a CNN the last layer at each of the three lowest resolutions, in a transformer three blocks."""
+    """Return three layers. CNN: the last layer at each of the three lowest resolutions. Transformer: three blocks."""
     model_info = inspect_model(model)
     with inference_scope(model_info, "eval"):
         inner = model_info.model
@@ -102,7 +102,7 @@ def find_stage_layers(model: nn.Module, x: Tensor) -> list[str]:
 def evaluate_candidates(
     candidates: Sequence[CandidateState], samples: Sequence[SelectionSample], n_steps: int, region_size: int, seed: int
 ) -> None:
-    """Explain samples with all candidates. Append the metric values of the maps to each candidate."""
+    """Explain samples with all candidates. Store the metric values of the maps in each candidate."""
     first = candidates[0]
     x = torch.stack([sample.item.x for sample in samples]).to(get_model_device(first.explainer))
     targets: Any = [sample.target for sample in samples]
@@ -144,12 +144,12 @@ def evaluate_candidates(
 
 
 def get_model_device(explainer: Explainer) -> torch.device:
-    """Return the device of the model of an explainer."""
+    """Return the device of an explainer's model."""
     return get_device_and_dtype(unwrap(explainer.model))[0]
 
 
 def _compute_stabilities(explainer: Explainer, x: Tensor, targets: Any) -> list[float]:
-    """Return how similar the map of each sample (N,) stays under small changes of the input, on average."""
+    """Apply small changes to each input. Return the mean similarity of the maps for each sample (N,)."""
     try:
         # a shift of 4 pixels in 224, and weak noise
         transforms = Shift(max(1, min(x.shape[2:]) // 56)), GaussianNoise(0.01)

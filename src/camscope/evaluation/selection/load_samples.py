@@ -39,7 +39,7 @@ def load_samples(
     max_images: int = 64,
     seed: int = 0,
 ) -> LoadedSamples:
-    """Load at most `max_images` random images, prepared by `explainer`. Keep the images with the most frequent input size.
+    """Load at most `max_images` random images as inputs of `explainer`. Only images with the most frequent size are kept.
 
     `target` applies to images without a target.
     """
@@ -80,7 +80,7 @@ def load_samples(
 
 
 def _find_unknown_class_reason(target: TargetLike, class_names: Sequence[str] | None) -> str:
-    """Return the reason why a target class does not exist. Return "" if it exists, or if there are no class names."""
+    """Say why a target class does not exist. Return "" if it exists, or if there are no class names."""
     try:
         if isinstance(target, str | int) and class_names:
             resolve_class_index(target, len(class_names), class_names)
@@ -92,7 +92,7 @@ def _find_unknown_class_reason(target: TargetLike, class_names: Sequence[str] | 
 def _load_input_mask(
     ground_truth: GroundTruth | None, item: ModelInput, row: Mapping[str, Any], path: str, is_private: bool
 ) -> Mask | None:
-    """Return the mask on the model input. Return None if no annotated region lies inside the input."""
+    """Load the mask on the model's input. Return None if no annotated region lies inside the input."""
     placement = item.placement
     if ground_truth is None or placement is None:
         return None
@@ -109,5 +109,5 @@ def _load_input_mask(
 
 
 def format_exclusions(exclusion_counts: Mapping[str, int]) -> Sequence[str]:
-    """Return one sentence for each reason why images are left out, such as `3 images left out: …`."""
+    """Return one sentence for each reason why images were left out, such as `3 images left out: …`."""
     return [f"{plural(count, 'image')} left out: {reason}" for reason, count in exclusion_counts.items()]

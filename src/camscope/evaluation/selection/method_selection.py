@@ -56,12 +56,12 @@ class MethodSelection:
 
     @property
     def survivors(self) -> list[CandidateState]:
-        """The candidates that are still in the race."""
+        """The candidates that have not been dropped."""
         return get_remaining_candidates(self.candidates)
 
     @property
     def cheapest(self) -> CandidateState:
-        """The candidate that is chosen by its cost.
+        """The candidate to choose if only the cost counts.
 
         Costs up to 20 % above the lowest count as equal. Of these candidates, methods whose map depends on the class come
         first, then the order of `DEFAULT_CANDIDATE_METHODS` counts, then the rank.
@@ -73,12 +73,12 @@ class MethodSelection:
 
     @property
     def chosen(self) -> CandidateState:
-        """The candidate that is saved: the best one, or without a clear winner the cheapest."""
+        """The candidate to save: the best one. Without a clear winner, it is the cheapest one."""
         return self.best[0] if self.best else self.cheapest
 
     @property
     def recommendation(self) -> str:
-        """The recommendation as text: the best method, with its faithfulness and computation time."""
+        """The recommendation as text. It names the best method, with its faithfulness and computation time."""
         if not self.survivors:
             return "none: no candidate has maps that are robust and depend on the trained weights"
         if not self.best:
@@ -98,7 +98,7 @@ class MethodSelection:
 
 
 def _get_tie_break_key(explainer: Explainer) -> tuple[bool, int]:
-    """Return the sort key of a method among methods of equal cost."""
+    """Return a sort key that decides between methods of equal cost."""
     names = DEFAULT_CANDIDATE_METHODS
     position = names.index(explainer.name) if explainer.name in names else len(names)
     return not explainer.class_specific, position
@@ -120,7 +120,7 @@ def select_method(
     on_progress: RaceProgressCallback | None = None,
     evaluate_block: BlockEvaluator | None = None,
 ) -> MethodSelection:
-    """Select the best explainer of a model in a race over samples with one input size.
+    """Select the best explainer of a model in a race. All samples have the same input size.
 
     If `never_drop` is true, all candidates explain all images. `n_steps` and `region_size` are those of `PerturbationTest`.
     Raises InputError for fewer than two candidates or images.
@@ -158,7 +158,7 @@ def select_method(
 
 
 def _shuffle_by_group(samples: Sequence[SelectionSample], seed: int) -> list[SelectionSample]:
-    """Shuffle samples, with the samples of one group next to each other. Raises InputError if only some have a group."""
+    """Shuffle samples, but keep the samples of each group together. Raise an InputError if only some samples have a group."""
     shuffled = [samples[i] for i in np.random.default_rng(seed).permutation(len(samples))]
     n_without_group = sum(sample.group is None for sample in shuffled)
     if 0 < n_without_group < len(shuffled):
@@ -169,7 +169,7 @@ def _shuffle_by_group(samples: Sequence[SelectionSample], seed: int) -> list[Sel
 
 
 def find_model_independence_reason(explainer: Explainer, samples: Sequence[SelectionSample], seed: int) -> str:
-    """Return the reason if the maps of an explainer do not depend on the trained weights. Otherwise return ""."""
+    """Say why the maps of an explainer do not depend on the trained weights. Return "" if they do."""
     if explainer.control:
         return "a control: it does not depend on the model"
     untrained, correlations = randomize_weights(explainer, seed), []
@@ -185,7 +185,7 @@ def find_model_independence_reason(explainer: Explainer, samples: Sequence[Selec
 
 
 def _drop_duplicate_and_unstable_candidates(candidates: Sequence[CandidateState]) -> None:
-    """Drop candidates whose maps equal another candidate's maps, or change under small changes of the image."""
+    """Drop candidates whose maps equal those of another candidate, or change under small changes of the image."""
     for n, candidate in enumerate(candidates):
         remaining = get_remaining_candidates(candidates[:n])
         duplicate = next((other for other in remaining if have_same_maps(candidate, other)), None)
@@ -199,7 +199,7 @@ def _drop_duplicate_and_unstable_candidates(candidates: Sequence[CandidateState]
 
 
 def have_same_maps(first: CandidateState, second: CandidateState) -> bool:
-    """Return whether the first maps of two candidates are equal after division by their largest values."""
+    """Return whether the first maps of two candidates are equal. Each map is first divided by its largest value."""
     for first_map, second_map in zip(first.first_maps, second.first_maps, strict=True):
         first_peak, second_peak = np.abs(first_map).max(), np.abs(second_map).max()
         difference = np.abs(first_map * second_peak - second_map * first_peak).max()
@@ -252,7 +252,7 @@ def save_selection(selection: MethodSelection, path: str | Path, *, overwrite: b
 
 
 def read_selection(path: str | Path) -> SavedSelection:
-    """Read a TOML file that `save_selection` wrote. Raises InputError for any other file."""
+    """Read a TOML file that `save_selection` wrote. Raise an InputError for any other file."""
     data = read_toml(path, f"{path} was not written by camscope choose --save")
     method, layer, model = (data.get(name) for name in ("method", "layer", "model"))
     if isinstance(method, str) and isinstance(layer, str | None) and isinstance(model, str) and method in METHODS:

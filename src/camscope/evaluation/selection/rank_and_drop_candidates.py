@@ -44,18 +44,18 @@ class CandidateState:
 
     @property
     def title(self) -> str:
-        """Method and layer for display, such as `Grad-CAM · layer4`."""
+        """The method and layer as text, such as `Grad-CAM · layer4`."""
         layer = getattr(self.explainer, "layer", None)
         parts = filter(None, (self.explainer.composed_name, layer if isinstance(layer, str) else None))
         return METHODS.replace_names_by_titles(" · ".join(parts))
 
     @property
     def seconds_per_image(self) -> float:
-        """The mean computation time of a map in seconds."""
+        """The mean time in seconds to compute a map."""
         return self.total_seconds / max(1, self.n_images)
 
     def estimate_metric(self, metric: str) -> Estimate | None:
-        """Estimate the mean of a metric over the images so far. Return None if all values are undefined."""
+        """Estimate the mean of a metric over the images seen so far. Return None if all values are undefined."""
         try:
             values = self.metric_values[metric]
             groups = None if self.groups is None else self.groups[: len(values)]
@@ -69,7 +69,7 @@ ReferenceValues = dict[str, FloatArray]
 
 
 def pool_and_sort_metric_values(candidates: Sequence[CandidateState]) -> ReferenceValues:
-    """Pool and sort the values of all candidates for each metric. Qualities are computed relative to these values."""
+    """Pool the values of all candidates for each metric, and sort them. Qualities are computed relative to these values."""
     names = [name for name in RANKING_METRICS if name in candidates[0].metric_values]
     every = {
         name: np.concatenate([np.asarray(candidate.metric_values[name], np.float64) for candidate in candidates])
@@ -79,7 +79,7 @@ def pool_and_sort_metric_values(candidates: Sequence[CandidateState]) -> Referen
 
 
 def compute_quality(candidates: Sequence[CandidateState], reference: ReferenceValues) -> FloatArray:
-    """Return the quality (candidates,images) of each candidate on each image, 0..1.
+    """Return the quality of each candidate on each image, as an array (candidates,images). Qualities lie in 0..1.
 
     It is the share of reference values below the candidate's value, averaged over metrics. Equal values count half. An
     undefined value has quality 0 if another candidate has a value for that image.
@@ -102,19 +102,19 @@ MIN_GROUPS_TO_COMPARE = 8  # images, or groups: fewer cannot tell candidates apa
 
 
 def get_remaining_candidates(candidates: Sequence[CandidateState]) -> list[CandidateState]:
-    """Return the candidates that are still in the race."""
+    """Return the candidates that have not been dropped."""
     return [candidate for candidate in candidates if not candidate.drop_reason]
 
 
 def rank_candidates(candidates: Sequence[CandidateState], reference: ReferenceValues) -> list[CandidateState]:
-    """Sort the candidates by their mean quality, the best first."""
+    """Sort the candidates by their mean quality. The best comes first."""
     if not candidates:
         return []
     return [candidates[i] for i in np.argsort(-compute_quality(candidates, reference).mean(1), kind="stable")]
 
 
 def drop_worse_candidates(candidates: Sequence[CandidateState], reference: ReferenceValues, n_images: int) -> None:
-    """Drop the candidates that are significantly worse than the leader.
+    """Drop the candidates that are significantly worse than the best one.
 
     Before all `n_images` are seen, the significance level is stricter. The same values select the leader. Therefore p-values
     are corrected by Holm for all pairs of candidates.

@@ -22,7 +22,7 @@ from camscope.hooks.input_gradients import HALF_PRECISION_BOOSTS
 from camscope.hooks.layer_tap import Tap, TappedCall
 from camscope.hooks.spatial_map_tracker import SpatialMapTracker, is_output_unchanged_by_interception
 from camscope.layers.infer_layout import has_unequal_strides
-from camscope.layers.layout import CHANNELS_FIRST, CHANNELS_FIRST_MODULES, Layout
+from camscope.layers.layout import CHANNELS_FIRST, Layout, returns_channels_first
 from camscope.layers.layout_noise_probe import (
     OutputLocation,
     build_contradicted_layout_error,
@@ -192,7 +192,7 @@ class SharedLayerPass(ExitStack):
     ) -> bool:
         """Cache the verdict for calls whose maps come from convolutions. Return whether one call has misplaced cells."""
         score, x, tracker, calls = self._scores[0], self._x, self._spatial_ops, self._tap.calls[layer]
-        if tracker is None and isinstance(find_layer(score.model, layer)[1], CHANNELS_FIRST_MODULES):
+        if tracker is None and returns_channels_first(find_layer(score.model, layer)[1]):
             # interception would have changed the results of this model: one more forward pass
             tap = Tap(score.model, layer, output_index=locations[0].output_index, gradients=False)
             tracker = SpatialMapTracker(unwrap(score.model), x, score.extra_tensors)

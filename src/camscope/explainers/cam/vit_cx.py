@@ -47,7 +47,7 @@ class ViTCX(LayerExplainer, BatchedMixin, RandomMixin):
     sigma: NonNegativeNumber = 0.05
 
     def compute_layer_map(self, features: LayerFeatures) -> Tensor:
-        """Compute the map. The value of a cell is the mean effect on the class probability of the masks that show the cell."""
+        """Compute how much each mask changes the class probability. A cell gets the mean over the masks that show it."""
         masks = self._build_cluster_masks(features)
         live = masks.flatten(2).any(2)
         probabilities = masks.new_zeros(*live.shape, 2)

@@ -29,7 +29,9 @@ from camscope.forward_signature import takes_frames_first
 from camscope.hooks.find_layers import unwrap
 from camscope.hooks.score_function import wrap_function
 from camscope.model_card import get_card
+from camscope.models.ultralytics_yolo import is_ultralytics_object
 from camscope.targets import ImageContext, Score, Target, TargetLike, image_embedding
+from camscope.targets.score_per_sample import replace_class_targets
 
 SETTINGS_WITHOUT_EFFECT = ("model", "preprocess", "class_names", "on_nonfinite")  # on the map
 
@@ -39,8 +41,8 @@ class BaseMethod(ABC):
     """A method that computes maps. A subclass implements `attribution`, and overrides more to share passes.
 
     Args:
-        model: The model. It runs in eval mode during a call and is restored afterwards. Methods that need only scores also
-            take TorchScript, and a function from a batch (N,C,*S) to scores (N,K).
+        model: The model, or a `YOLO` object of Ultralytics. It runs in eval mode during a call and is restored afterwards.
+            Methods that need only scores also take TorchScript, and a function from a batch (N,C,*S) to scores (N,K).
         preprocess: How an image becomes the model's input. Default: that of a model loaded by `load_model`.
         class_names: Names by class index, as a sequence or a dict. Default: those of a model loaded by `load_model`.
         mode: "eval", or "as_is" to explain a model in train mode.
@@ -81,6 +83,10 @@ class BaseMethod(ABC):
         cls.__doc__ = complete_docstring(cls) or cls.__doc__
 
     def __post_init__(self) -> None:
+        if is_ultralytics_object(self.model):
+            from camscope.models import load_model
+
+            self.model = load_model(self.model)
         for name, value in list(vars(self).items()):
             setattr(self, name, _to_builtin_numbers(value))
         check_settings(self)
@@ -274,11 +280,12 @@ class BaseMethod(ABC):
         [1, 2]
 
         """
+        replaced = [replace_class_targets(unwrap(self.model), target) for target in targets]
         bound = [
             target.prepare_for_image(self._build_image_context(item, extra_inputs.select_rows([i], len(inputs))))
             if isinstance(target, Target)
             else target
-            for i, (target, item) in enumerate(zip(targets, inputs, strict=True))
+            for i, (target, item) in enumerate(zip(replaced, inputs, strict=True))
         ]
         return bound[0] if all(target is bound[0] for target in bound) else cast(TargetLike, bound)
 
