@@ -20,7 +20,7 @@ CHANNELS_FIRST_MODULES = (
 
 
 def returns_channels_first(module: nn.Module | None) -> bool:
-    """Return whether a module returns (N,K,*grid). Its type or its attribute `returns_channels_first` says so."""
+    """Return whether a module returns (N,K,*grid), by its type or by its attribute `returns_channels_first`."""
     return isinstance(module, CHANNELS_FIRST_MODULES) or getattr(module, "returns_channels_first", False) is True
 
 
