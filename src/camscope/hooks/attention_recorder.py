@@ -185,8 +185,8 @@ class AttentionCapture(BaseFunctionMode):
         return probabilities
 
     def _record_queries_keys_or_values(self, left: Tensor, right: Tensor, result: Tensor) -> Tensor:
-        """Record a matrix product of an attention. Before the softmax it multiplies queries and keys, afterwards
-        probabilities and values.
+        """Record a matrix product of an attention, and return its result. Before the softmax, the factors are queries
+        and keys. After the softmax, they are probabilities and values.
         """
         if self._last_probabilities is not None and left is self._last_probabilities[0]:
             attention, self._last_probabilities = self._last_probabilities[1], None

@@ -311,7 +311,7 @@ class Score:
     def _score_variants_by_callable(
         self, target: Callable[[Any], Tensor], output: object, sample_index: Tensor
     ) -> Tensor:
-        """Compute the scores (R,) of R perturbed copies by a callable target. Each call of it gets one row per sample."""
+        """Compute the scores (R,) of R perturbed copies by a callable target. A call of the target gets one row per sample."""
         n_samples = len(sample_index) if self.values is None else len(self.values)
         rounds = list(_iter_one_variant_per_sample(sample_index, n_samples))
         round_scores: list[Tensor] = []

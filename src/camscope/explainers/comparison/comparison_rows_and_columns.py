@@ -79,7 +79,7 @@ def arrange_in_grid(
 
 
 def select_explanation_with_commonest_label(explanations: Sequence[Explanation]) -> Explanation:
-    """Return the first explanation that has the most frequent label. Labels differ because a Contrast has its own."""
+    """Return the first explanation with the most frequent label. The label of a Contrast differs from all others."""
     labels = Counter(explanation.label for explanation in explanations)
     return max(explanations, key=lambda explanation: labels[explanation.label])
 

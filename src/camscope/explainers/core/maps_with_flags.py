@@ -103,7 +103,7 @@ def _join_if_none_missing(parts: Sequence[Tensor | None], join: Callable[[list[T
 
 
 def find_samples_below_precision(precision: float, scores: Tensor, gradient: Tensor, activation: Tensor) -> Tensor:
-    """Return which samples (N,) are too little affected: a zero activation changes the score by less than `precision`."""
+    """Return a mask (N,) of samples whose score changes by less than `precision` if the activation is set to zero."""
     change = gradient.flatten(1).norm(dim=1) * activation.flatten(1).norm(dim=1)  # an upper bound, by Cauchy-Schwarz
     faint: Tensor = (change > 0) & (change <= precision * scores.detach().abs())
     return faint

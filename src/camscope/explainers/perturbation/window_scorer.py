@@ -115,7 +115,7 @@ class WindowScorer:
                 self._chunk_size = max(self._chunk_size, n_copies)
 
     def _score_chunk(self, corners: Tensor, *, is_last: bool) -> Tensor:
-        """Compute the scores (B,R) of R windows. The last pass computes all cells, because a model may store its tensors."""
+        """Compute the scores (B,R) of R windows. The last pass computes all cells, because a model may keep tensors of it."""
         if is_last and self._saved_per_row and len(corners) > 1:
             before = self._score_chunk(corners[:-1], is_last=False)
             return torch.cat([before, self._score_chunk(corners[-1:], is_last=True)], 1)

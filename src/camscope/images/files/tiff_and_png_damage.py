@@ -129,7 +129,7 @@ def _check_tiff_strips(image: "Image", name: str) -> None:
 def _iter_tiff_strips_and_sizes(
     file: Any, tags: Any, image_size: tuple[int, int]
 ) -> Iterator[tuple[bytes, tuple[int, int] | None]]:
-    """Yield each strip or tile with its size (H,W). If colors are stored separately, only the first color has sizes."""
+    """Yield each strip or tile with its size (H,W). If colors are stored separately, only the first has a size."""
     width, height = image_size
     strip, tile = (tags.get(ROWS_PER_STRIP_TAG) or height, width), (tags.get(TILE_LENGTH_TAG), tags.get(TILE_WIDTH_TAG))
     for (offsets, counts), (n_rows, n_columns) in zip(OFFSET_AND_COUNT_TAGS, (strip, tile), strict=True):

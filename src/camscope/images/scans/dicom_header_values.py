@@ -69,7 +69,7 @@ def read_sequence_items(dataset: "Dataset", keyword: str) -> "list[Dataset]":
 
 
 def read_functional_groups(dataset: "Dataset", frame_indices: Sequence[int]) -> "list[list[Dataset]]":
-    """For each frame, return the data sets that may hold its attributes. The first one with the attribute counts.
+    """For each frame, return the data sets that may hold its attributes, in the order in which they are searched.
 
     They are the functional group of the frame, the shared functional group, and the header.
     """
