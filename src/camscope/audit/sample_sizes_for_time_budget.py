@@ -107,8 +107,8 @@ def describe_missed_budget(
     stages = [f"{name} takes {format_duration(seconds)}" for name, seconds in longest if seconds >= min_seconds]
     reasons = " and ".join(stages[:2])
     return (
-        f"the budget of {budget} will be missed by about {format_duration(missed_seconds)}, because {reasons}, "
-        f"which no budget cuts further; to be faster, {', or '.join(remedies)}"
+        f"the budget of {budget} will be missed by about {format_duration(missed_seconds)}, because {reasons}; "
+        f"to be faster, {', or '.join(remedies)}"
     )
 
 
