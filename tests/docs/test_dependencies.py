@@ -53,3 +53,10 @@ def test_the_license_is_the_one_that_the_package_states(name, license_name):
     if family == "LGPL":
         family = "Lesser General Public|LGPL"
     assert re.search(family, stated), stated[:500]
+
+
+def test_each_extra_of_users_is_tried_with_the_wheel():
+    source = (ROOT / "tests" / "release" / "extras_of_wheel.py").read_text("utf-8")
+    for extra in PROJECT["optional-dependencies"]:
+        if extra not in ("test", "docs", "dev", "release", "gallery"):
+            assert f"def test_{extra.replace('-', '_')}_extra(" in source, extra

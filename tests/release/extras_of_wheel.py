@@ -135,6 +135,24 @@ def test_hub_extra(scan):
     assert GradCAM(model).explain(scan.image, 3).attribution.ndim == 2
 
 
+def test_yolo_extra(scan):
+    """A model of random weights: its map need not show anything."""
+    model = load_model("yolo:yolo11n.yaml")
+    explanation = camscope.EigenCAM(model).explain(np.stack([scan.image] * 3, -1))
+    assert explanation.layer == "neck"
+    assert np.isfinite(explanation.attribution).all()
+
+
+def test_onnx_extra(tmp_path, scan):
+    import torch
+    from onnx_files import write_network
+    from torch import nn
+
+    network = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+    model = load_model(f"onnx:{write_network(tmp_path / 'net.onnx', network, (1, 'h', 'w'))}")
+    assert_map(camscope.Occlusion(model).explain(torch.from_numpy(np.asarray(scan.image, np.float32))[None] / 255, 1))
+
+
 def test_bench_extra():
     import captum
     import pytorch_grad_cam

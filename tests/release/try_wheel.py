@@ -77,6 +77,7 @@ def try_in_fresh_environment(wheel: Path, folder: Path, extras: tuple[str, ...])
     run(python.with_name("camscope"), "demo", "-o", "demo")
     run(python.with_name("camscope"), "info")
     shutil.copy(Path(__file__).with_name("extras_of_wheel.py"), folder / "test_extras.py")
+    shutil.copy(Path(__file__).parents[1] / "onnx_files.py", folder)
     (folder / "pytest.ini").write_text("[pytest]\n")
     run(python, "-m", "pip", "install", "--quiet", "pytest")
     for extra in extras:
