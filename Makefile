@@ -36,7 +36,7 @@ test-thorough: $(STAMP)-test
 
 test-yolo:
 	$(PYTHON) -m venv $(VENV)-yolo
-	$(VENV)-yolo/bin/python -m pip install --quiet -e ".[hub,segments,batch,yolo]" "pytest>=8"
+	$(VENV)-yolo/bin/python -m pip install --quiet -e ".[hub,segments,batch,audit,yolo]" "pytest>=8"
 	$(VENV)-yolo/bin/python -m pip install --quiet --force-reinstall --no-deps opencv-python-headless
 	$(ALONE) $(VENV)-yolo/bin/python -m pytest -q tests/models tests/docs/test_recipes.py -k "ultralytics or yolo"
 
