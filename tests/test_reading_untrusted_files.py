@@ -210,7 +210,7 @@ def test_a_file_that_is_too_large_or_none_is_not_read(tmp_path):
     ("field", "value"),
     [
         ("score", "<b>"),
-        ("score", None),
+        ("score", [1.0]),
         ("probability", []),
         ("label", 3),
         ("method", None),

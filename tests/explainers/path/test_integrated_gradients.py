@@ -156,7 +156,7 @@ def test_dark_and_bright_are_each_channels_least_and_largest_and_white_is_what_t
 def test_an_input_that_is_the_baseline_has_nothing_to_explain_and_says_so():
     x = torch.zeros(1, 4, 4)
     one = IntegratedGradients(linear(torch.ones(1, 4, 4)), n_steps=1).explain(x, 1)
-    assert (one.status, one.attribution.any()) == ("no_positive_evidence", False)
+    assert (one.status, one.attribution.any()) == ("constant_score", False)
     assert one.notes[0] == "the input is the baseline itself: there is nothing to explain"
     blind = IntegratedGradients(Formula(lambda x: 0 * x.sum((1, 2, 3))), n_steps=1).explain(x + 1, 1)
     assert blind.status == "zero_gradient"
@@ -284,7 +284,7 @@ def test_of_a_square_net_blur_ig_of_a_wave_is_what_the_blur_takes_of_it(steps):
 
 def test_a_constant_has_nothing_to_come_into_focus():
     one = BlurIG(square(torch.ones(1, 6, 7)), n_steps=2).explain(torch.full((1, 6, 7), 0.3), 1)
-    assert (one.attribution.any(), one.status, one.diagnostics["score_change"]) == (False, "no_positive_evidence", 0.0)
+    assert (one.attribution.any(), one.status, one.diagnostics["score_change"]) == (False, "constant_score", 0.0)
 
 
 # --- guided
