@@ -22,7 +22,7 @@ class NoTarget(Target):
 
     @property
     def dense(self) -> bool:
-        """Whether the features of an encoder are explained instead of class scores. Always True."""
+        """Whether the layer is chosen as for an output with scores at many positions, before the head. Always True."""
         return True
 
     def __call__(self, output: Any) -> Tensor:

@@ -31,7 +31,7 @@ from camscope.audit.core.stage_result_schema import (
 )
 from camscope.audit.core.summary_schema import RegionOverlap, Summary, Verdict
 from camscope.audit.report.concerns import iter_concerns
-from camscope.audit.report.open_questions import OPEN_QUESTIONS, iter_open_questions
+from camscope.audit.report.open_questions import OPEN_QUESTIONS, SHORT_NAMES, iter_open_questions
 from camscope.audit.report.overview import build_overview, describe_model, iter_unproven_conclusions, write_plain_text
 from camscope.audit.report.render_html_page import render_one_page_overview, render_page
 from camscope.audit.report.result_sentences import build_result_sentence, describe_effect, explain_conclusion
@@ -420,6 +420,7 @@ def test_an_answer_says_what_the_conclusion_is(question, conclusion):
         assert made.answer == f"It is not decided whether {made.claim[0].lower()}{made.claim[1:]}"
     assert re.fullmatch(r"[A-Z][^{}]*\.", made.answer)
     assert question in OPEN_QUESTIONS
+    assert question in SHORT_NAMES
 
 
 def test_the_words_of_an_insertion_are_explained_and_receivers_are_counted():

@@ -16,7 +16,6 @@ from camscope.registry import METHODS
 
 MAX_ITEMS_NAMED = 4
 OF_EACH_KIND = " of each kind"
-DISAGREEMENT_REASON = "the metrics do not all agree"
 STAGE_DESCRIPTIONS: Mapping[str, str] = {
     "check": "The data were not checked",
     "resolve": "The model was not loaded",
