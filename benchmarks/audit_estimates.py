@@ -1,10 +1,11 @@
 """How far the estimate of each stage is from its processor time, on six small audits.
 
-    python -m benchmarks.audit_estimates DATA [-o FOLDER] [--only NAME ...]
+    python -m benchmarks.audit_estimates DATA [-o FOLDER] [--only NAME ...] [--write]
 
 DATA holds `models.py`, `chest_xray`, `blood_cells` and `hippocampus`. The operations are timed in processor seconds, which
 other processes change less than seconds of the clock; so run it with OMP_NUM_THREADS=1. A ratio is that of the foreseen
-to the taken seconds. Only those of stages of a second or more say something.
+to the taken seconds. Only those of stages of a second or more say something. --write saves them in
+benchmarks/results/audit_estimates.json.
 """
 
 import argparse
@@ -20,11 +21,13 @@ import numpy as np
 from benchmarks import audit_minutes
 from benchmarks.audit_minutes import Counts
 from benchmarks.audit_real import blood, write_table
+from benchmarks.machine import machine
 from camscope import audit
 from camscope.audit import stage_duration_estimates
 from camscope.audit.core import fewest_steps_with_same_ranks
 from camscope.audit.demo_dataset_and_model import CONFOUNDED_PROBABILITY, UNBIASED_PROBABILITY, write_demo_study
 
+RESULTS = Path(__file__).parent / "results" / "audit_estimates.json"
 METHODS = ["gradcam", "integratedgradients"]
 NET = '''"""Two convolutions and the mean of each of their channels."""
 
@@ -149,13 +152,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("-o", "--output", type=Path, default=Path("audit-estimates"), help="where the audits go")
     parser.add_argument("--only", nargs="+", choices=ALL, default=list(ALL))
     parser.add_argument("--set", type=json.loads, default={}, help="further settings of the configs, as JSON")
+    parser.add_argument("--write", action="store_true", help=f"write them into results/{RESULTS.name}")
     chosen = parser.parse_args(arguments)
+    audits = {}
     for name in chosen.only:
         folder = chosen.output.resolve() / name.replace(" ", "-")
         folder.mkdir(parents=True, exist_ok=True)
         config = ALL[name](chosen.data.resolve(), folder) | chosen.set
         counts = estimate_and_run(config, folder / "audit")
         print(f"\n{name}\n{audit_minutes.table(counts)}", flush=True)
+        audits[name] = {
+            stage: {"foreseen": round(seconds, 2), "taken": round(counts.cpu[stage], 2)}
+            for stage, seconds in counts.foreseen.items()
+        }
+    if chosen.write:
+        RESULTS.write_text(json.dumps({"machine": machine("cpu"), "audits": audits}, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":

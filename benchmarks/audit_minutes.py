@@ -141,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     config |= {} if chosen.budget is None else {"budget": chosen.budget}
     run, counts = measured(config, chosen.output)
     print(f"\n{table(counts)}\n")
-    for planned in run.summary.resolve.planned_sizes:
+    for planned in run.summary.planned_sizes:
         print(f"  {planned.stage}: {planned.n_images} of {planned.configured_n_images} images")
     for verdict in run.verdicts:
         print(f"  {verdict.conclusion:<14} {verdict.claim} {verdict.reason}")

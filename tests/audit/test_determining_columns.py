@@ -6,7 +6,7 @@ import pyarrow
 import pytest
 
 from camscope.audit.core.config import DataConfig
-from camscope.audit.stages.check_data_and_try_model import _find_determining_columns
+from camscope.audit.stages.columns_that_determine_label import find_columns_that_determine_label
 
 N = 24
 TRUTH = [n % 2 == 0 for n in range(N)]
@@ -17,6 +17,7 @@ COLUMNS = {
     "is_positive": [int(true) for true in TRUTH],
     "sex": ["F" if n % 3 else "M" for n in range(N)],
     "partly": [None if n == 0 else f"type {true}" for n, true in enumerate(TRUTH)],
+    "mostly_empty": [None if n < N // 2 + 1 else f"type {true}" for n, true in enumerate(TRUTH)],
     "boxes": [[1, 2] for _ in TRUTH],
     "number": list(range(N)),
     "site": ["X" if true else "Y" for true in TRUTH],
@@ -38,10 +39,12 @@ def context_of(columns: dict, truth: list) -> SimpleNamespace:
 
 
 def test_columns_that_determine_the_label_are_found():
-    assert _find_determining_columns(context_of(COLUMNS, TRUTH)) == {"nodule": ("cell_type", "scanner")}
+    assert find_columns_that_determine_label(context_of(COLUMNS, TRUTH)) == {
+        "nodule": {"cell_type": N, "scanner": N, "partly": N - 1, "site": N}
+    }
 
 
 @pytest.mark.parametrize("n_images", [4, 9])
 def test_few_images_determine_nothing(n_images):
     columns = {name: values[:n_images] for name, values in COLUMNS.items()}
-    assert _find_determining_columns(context_of(columns, TRUTH[:n_images])) == {}
+    assert find_columns_that_determine_label(context_of(columns, TRUTH[:n_images])) == {}

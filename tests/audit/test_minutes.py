@@ -1,6 +1,7 @@
 """How long an audit takes: the estimate, its correction, and the sizes that fit a budget."""
 
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -8,10 +9,11 @@ import pytest
 pytest.importorskip("pydantic")
 pytest.importorskip("pyarrow")
 
-from camscope.audit import sample_sizes_for_time_budget
+from camscope.audit import stage_clock
+from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.config import Config, SampleSizes
-from camscope.audit.run_stages import _warn_if_budget_is_missed
 from camscope.audit.sample_sizes_for_time_budget import BudgetWarning, plan_sample_sizes
+from camscope.audit.stage_clock import StageClock, warn_if_budget_is_missed
 from camscope.audit.stage_duration_estimates import RemainingTime, StageEstimator
 from camscope.errors import InputError
 
@@ -24,25 +26,26 @@ SECONDS = {"faithfulness": 4.0, "robustness": 3.0, "sanity": 2.0, "interventions
 
 
 class Estimator:
-    """Stages that take a known time for each image."""
+    """Stages that take a fixed time for each image."""
 
     def __init__(self, context):
         self.context = context
 
     def estimate(self, sizes=None, *, is_upper_bound=False):
-        assert is_upper_bound
-        stages = {name: SECONDS[name] * getattr(sizes, name) for name in ("faithfulness", "robustness", "sanity")}
-        return {"explain": 20.0, "shortcut": SECONDS["interventions"] * sizes.interventions, **stages}
+        sizes = self.context.sample_sizes if sizes is None else sizes
+        stages = {
+            name: SECONDS[name] * min(22, getattr(sizes, name)) for name in ("faithfulness", "sanity", "robustness")
+        }
+        return {"explain": 20.0, **stages, "shortcut": SECONDS["interventions"] * min(40, sizes.interventions)}
 
     def count_positives(self, n_samples):
         return [min(n_samples, 22)]
 
 
 @pytest.fixture
-def context(monkeypatch):
-    monkeypatch.setattr(sample_sizes_for_time_budget.StageEstimator, "from_context", staticmethod(Estimator))
+def context():
     config = Config.from_source(TABLES)
-    return SimpleNamespace(config=config, cohort=SimpleNamespace(rows=range(40)))
+    return SimpleNamespace(config=config, cohort=SimpleNamespace(rows=range(40)), sample_sizes=config.sample_sizes)
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("10m", 600), ("1.5h", 5400)])
@@ -58,25 +61,93 @@ def test_another_budget_is_an_error_that_says_what_is_expected(text):
 
 
 def test_a_budget_that_is_enough_changes_nothing(context):
-    assert plan_sample_sizes(context, 1000) == ()
+    assert plan_sample_sizes(Estimator(context), 900) == ()
 
 
 def test_a_smaller_budget_makes_the_slow_stages_smaller_and_says_what_is_left(context):
-    planned = {one.stage: one for one in plan_sample_sizes(context, 180)}
+    planned = {one.stage: one for one in plan_sample_sizes(Estimator(context), 162)}
     sizes = {name: planned[name].n_images if name in planned else 22 for name in ("faithfulness", "robustness")}
     assert all(10 <= size < 22 for size in sizes.values())
     spent = 20 + sum(SECONDS[name] * one.n_images for name, one in planned.items())
-    assert spent <= 0.9 * 180
+    assert spent <= 162
     effect = planned["robustness"].min_effect
     assert 0.4 < effect < 0.75  # half-width of an interval of ten to twenty patients, in standard deviations
     assert planned["robustness"].configured_n_images == 22
 
 
 def test_stages_that_do_not_fit_at_all_are_left_out(context):
-    planned = {one.stage: one.n_images for one in plan_sample_sizes(context, 90)}
+    planned = {one.stage: one.n_images for one in plan_sample_sizes(Estimator(context), 81)}
     assert planned["robustness"] == 0
     assert planned["sanity"] == 10
-    assert {one.stage: one.n_images for one in plan_sample_sizes(context, 10)}["sanity"] == 0
+    assert {one.stage: one.n_images for one in plan_sample_sizes(Estimator(context), 9)}["sanity"] == 0
+
+
+def test_finished_stages_keep_their_size_when_the_others_are_planned_again(context):
+    context.sample_sizes = context.config.sample_sizes.model_copy(update={"faithfulness": 15})
+    finished = ["predict", "explain", "faithfulness"]
+    planned = {one.stage: one.n_images for one in plan_sample_sizes(Estimator(context), 110, finished)}
+    assert planned == {"faithfulness": 15}  # sanity takes 44, robustness 66, interventions 20: too much by 20
+    planned = {one.stage: one.n_images for one in plan_sample_sizes(Estimator(context), 100, finished)}
+    assert planned["faithfulness"] == 15
+    assert 2 * planned["sanity"] + 3 * planned["robustness"] + 20 <= 100
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+
+def run_with_budget(monkeypatch, budget, seconds_by_stage):
+    """Let a clock of stages plan, where the stages take other times than estimated. Return stage -> its size, and the end."""
+    config = Config.from_source({**TABLES, "budget": budget})
+    cohort = SimpleNamespace(rows=range(40), get_truth=lambda finding: dict.fromkeys(range(22), True))
+    audit = AuditContext(config, Path("audit"))
+    audit.__dict__ |= {"cohort": cohort, "explainers": []}
+    monkeypatch.setattr(stage_clock.StageEstimator, "from_context", staticmethod(Estimator))
+    monkeypatch.setattr(stage_clock, "time", time := Clock())
+    clock, sizes = StageClock(audit), {}
+    for name in ("resolve", "explain", "faithfulness", "sanity", "robustness", "shortcut"):
+        size = audit.sample_sizes.interventions if name == "shortcut" else getattr(audit.sample_sizes, name, 0)
+        sizes[name] = min(40 if name == "shortcut" else 22, size)
+        taken = seconds_by_stage(name, sizes[name])
+        time.now += taken
+        clock.plan_sizes_after_stage(name, taken)
+        clock.report_stage(name, taken)
+    return sizes, time.now
+
+
+def expected_seconds(name, size):
+    fixed = {"resolve": 1.0, "explain": 20.0}
+    return fixed[name] if name in fixed else SECONDS["interventions" if name == "shortcut" else name] * size
+
+
+def test_stages_that_take_longer_make_the_later_ones_smaller(monkeypatch):
+    as_planned, end = run_with_budget(monkeypatch, "260s", expected_seconds)
+    assert end <= 0.9 * 260
+    slower, end = run_with_budget(monkeypatch, "260s", lambda *stage: 1.3 * expected_seconds(*stage))
+    assert end <= 260
+    assert slower["robustness"] < as_planned["robustness"]
+
+
+def test_a_stage_that_ends_early_gives_its_time_to_the_later_ones(monkeypatch):
+    as_planned, _ = run_with_budget(monkeypatch, "180s", expected_seconds)
+    early, end = run_with_budget(
+        monkeypatch, "180s", lambda *stage: expected_seconds(*stage) / (4 if stage[0] == "faithfulness" else 1)
+    )
+    assert as_planned["robustness"] < early["robustness"]
+    assert end <= 0.9 * 180
+
+
+def test_without_a_budget_no_size_is_planned(monkeypatch):
+    audit = AuditContext(Config.from_source(TABLES), Path("audit"))
+    clock = StageClock(audit)
+    assert clock.plan_sizes_after_stage("resolve", 1.0) is None
+    assert audit.planned_sizes == ()
 
 
 @pytest.mark.parametrize(
@@ -94,8 +165,8 @@ def test_a_budget_that_will_be_missed_is_told_with_the_stages_and_the_remedies(s
     remaining = {"predict": 10.0, "explain": 840.0, "localization": 0.0, "shortcut": 240.0}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert _warn_if_budget_is_missed(audit, remaining, spent) is is_missed
-        assert not _warn_if_budget_is_missed(SimpleNamespace(config=Config.from_source(TABLES)), remaining, spent)
+        assert warn_if_budget_is_missed(audit, remaining, spent) is is_missed
+        assert not warn_if_budget_is_missed(SimpleNamespace(config=Config.from_source(TABLES)), remaining, spent)
     assert [each.category for each in caught] == [BudgetWarning] * is_missed
     if is_missed:
         text = str(caught[0].message)
@@ -131,9 +202,6 @@ def test_where_looks_may_end_a_stage_the_middle_is_expected(positives, size, exp
 
 
 def test_planned_sizes_replace_those_of_the_config():
-    from pathlib import Path
-
-    from camscope.audit.core.audit_context import AuditContext
     from camscope.audit.core.stage_result_schema import PlannedSize
 
     audit = AuditContext(Config.from_source(TABLES), Path("audit"))

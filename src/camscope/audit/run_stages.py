@@ -2,7 +2,6 @@
 
 import json
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,7 @@ from camscope.audit.provenance.audit_files_safe_to_replace import (
     remove_outputs,
 )
 from camscope.audit.provenance.digests import digest_images, find_changed_images
-from camscope.audit.sample_sizes_for_time_budget import BudgetWarning, describe_missed_budget, plan_sample_sizes
-from camscope.audit.stage_duration_estimates import RemainingTime, estimate_stage_seconds
+from camscope.audit.stage_clock import EstimateCallback, StageClock
 from camscope.audit.stages.check_data_and_try_model import check_data, try_model_on_one_image
 from camscope.audit.stages.map_quality import (
     evaluate_faithfulness,
@@ -49,7 +47,6 @@ from camscope.plurals import plural
 from camscope.version import __version__
 
 IMAGES_KEY = "images"
-ESTIMATE_AFTER_STAGE = "resolve"  # this stage has run the model and the methods once
 QUICK_STAGES = {"check", "resolve"}  # their results are computed again if the config or the images have changed
 OVERWRITE_FIX = "choose another folder, or allow overwriting (overwrite=True)"
 DIFFERENCES = {
@@ -61,7 +58,6 @@ DIFFERENCES = {
     "masks": "other masks",
 }  # name of a digest of an audit -> what differs if the digest does
 StageProgressCallback = Callable[[str, int, int], None]  # stage, number of items done, total number
-EstimateCallback = Callable[[Mapping[str, float]], None]  # stage -> estimated seconds
 ImageDigests = Mapping[str, str | None]  # image id -> sha256, None where the image cannot be read
 
 
@@ -119,46 +115,22 @@ def run_stages(
     context: AuditContext, on_progress: StageProgressCallback, on_estimate: EstimateCallback | None = None
 ) -> StageResults:
     """Run all stages and return their results. A stage with a stored result is not run again."""
-    results, remaining, start = StageResults(context.folder), RemainingTime({}), time.monotonic()
-    is_budget_missed = False
+    results, clock = StageResults(context.folder), StageClock(context, on_estimate)
     for name in STAGES:
         stored = read_json_or_none(context.folder / STAGES_FOLDER / f"{name}.json")
         result_cls: Any = Summary.model_fields[name].annotation
-        seconds: float | None = None  # of a stage that runs now
         try:
             results[name] = result_cls.model_validate(stored)
         except ValidationError:  # it is missing or incomplete
-            seconds = _run_stage_and_measure_seconds(context, name, results, on_progress)
-            is_corrected = remaining.record_stage_and_test_if_estimate_changed(name, seconds)
-            if on_estimate is not None and is_corrected and remaining.remaining:
-                on_estimate(remaining.remaining)
-        if name == ESTIMATE_AFTER_STAGE:
-            context.planned_sizes = results.resolve.planned_sizes
-            if seconds is not None and (on_estimate is not None or context.config.budget is not None):
-                expected = estimate_stage_seconds(context)
-                remaining = RemainingTime({stage: expected[stage] for stage in expected if stage not in results})
-                if on_estimate is not None:
-                    on_estimate(remaining.remaining)
-        if not is_budget_missed:
-            is_budget_missed = _warn_if_budget_is_missed(context, remaining.remaining, time.monotonic() - start)
+            seconds = _run_stage_and_measure_seconds(context, name, results, on_progress, clock)
+            clock.report_stage(name, seconds)
+        if (planned := results[name].planned_sizes) is not None:
+            context.planned_sizes = planned
     return results
 
 
-def _warn_if_budget_is_missed(context: AuditContext, remaining: Mapping[str, float], seconds: float) -> bool:
-    """Warn if the remaining stages exceed the time budget, and return whether they do. `seconds` have already been spent."""
-    budget, budget_seconds = context.config.budget, context.config.budget_seconds
-    if budget is None or budget_seconds is None or not remaining:
-        return False
-    missed_seconds = seconds + sum(remaining.values()) - budget_seconds
-    if missed_seconds > 0:
-        warnings.warn(
-            describe_missed_budget(budget, missed_seconds, remaining, context.explainers), BudgetWarning, stacklevel=3
-        )
-    return missed_seconds > 0
-
-
 def _run_stage_and_measure_seconds(
-    context: AuditContext, name: str, results: StageResults, on_progress: StageProgressCallback
+    context: AuditContext, name: str, results: StageResults, on_progress: StageProgressCallback, clock: StageClock
 ) -> float:
     """Run a stage, write its result and return the seconds it took. A skipped stage also writes a result."""
     start = time.monotonic()
@@ -173,9 +145,8 @@ def _run_stage_and_measure_seconds(
         log_stage_start(context.folder, name, class_indices)
         context.on_progress = lambda done, total: on_progress(name, done, total)
         result = STAGES[name](context, results)
-        if name == ESTIMATE_AFTER_STAGE and context.config.budget_seconds is not None:
-            planned = plan_sample_sizes(context, context.config.budget_seconds - (time.monotonic() - start))
-            result = result.model_copy(update={"planned_sizes": planned})
+    planned = clock.plan_sizes_after_stage(name, time.monotonic() - start)
+    result = result.model_copy(update={"planned_sizes": planned})
     document = to_json_bytes(result.model_dump(mode="json"))
     write_bytes(build_output_path(context.folder, STAGES_FOLDER, f"{name}.json"), document)
     log_stage_files(context.folder, name)

@@ -1,6 +1,6 @@
 """Sizes of the slow stages that fit a budget of time, what they can still find, and by how much the budget is missed."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import sqrt
 
 from camscope.audit.core.audit_context import AuditContext
@@ -15,6 +15,7 @@ from camscope.metrics.intervals_and_p_values import compute_t_quantile
 
 SIZES_IN_ORDER = ("interventions", "faithfulness", "robustness", "sanity")  # as they are made smaller
 OPTIONAL_STAGES = ("robustness", "faithfulness", "sanity")  # left out in this order if the smallest sizes do not fit
+STAGE_BY_SIZE = {"interventions": "shortcut"}  # the other sizes have the names of their stages
 MIN_SIZES = {"faithfulness": 10, "robustness": 10, "sanity": 10, "interventions": 40}
 SHARE_FOR_STAGES = 0.9  # of the budget: the rest is for the report and for estimates that are too low
 SHRINK_FACTOR = 0.9
@@ -25,26 +26,39 @@ class BudgetWarning(CamscopeWarning):
     """The budget of an audit will be missed."""
 
 
-def plan_sample_sizes(context: AuditContext, seconds: float) -> tuple[PlannedSize, ...]:
-    """Return the new sizes of stages that a time budget makes smaller. All slow stages shrink together, at most to ten patients.
+def plan_sample_sizes(
+    estimator: StageEstimator, seconds: float, finished_stages: Collection[str] = (), factor: float = 1.0
+) -> tuple[PlannedSize, ...]:
+    """Return the new sizes of stages that a time budget makes smaller. All open stages shrink together, at most to ten patients.
 
-    If the smallest sizes do not fit either, stages are left out.
+    If the smallest sizes do not fit either, stages are left out. Finished stages keep the size they had.
+
+    Args:
+        estimator: Gives the seconds of each stage for given sizes.
+        seconds: The time that is left for the open stages.
+        finished_stages: Names of the stages that have run.
+        factor: The ratio of measured to estimated time so far.
+
     """
-    estimator = StageEstimator.from_context(context)
-    if estimator is None:
-        return ()
-    configured = context.config.sample_sizes
-    limit, sizes = SHARE_FOR_STAGES * seconds, _limit_to_positives(estimator, configured)
+    context = estimator.context
+    configured = _limit_to_positives(estimator, context.config.sample_sizes)
+    sizes_of_finished = {
+        name: min(getattr(configured, name), getattr(context.sample_sizes, name))
+        for name in SIZES_IN_ORDER
+        if STAGE_BY_SIZE.get(name, name) in finished_stages
+    }
+    sizes = configured.model_copy(update=sizes_of_finished)
 
     def fits(sizes: SampleSizes) -> bool:
         expected = estimator.estimate(sizes, is_upper_bound=True)
-        return sum(value for name, value in expected.items() if getattr(sizes, name, 1)) <= limit
+        open_stages = expected.keys() - set(finished_stages)
+        return factor * sum(expected[name] for name in open_stages if getattr(sizes, name, 1)) <= seconds
 
-    for smaller in _iter_smaller_sizes(sizes):
+    for smaller in _iter_smaller_sizes(sizes, [name for name in SIZES_IN_ORDER if name not in sizes_of_finished]):
         if fits(sizes):
             break
         sizes = smaller
-    return tuple(_list_planned_sizes(context, sizes, _limit_to_positives(estimator, configured)))
+    return tuple(_list_planned_sizes(context, sizes, configured))
 
 
 def _limit_to_positives(estimator: StageEstimator, sizes: SampleSizes) -> SampleSizes:
@@ -56,18 +70,19 @@ def _limit_to_positives(estimator: StageEstimator, sizes: SampleSizes) -> Sample
     )
 
 
-def _iter_smaller_sizes(sizes: SampleSizes) -> Iterator[SampleSizes]:
-    """Yield smaller and smaller sample sizes. First all stages shrink to their minimum, then optional stages are dropped."""
-    while any(getattr(sizes, name) > MIN_SIZES[name] for name in SIZES_IN_ORDER):
+def _iter_smaller_sizes(sizes: SampleSizes, open_names: Sequence[str]) -> Iterator[SampleSizes]:
+    """Yield smaller and smaller sample sizes. First all open sizes shrink to their minimum, then optional stages are dropped."""
+    while any(getattr(sizes, name) > MIN_SIZES[name] for name in open_names):
         shrunk = {
             name: max(min(MIN_SIZES[name], getattr(sizes, name)), int(SHRINK_FACTOR * getattr(sizes, name)))
-            for name in SIZES_IN_ORDER
+            for name in open_names
         }
         sizes = sizes.model_copy(update=shrunk)
         yield sizes
     for name in OPTIONAL_STAGES:
-        sizes = sizes.model_copy(update={name: 0})
-        yield sizes
+        if name in open_names:
+            sizes = sizes.model_copy(update={name: 0})
+            yield sizes
 
 
 def _list_planned_sizes(context: AuditContext, sizes: SampleSizes, before: SampleSizes) -> Iterator[PlannedSize]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,9 @@ from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.config import SampleSizes
 from camscope.audit.core.fewest_steps_with_same_ranks import reduce_integration_steps
 from camscope.audit.performance.compute_log_odds_and_features import compute_logits_and_features
-from camscope.audit.shortcuts.load_images_and_region_masks import load_region_samples
+from camscope.audit.performance.feature_probes import N_PERMUTATIONS, probe_leakage
+from camscope.audit.shortcuts.load_images_and_region_masks import RegionSample, load_region_samples
+from camscope.audit.shortcuts.region_attribution import MAX_OTHER_MAPS, compute_mass_share, measure_region_width
 from camscope.audit.stages.map_quality import (
     FAITHFULNESS_METRICS,
     LOCALIZATION_METRICS,
@@ -43,7 +45,26 @@ N_TIMED_VARIANTS = 4  # of an image, whose maps are timed together
 MAPS_AT_FIRST_LOOK, MAPS_PER_IMAGE = 29, 11  # of a method and an image in the robustness stage; later looks take fewer
 PASSES_PER_REGION = (4.0, 3.0, 2.0)  # edits of an image: with the finding, of any image, for insertions
 SECONDS_PER_CLUSTERING, SECONDS_PER_CLUSTERED_MAP = 1.2, 0.037  # of a method and a finding; of each of its maps
+N_MASS_SHARES = (
+    2 + MAX_OTHER_MAPS
+)  # of a region: in its map, for the confounder sensitivity, and in maps of other patients
+N_TIMED_PERMUTATIONS = 2  # of a leakage probe, of which the stage takes more
 N_CONTROL_EXPLAINERS = 2  # of the robustness stage
+
+
+class RegionSeconds(NamedTuple):
+    """How long the regions of an image take.
+
+    Attributes:
+        n_regions: The number of regions.
+        detection: The seconds to load the image and detect all its regions.
+        measurement: The seconds to compare a map with all regions of its image.
+
+    """
+
+    n_regions: int
+    detection: float
+    measurement: float
 
 
 @dataclass(frozen=True)
@@ -211,14 +232,14 @@ class StageEstimator:
         """Estimate the seconds of the robustness stage. After the first interim look, only metrics that decide a verdict run."""
         n_first = sum(min([n, *self._list_look_sizes(n)]) for n in self.count_positives(n_samples))
         n_images = self.estimate_number_of_sampled_images(n_samples, is_upper_bound=is_upper_bound)
-        first, later = (
-            self._estimate_seconds_of_robustness_metrics(names, n_maps)
-            for names, n_maps in (
-                (ROBUSTNESS_METRICS, MAPS_AT_FIRST_LOOK),
-                (tuple(TRANSFORMS_BY_METRIC), MAPS_PER_IMAGE),
-            )
-        )
+        first, later = self._robustness_seconds_per_image
         return n_first * first + (n_images - n_first) * later
+
+    @cached_property
+    def _robustness_seconds_per_image(self) -> tuple[float, float]:
+        """The seconds of an image up to the first interim look, and after it."""
+        first = self._estimate_seconds_of_robustness_metrics(ROBUSTNESS_METRICS, MAPS_AT_FIRST_LOOK)
+        return first, self._estimate_seconds_of_robustness_metrics(tuple(TRANSFORMS_BY_METRIC), MAPS_PER_IMAGE)
 
     def _estimate_seconds_of_robustness_metrics(self, names: Sequence[str], n_maps: int) -> float:
         """Estimate the seconds that some robustness metrics take for one image, with all methods."""
@@ -283,40 +304,62 @@ class StageEstimator:
         return time_call(compare_models) / len(maps), seconds_per_pair
 
     @cached_property
-    def _detection_seconds_and_number_of_regions(self) -> tuple[float, float]:
-        """The seconds to detect the regions in one image, and the number of regions found."""
+    def _region_seconds(self) -> "RegionSeconds":
+        """The number of regions and the seconds that they take in one image."""
         on_progress, self.context.on_progress = self.context.on_progress, lambda done, total: None
         start = time.perf_counter()
+        samples: Sequence[RegionSample] = ()
         try:
-            n_regions = len(load_region_samples(self.context, self.rows).region_names)
-        except CamscopeError:
-            n_regions = 0
+            samples = load_region_samples(self.context, self.rows).samples
+        except CamscopeError:  # no region can be read
+            pass
         finally:
             self.context.on_progress = on_progress
-        return (time.perf_counter() - start) / len(self.rows), n_regions
+        detection = (time.perf_counter() - start) / len(self.rows)
+        masks = [mask for sample in samples for mask in sample.regions.values()]
+        n_regions = len({name for sample in samples for name in sample.regions})
+        if not masks:
+            return RegionSeconds(n_regions, detection, 0.0)
+        attribution = np.random.default_rng(0).random(masks[0].shape)
+
+        def measure() -> None:
+            for mask in masks:
+                measure_region_width(mask)
+                for _ in range(N_MASS_SHARES):
+                    compute_mass_share(attribution, mask)
+
+        return RegionSeconds(n_regions, detection, time_call(measure) / len(masks) * n_regions)
+
+    @cached_property
+    def _seconds_per_leakage_probe(self) -> float:
+        """The seconds to probe one subgroup column for leakage, measured on random features with the model's dimensions."""
+        context, n_rows = self.context, len(self.context.cohort.rows)
+        if not context.config.data.subgroups:
+            return 0.0
+        features = compute_logits_and_features(context, self.x)[1]
+        values = np.random.default_rng(0).random((n_rows, features.shape[1]))
+        labels = [n % 2 for n in range(n_rows)]
+        seconds = time_call(lambda: probe_leakage(values, labels, n_permutations=N_TIMED_PERMUTATIONS, n_resamples=1))
+        return seconds * (1 + N_PERMUTATIONS) / (1 + N_TIMED_PERMUTATIONS)
 
     def estimate_shortcut_seconds(self, sizes: SampleSizes) -> float:
         """Estimate how many seconds the shortcut stage takes."""
         context, n_rows = self.context, len(self.context.cohort.rows)
-        seconds_per_image, n_regions = self._detection_seconds_and_number_of_regions
+        regions = self._region_seconds
         n_edited, n_positive = min(n_rows, sizes.interventions), sum(self.count_positives(sizes.interventions // 2))
         of_positives, of_all, of_insertions = PASSES_PER_REGION
         n_negative = max(0, n_edited - n_positive)
-        n_passes = n_regions * (n_positive * of_positives + n_edited * of_all + n_negative * of_insertions)
+        n_passes = regions.n_regions * (n_positive * of_positives + n_edited * of_all + n_negative * of_insertions)
+        n_maps_per_image = len(context.explainers) * len(context.findings)
         clustering = sum(
             SECONDS_PER_CLUSTERING + n * SECONDS_PER_CLUSTERED_MAP for n in self.count_positives(sizes.regions)
         )
         return (
-            min(n_rows, sizes.regions) * seconds_per_image
+            min(n_rows, sizes.regions) * (regions.detection + n_maps_per_image * regions.measurement)
             + n_passes * self.seconds_per_forward_pass
             + len(context.explainers) * clustering
+            + len(context.config.data.subgroups) * self._seconds_per_leakage_probe
         )
-
-
-def estimate_stage_seconds(context: AuditContext) -> Mapping[str, float]:
-    """Estimate how many seconds each stage takes on this machine. Empty if no image can be read."""
-    estimator = StageEstimator.from_context(context)
-    return {} if estimator is None else estimator.estimate()
 
 
 class RemainingTime:

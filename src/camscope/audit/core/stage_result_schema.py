@@ -35,11 +35,28 @@ class EstimateSummary(SchemaModel):
     n_groups_by_role: tuple[tuple[str, int], ...] = ()
 
 
+class PlannedSize(SchemaModel):
+    """The number of images of a stage that fits the budget, where it is below the configured number. 0: the stage is left out.
+
+    `min_effect` is the half-width of an interval of that number of patients, in standard deviations of their values: a
+    smaller distance from the margin is not decided.
+    """
+
+    stage: Literal["faithfulness", "robustness", "sanity", "interventions"]
+    n_images: int
+    configured_n_images: int
+    min_effect: float | None = None
+
+
 class StageResult(SchemaModel):
-    """The result of a stage. If the stage was skipped or impossible, `tested` is False and `reason` says why."""
+    """The result of a stage. If the stage was skipped or impossible, `tested` is False and `reason` says why.
+
+    `planned_sizes` has all stages that the budget of time makes smaller, as planned after this stage. None: no new plan.
+    """
 
     tested: bool = True
     reason: str = ""
+    planned_sizes: tuple[PlannedSize, ...] | None = None
 
 
 class FlowStep(SchemaModel):
@@ -87,8 +104,8 @@ class AnnotationSource(SchemaModel):
 class DataCheckResult(StageResult):
     """The result of the data check. `annotation_protocol` is free text on who labeled the images.
 
-    `determining_columns`: finding -> the columns from whose value the label follows in every audited image. Subgroups have
-    their counts in `level_counts`.
+    `determining_columns`: finding -> column -> the number of images with a value, for columns from whose value the label
+    follows.
     """
 
     annotation_protocol: str = ""
@@ -99,7 +116,7 @@ class DataCheckResult(StageResult):
     issues: tuple[DataIssue, ...] = ()
     metadata_value_counts: dict[str, dict[str, int]] = Field(default_factory=dict)
     level_counts: tuple[LevelCount, ...] = ()
-    determining_columns: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    determining_columns: dict[str, dict[str, int]] = Field(default_factory=dict)
 
 
 class ExplainerInfo(SchemaModel):
@@ -119,23 +136,10 @@ class ExplainerInfo(SchemaModel):
     stride_mm: float | None = None
 
 
-class PlannedSize(SchemaModel):
-    """The number of images of a stage that fits the budget, where it is below the configured number. 0: the stage is left out.
-
-    `min_effect` is the half-width of an interval of that number of patients, in standard deviations of their values: a
-    smaller distance from the margin is not decided.
-    """
-
-    stage: Literal["faithfulness", "robustness", "sanity", "interventions"]
-    n_images: int
-    configured_n_images: int
-    min_effect: float | None = None
-
-
 class ResolveResult(StageResult):
     """The model and its attribution methods.
 
-    `architecture`: the name of the model's class. `planned_sizes` has the stages that a budget of time made smaller.
+    `architecture`: the name of the model's class.
     """
 
     model: str = ""
@@ -150,7 +154,6 @@ class ResolveResult(StageResult):
     outputs: str = ""
     explainers: tuple[ExplainerInfo, ...] = ()
     n_passes: int = 0
-    planned_sizes: tuple[PlannedSize, ...] = ()
 
     def get_explainer_info(self, title: str) -> ExplainerInfo:
         """Return the information about the explainer that has this title."""

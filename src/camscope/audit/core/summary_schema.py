@@ -10,6 +10,7 @@ from camscope.audit.core.stage_result_schema import (
     ExplainResult,
     FlowStep,
     MetricsResult,
+    PlannedSize,
     PredictResult,
     ResolveResult,
     SanityResult,
@@ -251,3 +252,10 @@ class Summary(SchemaModel):
     warnings: tuple[str, ...]
     limitations: tuple[str, ...]
     data_description: str = ""
+
+    @property
+    def planned_sizes(self) -> tuple[PlannedSize, ...]:
+        """The stages that a budget of time made smaller, as last planned."""
+        stages = (getattr(self, name) for name in type(self).model_fields)
+        plans = [stage.planned_sizes for stage in stages if isinstance(stage, StageResult)]
+        return next((plan for plan in reversed(plans) if plan is not None), ())

@@ -27,6 +27,7 @@ from camscope.optional_packages import require
 from camscope.plurals import plural
 
 N_FOLDS = 5
+N_PERMUTATIONS = 20  # of the labels, for the AUROC expected by chance
 PROBE_SIGNIFICANCE_LEVEL = 0.05
 
 
@@ -71,7 +72,7 @@ def probe_leakage(
     labels: Sequence[Hashable],
     groups: Sequence[Hashable] | None = None,
     *,
-    n_permutations: int = 20,
+    n_permutations: int = N_PERMUTATIONS,
     n_resamples: int = N_RESAMPLES,
     seed: int = 0,
 ) -> LinearProbeResult:

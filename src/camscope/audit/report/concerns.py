@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from markupsafe import Markup
 
-from camscope.audit.core.stage_result_schema import FindingPerformance, LevelCount, StageResult
+from camscope.audit.core.stage_result_schema import FindingPerformance, StageResult
 from camscope.audit.core.summary_schema import Summary, Verdict
 from camscope.audit.report.open_questions import name_subject
 from camscope.audit.report.result_sentences import (
@@ -142,34 +142,18 @@ def _iter_concerns_about_open_performance(summary: Summary) -> Iterator[Concern]
 
 def list_columns_that_determine_label(summary: Summary) -> list[tuple[str, str]]:
     """Return (column, finding) pairs. Within each level of the column, either all images have the finding or none has it."""
-    columns = dict.fromkeys(level.column for level in summary.check.level_counts)
-    subgroups = [
-        (column, finding)
-        for finding in summary.resolve.findings
-        for column in columns
-        if _determines_label([level for level in summary.check.level_counts if level.column == column], finding)
-    ]
-    further = summary.check.determining_columns.items()
-    return subgroups + [(column, finding) for finding, names in further for column in names]
+    determining = summary.check.determining_columns.items()
+    return [(column, finding) for finding, n_images_by_column in determining for column in n_images_by_column]
 
 
 def _iter_concerns_about_determining_columns(summary: Summary) -> Iterator[Concern]:
     """Yield the columns that alone determine the label."""
     n_rows = summary.check.flow[-1].n_rows if summary.check.flow else None
     for column, finding in list_columns_that_determine_label(summary):
-        is_further = column in summary.check.determining_columns.get(finding, ())
-        if is_further or sum(level.n_rows for level in summary.check.level_counts if level.column == column) == n_rows:
+        if summary.check.determining_columns[finding][column] == n_rows:
             template = "The column {column} alone determines the label “{finding}” in all {n_rows} images."
         else:
             template = "The column {column} alone determines the label “{finding}” wherever it has a value."
         sentence = fill_sentence(template, column=column, finding=finding, n_rows=n_rows or 0)
         details = Markup("The model may have learned the column instead of the finding; these data cannot tell.")
         yield Concern(sentence, details, "data", "contradicts")
-
-
-def _determines_label(levels: Sequence[LevelCount], finding: str) -> bool:
-    """Return whether the level of a column determines the label. Then no level mixes images with and without the finding."""
-    counts = [(level.positives_by_finding.get(finding), level.n_rows) for level in levels]
-    if len(counts) < 2 or any(n_positives not in (0, n_rows) for n_positives, n_rows in counts):
-        return False
-    return len({n_positives == 0 for n_positives, _ in counts}) == 2

@@ -87,7 +87,7 @@ def _summarize_region_mass(
         [_compute_shuffled_share(context, row, mask, attributions, shuffled_rows) for row, mask in pairs]
     )
     sensitivities = np.array([compute_confounder_sensitivity(attributions[row], mask) for row, mask in pairs])
-    diameter = float(np.median([_measure_region_width(mask) for _, mask in pairs])) if pairs else 0.0
+    diameter = float(np.median([measure_region_width(mask) for _, mask in pairs])) if pairs else 0.0
     is_resolvable = bool(pairs) and diameter >= stride
     baseline_name = "maps of other patients"
     return {
@@ -107,7 +107,7 @@ def _summarize_region_mass(
     }
 
 
-def _measure_region_width(mask: Mask) -> float:
+def measure_region_width(mask: Mask) -> float:
     """Return the width of a region in pixels. For a blob it is the diameter, and for a frame the thickness."""
     edt = require("scipy.ndimage", extra="audit").distance_transform_edt
     return min(compute_equivalent_diameter(mask), 2.0 * float(edt(np.pad(mask, 1)).max()))

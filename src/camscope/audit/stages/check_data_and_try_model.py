@@ -1,7 +1,6 @@
 """The first two stages of an audit: check the data, and test the model and its methods on one image."""
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from camscope.audit.core.audit_context import AuditContext
-from camscope.audit.core.cohort import Cohort
 from camscope.audit.core.config import MaskSource
 from camscope.audit.core.convert_to_summary_entries import round_significant
 from camscope.audit.core.stage_result_schema import (
@@ -24,13 +22,13 @@ from camscope.audit.core.stage_result_schema import (
 from camscope.audit.core.stored_predictions import StageResults
 from camscope.audit.core.subgroup_levels import (
     AGE_COLUMNS,
-    MAX_LEVELS_PER_SUBGROUP,
     format_age_band,
     is_empty_cell,
     needs_age_bands,
     sort_levels,
 )
 from camscope.audit.shortcuts.load_images_and_region_masks import open_region_masks
+from camscope.audit.stages.columns_that_determine_label import find_columns_that_determine_label
 from camscope.batch import Manifest, inspect_images
 from camscope.batch.image_manifest import import_arrow
 from camscope.explainers import Explainer
@@ -41,9 +39,6 @@ from camscope.models import redact_file_names
 from camscope.plurals import inflect
 
 MAX_IDS_PER_ISSUE = 20  # ids listed for each issue
-NAMING_COLUMNS = ("row", "id", "path")
-COPIED_LABELS = {"0", "1", "true", "false", "yes", "no"}  # levels of a column that repeats the label
-MIN_IMAGES_OF_DETERMINING_LEVEL = 5
 
 
 def check_data(context: AuditContext, results: StageResults) -> DataCheckResult:
@@ -81,7 +76,7 @@ def check_data(context: AuditContext, results: StageResults) -> DataCheckResult:
         issues=issues,
         metadata_value_counts=inspection.value_counts,
         level_counts=tuple(_count_levels(context)),
-        determining_columns=_find_determining_columns(context),
+        determining_columns=find_columns_that_determine_label(context),
     )
 
 
@@ -144,48 +139,6 @@ def _count_levels(context: AuditContext) -> Iterator[LevelCount]:
                 n_patients=len({context.cohort.patients[row] for row in rows}),
                 positives_by_finding={name: sum(truth[row] is True for row in rows) for name, truth in truths.items()},
             )
-
-
-def _find_determining_columns(context: AuditContext) -> dict[str, tuple[str, ...]]:
-    """Return finding -> the columns, other than subgroups, from whose value the label follows in every audited image.
-
-    Only the names of the columns are reported. A copy of the label is left out.
-    """
-    config, cohort = context.config.data, context.cohort
-    named = {config.label, config.patient, config.split, *config.labels.values(), *config.subgroups, *NAMING_COLUMNS}
-    columns = [name for name in cohort.manifest.table.column_names if name not in named]
-    levels_by_column = {name: cohort.get_subgroup_levels(name) for name in columns if _has_flat_values(cohort, name)}
-    class_names = {name.casefold() for name in (*context.class_names, *(item.name for item in context.findings))}
-    determining: dict[str, tuple[str, ...]] = {}
-    for finding in context.findings:
-        truth = cohort.get_truth(finding)
-        determining[finding.name] = tuple(
-            name
-            for name, levels in levels_by_column.items()
-            if _determines_truth(levels, truth)
-            and not {str(level).casefold() for level in levels.values()} <= class_names | COPIED_LABELS
-        )
-    return {name: columns for name, columns in determining.items() if columns}
-
-
-def _has_flat_values(cohort: Cohort, name: str) -> bool:
-    """Whether a column holds no lists, such as boxes."""
-    return not import_arrow().types.is_nested(cohort.manifest.table[name].type)
-
-
-def _determines_truth(levels: Mapping[int, str | None], truth: Mapping[int, bool | None]) -> bool:
-    """Whether every image has a level, and no level has both images with the finding and images without it.
-
-    There are few levels. One with the finding and one without it have enough images that this is hardly by chance.
-    """
-    counts = Counter((levels[row], truth[row]) for row in levels)
-    names = {level for level, _ in counts}
-    if None in names or not 1 < len(names) <= MAX_LEVELS_PER_SUBGROUP or len(counts) > len(names):
-        return False
-    return all(
-        any(n >= MIN_IMAGES_OF_DETERMINING_LEVEL for (_, value), n in counts.items() if value is has_finding)
-        for has_finding in (True, False)
-    )
 
 
 def try_model_on_one_image(context: AuditContext, results: StageResults) -> ResolveResult:

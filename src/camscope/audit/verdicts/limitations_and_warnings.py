@@ -45,7 +45,7 @@ def list_limitations(summary: Summary) -> Iterator[str]:
 
 def _list_savings(summary: Summary) -> Iterator[str]:
     """Yield what stages left out to save time: images after an interim look, integration steps, and images beyond the budget."""
-    for planned in summary.resolve.planned_sizes:
+    for planned in summary.planned_sizes:
         if planned.n_images:
             effect = (
                 ""
