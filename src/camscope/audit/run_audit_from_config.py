@@ -31,7 +31,6 @@ from camscope.audit.provenance.audit_files_safe_to_replace import (
 from camscope.audit.report.gallery import PredictedImage, build_gallery
 from camscope.audit.report.render_html_page import create_template_environment, render_page
 from camscope.audit.run_stages import (
-    EstimateCallback,
     StageProgressCallback,
     build_summary,
     check_images_unchanged,
@@ -39,6 +38,7 @@ from camscope.audit.run_stages import (
     run_stages,
     to_json_bytes,
 )
+from camscope.audit.stage_clock import EstimateCallback
 from camscope.batch.csv_export import CellEscaper
 from camscope.batch.image_manifest import import_arrow
 from camscope.errors import CamscopeError, InputError, OutputError
