@@ -29,7 +29,7 @@ class Estimator:
     def __init__(self, context):
         self.context = context
 
-    def estimate(self, sizes=None, *, is_upper_bound=False):
+    def estimate_seconds_by_stage(self, sizes=None, *, is_upper_bound=False):
         assert is_upper_bound
         stages = {name: SECONDS[name] * getattr(sizes, name) for name in ("faithfulness", "robustness", "sanity")}
         return {"explain": 20.0, "shortcut": SECONDS["interventions"] * sizes.interventions, **stages}
@@ -119,7 +119,7 @@ def test_the_estimate_of_later_stages_follows_the_earlier_ones():
 @pytest.mark.parametrize(("positives", "size", "expected"), [(8, 24, 8), (22, 24, 220**0.5), (40, 24, 240**0.5)])
 def test_where_looks_may_end_a_stage_the_middle_is_expected(positives, size, expected):
     config = Config.from_source(TABLES)
-    cohort = SimpleNamespace(get_truth=lambda finding: dict.fromkeys(range(positives), True))
+    cohort = SimpleNamespace(get_truth_by_row=lambda finding: dict.fromkeys(range(positives), True))
     audit = SimpleNamespace(config=config, cohort=cohort, findings=["nodule"])
     estimator = StageEstimator(audit, None, ())
     assert estimator.estimate_number_of_sampled_images(size) == pytest.approx(expected)
@@ -143,7 +143,7 @@ def test_planned_sizes_replace_those_of_the_config():
 
 
 def test_robustness_takes_all_metrics_at_the_first_look_and_the_deciding_ones_later(monkeypatch):
-    cohort = SimpleNamespace(get_truth=lambda finding: dict.fromkeys(range(22), True))
+    cohort = SimpleNamespace(get_truth_by_row=lambda finding: dict.fromkeys(range(22), True))
     config = Config.from_source(TABLES)
     estimator = StageEstimator(SimpleNamespace(config=config, cohort=cohort, findings=["nodule"]), None, ())
     monkeypatch.setattr(

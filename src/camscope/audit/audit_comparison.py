@@ -253,7 +253,9 @@ def _read_metric_values(run: AuditRun, finding: str) -> dict[tuple[str, str], Va
 
 
 def _compute_intervention_effects(run: AuditRun, finding: str) -> dict[str, ValuesById]:
-    """Return intervention -> image id -> its effect on the log odds. The unit is the standard deviation of the log odds."""
+    """Return nested dicts: intervention, then image id, then the effect of the intervention on the log odds.
+    The unit is the standard deviation of the log odds.
+    """
     performances = run.summary.predict.performance
     log_odds_std = next(
         (performance.log_odds_std for performance in performances if performance.finding == finding), 0.0
@@ -270,7 +272,7 @@ def _compute_intervention_effects(run: AuditRun, finding: str) -> dict[str, Valu
 
 
 def _average_by_id(rows: Iterable[tuple[Any, str, float | None]]) -> dict[Any, ValuesById]:
-    """Average the values of each key and image, without missing values. Return key -> image id -> mean."""
+    """Average the values of each key and image. Ignore missing values. Return nested dicts: key, then image id, then mean."""
     values: dict[Any, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for key, name, value in rows:
         by_id = values[key]
@@ -332,7 +334,7 @@ def _find_positions_of_ids(id_column: Any, ids: Any) -> npt.NDArray[np.int64]:
 
 
 def _collect_maps(run: AuditRun, table: "pa.Table") -> MapsById:
-    """Return (method, finding, image id) -> map. A finding is named as in the summary of the audit."""
+    """Return a dict from (method, finding, image id) to map. A finding is named as in the summary of the audit."""
     names, maps = run.summary.resolve.class_names, {}
     for row in table_to_dicts(table):
         if row["attribution"] is not None:

@@ -89,7 +89,7 @@ def _check_split_and_subgroup_levels(context: AuditContext, faults: FaultCollect
     with faults.collect("data.split_value" if context.config.data.split else "data.manifest"):
         _ = cohort.rows
         for column in context.config.data.subgroups:
-            n_levels = len({*cohort.get_subgroup_levels(column).values()} - {None})
+            n_levels = len({*cohort.get_subgroup_level_by_row(column).values()} - {None})
             if n_levels > MAX_LEVELS_PER_SUBGROUP:
                 levels = f"{column!r} has {plural(n_levels, 'level')}; expected at most {MAX_LEVELS_PER_SUBGROUP}"
                 faults.add("data.subgroups", levels, InputError(f"subgroups: {levels}"))
@@ -173,7 +173,7 @@ def _check_model_and_labels(context: AuditContext, faults: FaultCollector) -> No
                 _ = context.ground_truth
             for finding in findings if has_truth else ():
                 with faults.collect(truth_key):
-                    truths = [truth for truth in cohort.get_truth(finding).values() if truth is not None]
+                    truths = [truth for truth in cohort.get_truth_by_row(finding).values() if truth is not None]
                     if not 0 < sum(truths) < len(truths):
                         raise InputError(
                             f"{sum(truths)} of {plural(len(truths), 'labeled row')} have the finding {finding.name!r}; "
@@ -255,7 +255,9 @@ def _sample_annotated_rows(context: AuditContext, ground_truth: GroundTruth) -> 
 def _read_image_size(
     context: AuditContext, row: Mapping[str, Any], image_sizes: dict[int, ImageSize | None]
 ) -> ImageSize | None:
-    """Return the size of an image. None if the image is unreadable, or if its preprocessing moves pixels in an unknown way."""
+    """Return the size of an image. Return None for an unreadable image, and for a preprocessing that moves pixels in an
+    unknown way.
+    """
     number = row["row"]
     if number not in image_sizes:
         item = next(context.load_images([number])).item

@@ -36,12 +36,12 @@ def plan_sample_sizes(context: AuditContext, seconds: float) -> tuple[PlannedSiz
     configured = context.config.sample_sizes
     limit, sizes = SHARE_FOR_STAGES * seconds, _limit_to_positives(estimator, configured)
 
-    def fits(sizes: SampleSizes) -> bool:
-        expected = estimator.estimate(sizes, is_upper_bound=True)
+    def fits_into_time_budget(sizes: SampleSizes) -> bool:
+        expected = estimator.estimate_seconds_by_stage(sizes, is_upper_bound=True)
         return sum(value for name, value in expected.items() if getattr(sizes, name, 1)) <= limit
 
     for smaller in _iter_smaller_sizes(sizes):
-        if fits(sizes):
+        if fits_into_time_budget(sizes):
             break
         sizes = smaller
     return tuple(_list_planned_sizes(context, sizes, _limit_to_positives(estimator, configured)))

@@ -65,7 +65,9 @@ class StageEstimator:
         images = images[:N_TIMED_IMAGES]
         return cls(context, context.stack_on_device(images), tuple(image.row["row"] for image in images))
 
-    def estimate(self, sizes: SampleSizes | None = None, *, is_upper_bound: bool = False) -> dict[str, float]:
+    def estimate_seconds_by_stage(
+        self, sizes: SampleSizes | None = None, *, is_upper_bound: bool = False
+    ) -> dict[str, float]:
         """Return the estimated seconds of each stage that is not skipped.
 
         `is_upper_bound`: for all sampled images, although looks may end a stage earlier.
@@ -148,7 +150,7 @@ class StageEstimator:
 
     def count_positives(self, n_samples: int) -> list[int]:
         """Return for each finding the number of sampled images that have it."""
-        truths = [self.context.cohort.get_truth(finding).values() for finding in self.context.findings]
+        truths = [self.context.cohort.get_truth_by_row(finding).values() for finding in self.context.findings]
         return [min(n_samples, sum(truth is True for truth in values)) for values in truths]
 
     @cached_property
@@ -157,7 +159,7 @@ class StageEstimator:
         if not self.context.ground_truth:
             return 0.0
         ground_truth = next(iter(self.context.ground_truth.values()))
-        manifest, position = self.context.cohort.manifest, self.context.cohort.manifest_positions[self.rows[0]]
+        manifest, position = self.context.cohort.manifest, self.context.cohort.manifest_position_by_row[self.rows[0]]
         (row,) = manifest.rows(position, position + 1)
         item = next(iter(self.context.load_images(self.rows[:1]))).item
         if item is None or item.placement is None:
@@ -314,9 +316,9 @@ class StageEstimator:
 
 
 def estimate_stage_seconds(context: AuditContext) -> Mapping[str, float]:
-    """Estimate how many seconds each stage takes on this machine. Empty if no image can be read."""
+    """Estimate how many seconds each stage takes on this machine. Return an empty dict if no image can be read."""
     estimator = StageEstimator.from_context(context)
-    return {} if estimator is None else estimator.estimate()
+    return {} if estimator is None else estimator.estimate_seconds_by_stage()
 
 
 class RemainingTime:
@@ -331,19 +333,19 @@ class RemainingTime:
         expected = self.seconds_by_stage.pop(name, None)
         if expected is None:
             return False
-        before = self.factor
+        before = self.measured_to_estimated_ratio
         self._expected, self._taken = self._expected + expected, self._taken + seconds
-        return abs(self.factor - before) > MIN_CORRECTION * before
+        return abs(self.measured_to_estimated_ratio - before) > MIN_CORRECTION * before
 
     @property
-    def factor(self) -> float:
+    def measured_to_estimated_ratio(self) -> float:
         """The ratio of measured to estimated time, over the finished stages."""
         return 1.0 if self._expected < MIN_SECONDS_FOR_CORRECTION else self._taken / self._expected
 
     @property
     def remaining(self) -> dict[str, float]:
         """The corrected estimate of each remaining stage in seconds."""
-        return {name: self.factor * seconds for name, seconds in self.seconds_by_stage.items()}
+        return {name: self.measured_to_estimated_ratio * seconds for name, seconds in self.seconds_by_stage.items()}
 
 
 MIN_CORRECTION = 0.15  # smaller corrections are not reported

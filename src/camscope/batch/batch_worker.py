@@ -225,7 +225,7 @@ class BatchWorker:
         return {**{name: image.row[name] for name in names}, "sha256": image.sha256}
 
     def _format_target(self, image: LoadedImage, target_index: int) -> str | None:
-        """Return the requested target as text. None if the predicted class is the target."""
+        """Return the requested target as text. Return None if the predicted class is the target."""
         target = self.get_targets_of_image_or_run(image)[target_index]
         return None if target is None else format_without_address(target)
 

@@ -103,7 +103,7 @@ class Manifest:
         return [name for name in self.table.column_names if name not in RESERVED_COLUMNS]
 
     def find_paths_outside_root(self, column: str = "path") -> list[str]:
-        """Return the paths of a column that lead out of the root. Empty if paths are allowed to leave the root."""
+        """Return the paths of a column that lead out of the root. Return an empty list if paths are allowed to leave the root."""
         if not self.path_resolver.confined or (self.images is not None and column == "path"):
             return []
         values = self.table[column].to_pylist()

@@ -97,7 +97,7 @@ class BatchOutcome:
 
     @property
     def failure_counts_by_kind(self) -> Counter[Failure]:
-        """(reason, kind) -> the number of images without a map. The kind of failure is "transient" or "permanent"."""
+        """A dict from (reason, kind) to the number of images without a map. The kind of failure is "transient" or "permanent"."""
         counts: Counter[Failure] = Counter()
         for reason, count in self.failure_counts.items():
             counts[reason, result_rows.TRANSIENT] = self.transient_failure_counts[reason]

@@ -118,7 +118,7 @@ class PathResolver:
 
 
 def find_common_folder(paths: Iterable[str]) -> str | None:
-    """Return the deepest folder that holds all paths, after resolving symlinks. None if a path is relative or a URL."""
+    """Return the deepest folder that holds all paths, after resolving symlinks. Return None if a path is relative or a URL."""
     folders = set[str]()
     for path in paths:
         if is_url(path) or not os.path.isabs(path):  # noqa: PTH117 - a Path costs as much time as a small file

@@ -181,7 +181,7 @@ class Actor:
 def _compute_chunk_unless_finished(
     worker: BatchWorker, store: RunStore, num_threads: int, task: ChunkTask, table: "pa.Table"
 ) -> tuple[int, Mapping[Failure, int]]:
-    """Compute a chunk unless its part file exists. Return its number of images, and the counts of failures."""
+    """Compute a chunk if its part file does not exist. Return the number of images in the chunk, and the counts of failures."""
     if task.row_numbers is None and store.select_parts_of_run(store.finished_chunks() & {task.chunk}):
         # the worker that wrote it died before it could report
         return table.num_rows, store.count_failures([task.chunk])

@@ -64,7 +64,7 @@ class RunStore:
 
     @property
     def run_info(self) -> dict[str, Any] | None:
-        """The contents of run.json. None if the file does not exist."""
+        """The contents of run.json. The value is None if the file does not exist."""
         path = parse_output_path(self.folder / RUN_FILE)
         try:
             run_info = json.loads(read_bytes(path, MAX_JSON_BYTES))
@@ -91,7 +91,7 @@ class RunStore:
 
     @property
     def chunk_size(self) -> int | None:
-        """The number of images per part file. None if there is no run, or if its stored number is invalid."""
+        """The number of images per part file. The value is None if there is no run, or if the number in run.json is invalid."""
         value = (self.run_info or {"run_config": {}})["run_config"].get("chunk_size")
         return value if isinstance(value, int) and value > 0 else None
 
@@ -105,7 +105,7 @@ class RunStore:
             self._lock = FolderLock(self.folder)
             is_new = overwrite
             if overwrite:
-                self._replace_run(data)
+                self._replace_existing_run(data)
             if not self._lock.acquire_shared():
                 raise OutputError(f"{self.folder}: {FOLDER_BUSY_MESSAGE}")
             if not overwrite and self.run_info is None:
@@ -145,18 +145,18 @@ class RunStore:
             self._lock.release()
             self._lock = None
 
-    def _replace_run(self, data: bytes) -> None:
+    def _replace_existing_run(self, run_info_json: bytes) -> None:
         """Remove the existing run, and write run.json for a new run. The two runs must have the same kind of content."""
         if self._lock is None or not self._lock.acquire_exclusive():
             raise OutputError(f"{self.folder}: {FOLDER_BUSY_MESSAGE}")
         existing = self.run_info
         if existing is None:
             self._require_no_parts()
-        elif (old := describe_run_content(existing)) != (new := describe_run_content(json.loads(data))):
+        elif (old := describe_run_content(existing)) != (new := describe_run_content(json.loads(run_info_json))):
             raise OutputError(f"{self.folder} holds {old}, which cannot be replaced by {new}; choose another folder")
         else:
             self._remove_parts_and_overlays()
-        write_bytes(self.folder / RUN_FILE, data)
+        write_bytes(self.folder / RUN_FILE, run_info_json)
 
     def _require_no_parts(self) -> None:
         if self.finished_chunks():
@@ -307,7 +307,9 @@ class RunStore:
         return hashlib.sha256(values.encode()).hexdigest()[:16]
 
     def read_source_digest(self, chunk: int) -> str | None:
-        """Return the digest of the part file from which this part file was computed. None if there is no such file."""
+        """Return the digest of the part file from which this part file was computed.
+        Return None for a part file that was computed from no other file.
+        """
         return self._read_metadata(chunk, SOURCE_DIGEST_KEY)
 
     def _read_metadata(self, chunk: int, key: bytes) -> str | None:

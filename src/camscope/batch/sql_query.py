@@ -136,7 +136,7 @@ class Query:
         return sql
 
     def _require_single_condition_and_sort(self, connection: Any) -> None:
-        """Raise a DuckDB parser error unless `where` is a single SQL expression. `sort` must be a single expression as well."""
+        """Check that `where` and `sort` are single SQL expressions. Otherwise raise a DuckDB parser error."""
         statements = [] if self.where is None else [f"SELECT {self.where}", f"SELECT (\n{self.where}\n)"]
         if self.sort is not None:  # a clause such as LIMIT would fail before a further column
             statements.append(f"SELECT 1 ORDER BY {self.sort}")

@@ -133,7 +133,7 @@ class EvaluationRequest:
 
     @property
     def metric_names(self) -> list[str] | None:
-        """The names of the requested metrics. None for the default metrics."""
+        """The names of the requested metrics. The value is None if the user requests the default metrics."""
         return None if self.metrics is None else shared_options.split_list(self.metrics)
 
     @property
@@ -242,7 +242,7 @@ def count_matching_rows_or_exit(run: "BatchRun", query: "Query") -> int:
 
 
 def open_image_source(source: str | None, root: str | None, *, allow_outside_root: bool) -> "Manifest | None":
-    """Return the manifest of `--scans`. Its paths start in `--root`. None if `--scans` is not given."""
+    """Return the manifest of `--scans`, whose paths start in `--root`. Return None if the user does not pass `--scans`."""
     from camscope.batch import build_manifest
 
     if source is None:

@@ -235,7 +235,7 @@ class ListOf:
 
 
 def list_setting_types(explainer_cls: type) -> dict[str, tuple[Any, ...]]:
-    """Return parameter name -> types, for the constructor parameters whose values can be written as text."""
+    """Return a dict from parameter name to types. It holds the constructor parameters whose values can be written as text."""
     hints = get_type_hints(explainer_cls.__init__)  # type: ignore[misc]  # only the signature is read
     names = [name for name in inspect.signature(explainer_cls).parameters if name not in EXCLUDED_PARAMETERS]
     value_types = {name: tuple(_iter_value_types(hints.get(name))) for name in names}

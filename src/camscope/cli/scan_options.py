@@ -79,7 +79,7 @@ class ScanOptions:
         return self.profile != "clinical" and (self.all_private or self.is_read_as_scan(path))
 
     def pseudonym(self, path: Path) -> str | None:
-        """Return the pseudonym that replaces a private path, such as `scan-1f0a92bc`. None if the path is not private."""
+        """Return the pseudonym that replaces a private path, such as `scan-1f0a92bc`. Return None if the path is not private."""
         from camscope.images.files.redacted_errors_and_file_pseudonyms import pseudonymize_source
 
         return pseudonymize_source(path) if self.is_private(path) else None

@@ -44,7 +44,7 @@ def iter_statements(
 
 
 def explain_missing_intervals(summaries: Sequence[MethodSummary]) -> str:
-    """Say that intervals are missing because a few groups hold most images. Return "" if that is not the reason."""
+    """Say that intervals are missing because a few groups hold most images. For another reason, return ""."""
     all_estimates = [
         estimate
         for line in summaries

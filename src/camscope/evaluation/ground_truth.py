@@ -89,7 +89,7 @@ class GroundTruth(ABC):
 
     @property
     def categories(self) -> tuple[str, ...]:
-        """The categories whose annotations count. Empty if annotations have no categories."""
+        """The categories whose annotations count. The tuple is empty if annotations have no categories."""
         return self.label_choice.categories
 
     def __str__(self) -> str:
@@ -153,7 +153,7 @@ class AnnotationColumn(GroundTruth):
 
     @property
     def digest(self) -> str:
-        """A digest of the chosen labels. Empty if all labels are chosen."""
+        """A digest of the chosen labels. The text is empty if all labels are chosen."""
         return hash_parameters({"categories": self.categories}) if self.categories else ""
 
     def check_mask_paths_inside_root(self, values: Iterable[object]) -> None:

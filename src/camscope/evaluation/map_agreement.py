@@ -52,7 +52,9 @@ class MapAgreement:
     equivalent_groups: Sequence[Sequence[MethodKey]]  # whose displayed maps are the same for every image
 
     def get_correlation(self, first: MethodKey, second: MethodKey) -> Estimate | None:
-        """Return the mean correlation between the maps of two methods. None if it is undefined for all images."""
+        """Return the mean correlation between the maps of two methods.
+        Return None if the correlation is undefined for all images.
+        """
         i, j = sorted((self.keys.index(first), self.keys.index(second)))
         return self.estimates.get((i, j))
 

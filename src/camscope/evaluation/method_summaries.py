@@ -69,7 +69,7 @@ class MethodSummary:
 
     @property
     def advantage_over_control(self) -> Estimate | None:
-        """The difference to the best control method. None if the metric is not compared with control methods."""
+        """The difference to the best control method. The value is None if the metric is not compared with control methods."""
         return self.difference_to_control if is_compared_with_controls(self.metric) else None
 
     @property
@@ -79,7 +79,9 @@ class MethodSummary:
 
 
 def is_compared_with_controls(metric: str) -> bool:
-    """Return whether control methods are a baseline for a metric. They are not if it only needs a map or an explainer."""
+    """Return whether control methods are a baseline for a metric.
+    A metric that only needs a map or an explainer has no baseline.
+    """
     return METRICS[metric].input_kind not in ("map", "explainer")
 
 

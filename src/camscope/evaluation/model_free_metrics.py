@@ -56,7 +56,7 @@ def crop_map_and_mask_to_model_input(explanation: Explanation, mask: Mask | None
 
 
 def make_control_maps(x: Tensor, explanation: Explanation) -> Mapping[str, FloatArray]:
-    """Return name -> control map (*S) for an image x (C,*S). Control maps do not depend on the model."""
+    """Return a dict from name to control map (*S), for an image x (C,*S). Control maps do not depend on the model."""
     image = x.detach().cpu().double()[None]
     seed = int.from_bytes(explanation.name.encode()[-8:], "little")
     noise = np.random.default_rng(seed).random(explanation.grid)

@@ -15,10 +15,10 @@ from camscope.hooks.intercept_torch_functions import BaseFunctionMode
 from camscope.hooks.spatial_map_tracker import SpatialMapTracker
 from camscope.hooks.thread_local_hooks import register_gradient_hook
 from camscope.layers.infer_layout import infer_image_token_layout, infer_layout
+from camscope.layers.judge_layout_from_noise_reactions import LayoutVerdict
 from camscope.layers.layout import CHANNELS_FIRST, Layout
-from camscope.layers.layout_hints import LayoutHints
 from camscope.layers.layout_noise_probe import OutputLocation, probe_layout
-from camscope.layers.layout_verdict import LayoutVerdict
+from camscope.layers.recorded_grids_and_token_counts import LayoutHints
 from camscope.pytree import iter_leaves, replace_leaf
 from camscope.targets import Score
 

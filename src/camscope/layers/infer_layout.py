@@ -16,7 +16,7 @@ from camscope.layers.layout import (
     build_ambiguous_layout_error,
     returns_channels_first,
 )
-from camscope.layers.layout_hints import NO_HINTS, LayoutHints
+from camscope.layers.recorded_grids_and_token_counts import NO_HINTS, LayoutHints
 from camscope.plurals import plural
 
 MAX_PREFIX_TOKENS = (5, 9)  # a class token and four registers; eight, where no grid is found with fewer

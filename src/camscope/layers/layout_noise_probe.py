@@ -23,8 +23,7 @@ from camscope.hooks.find_layers import find_layer, unwrap
 from camscope.hooks.restore_buffers_and_rng import all_rng_restored
 from camscope.hooks.run_without_hooks import hooks_muted
 from camscope.hooks.thread_local_hooks import Hooks, autocast_uncached, thread_local_hook
-from camscope.layers.layout import CHANNELS_FIRST, TOKENS, Layout
-from camscope.layers.layout_verdict import (
+from camscope.layers.judge_layout_from_noise_reactions import (
     N_RUNS,
     LayoutProbeResult,
     LayoutVerdict,
@@ -32,6 +31,7 @@ from camscope.layers.layout_verdict import (
     judge_layout,
     upsample_nearest,
 )
+from camscope.layers.layout import CHANNELS_FIRST, TOKENS, Layout
 from camscope.pytree import find_main_tensor
 
 MAX_TOKENS_WITHOUT_BLOCKS = 64**2  # more of them are replaced in blocks, as the cells of maps

@@ -1,4 +1,4 @@
-"""Load an ONNX file, which ONNX Runtime runs on the CPU. It has scores, but neither layers nor gradients."""
+"""Load an ONNX file, which ONNX Runtime runs on the CPU. The loaded model gives scores, but has no layers or gradients."""
 
 import hashlib
 from pathlib import Path
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from camscope.atomic_writes_and_folder_locks import describe_file_problem, read_bytes
 from camscope.errors import InputError, ModelError, WeightsError
-from camscope.hooks.score_function import ScoreFunction
+from camscope.hooks.wrap_score_function_as_module import ScoreFunction
 from camscope.model_card import ModelCard
 from camscope.models.checkpoint import WeightsSource, format_model_source
 from camscope.optional_packages import require

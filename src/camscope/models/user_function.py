@@ -23,7 +23,7 @@ from torch import nn
 
 from camscope.atomic_writes_and_folder_locks import describe_file_problem
 from camscope.errors import ModelError, WeightsError
-from camscope.hooks.score_function import ScoreFunction
+from camscope.hooks.wrap_score_function_as_module import ScoreFunction
 from camscope.images.preprocess import Preprocess, as_preprocess
 from camscope.model_card import ModelCard
 from camscope.models.checkpoint import (

@@ -64,7 +64,7 @@ class Target(ABC):
     """
 
     @property
-    def dense(self) -> bool:
+    def selects_positions(self) -> bool:
         """Whether the target selects some of many positions at which the output has scores."""
         return False
 
@@ -97,7 +97,7 @@ class Target(ABC):
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "Target":
         """Return the target for a changed input, which is flipped along the axes `flips` and then resized to `size`."""
-        if self.dense:
+        if self.selects_positions:
             raise TargetError(
                 f"{type(self).__name__} is a position in the image, so flips need its method flipped(flips, size): implement the "
                 "method, or explain without flips"

@@ -202,7 +202,7 @@ class LogProbability(ClassTarget):
 
 
 def parse_class_label(value: object, parameter: str, target_name: str) -> int | str:
-    """Return a class label as an int or str. Raise TargetError if it is neither an index nor a name."""
+    """Return a class label as an int or str. A label is an index or a name. Otherwise raise TargetError."""
     label = normalize_target(value)
     if not isinstance(label, int | str):
         raise TargetError(f"{parameter}={label!r} of a {target_name}: expected one class index or name")

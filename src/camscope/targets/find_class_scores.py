@@ -11,7 +11,7 @@ from torch import Tensor
 from camscope.errors import Remedy, TargetError
 from camscope.plurals import plural
 from camscope.pytree import iter_leaves, map_leaves
-from camscope.targets.detection_rows import DetectionRows
+from camscope.targets.detector_rows_before_nms import DetectionRows
 from camscope.unusual_tensors import describe_unusual_tensor
 
 HF_EMBEDDING_FIELDS = ("pooler_output", "image_embeds", "text_embeds")  # of Hugging Face: embeddings, not class scores
@@ -134,7 +134,7 @@ def full_precision(values: Tensor) -> Tensor:
 
 
 def require_scores_of_callable_target(scores: object, target: object) -> Tensor:
-    """Return the result of a callable target, its scores (N,). Raise TargetError unless there is one float per sample."""
+    """Return the result of a callable target, its scores (N,). Raise TargetError if the result is not one float per sample."""
     name = getattr(target, "__name__", type(target).__name__)
     if isinstance(scores, Tensor) and (kind := describe_unusual_tensor(scores, "scores")) is not None:
         raise TargetError(

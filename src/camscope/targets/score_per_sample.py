@@ -411,9 +411,9 @@ class PerSampleTarget(Target):
         )
 
     @property
-    def dense(self) -> bool:
+    def selects_positions(self) -> bool:
         """Whether any of the targets selects some of many positions of the output."""
-        return any(isinstance(target, Target) and target.dense for target in self.targets)
+        return any(isinstance(target, Target) and target.selects_positions for target in self.targets)
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "PerSampleTarget":
         """Return the targets for an input that is flipped along the axes `flips`."""

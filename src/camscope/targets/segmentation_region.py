@@ -51,7 +51,7 @@ class Region(ClassTarget):
     point: Sequence[float] | None = None
     cell_weights: Tensor | None = None
 
-    dense = True
+    selects_positions = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -87,12 +87,12 @@ class PointCloud:
 
     @cached_property
     def labels_by_count(self) -> dict[int, IntArray]:
-        """Number of clusters k -> the cluster label of every point (N,). Labels range from 0 to k-1."""
+        """A dict from the number of clusters k to the cluster label of every point (N,). Labels range from 0 to k-1."""
         return {k: assign_labels_qr(self.eigenvalues_and_eigenvectors[1], k) for k in self.cluster_counts}
 
     @cached_property
     def eigengap_by_count(self) -> dict[int, float]:
-        """Number of clusters k -> the eigengap 1 - λ_k / λ_(k+1).
+        """A dict from the number of clusters k to the eigengap 1 - λ_k / λ_(k+1).
 
         It is 1 if the graph has k connected parts, and 0 if it has more.
         """
@@ -104,7 +104,7 @@ class PointCloud:
         return {k: round(gap, EIGENVALUE_DIGITS) for k, gap in gaps.items()}
 
     def compute_stability(self, n_resamples: int, rng: np.random.Generator) -> dict[int, float]:
-        """Return number of clusters -> the mean stability of that clustering over random subsamples.
+        """Return a dict from the number of clusters to the mean stability of this clustering over random subsamples.
 
         It is the mean adjusted Rand index with clusters of subsamples of the patients.
         """

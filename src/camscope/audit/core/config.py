@@ -388,13 +388,13 @@ class Config(_ConfigTable):
 
     @property
     def budget_seconds(self) -> float | None:
-        """The time limit of the audit in seconds. None if there is no limit."""
+        """The time limit of the audit in seconds. The value is None if there is no limit."""
         match = DURATION_PATTERN.fullmatch(self.budget or "")
         return None if match is None else float(match[1]) * SECONDS_BY_UNIT[match[2]]
 
     @property
     def budget_in_words(self) -> str:
-        """The time limit of the audit as text, such as "4 minutes". Empty if there is no limit."""
+        """The time limit of the audit as text, such as "4 minutes". The text is empty if there is no limit."""
         match = DURATION_PATTERN.fullmatch(self.budget or "")
         return "" if match is None else f"{match[1]} {UNIT_NAMES[match[2]]}{'' if match[1] == '1' else 's'}"
 

@@ -67,7 +67,8 @@ def _load_compared_images(context: AuditContext) -> Tensor:
 def _choose_steps(
     explainer: Explainer, x: Tensor, class_index: int, candidates: Sequence[int], first_map: FloatArray
 ) -> tuple[PathSteps | None, MapSeconds | None]:
-    """Find the fewest integration steps that keep the pixel ranks of the configured maps. None if no candidate keeps them.
+    """Find the fewest integration steps that keep the pixel ranks of the configured maps.
+    If no candidate keeps the ranks, return None.
 
     `first_map` is the configured map of the first image. The seconds of a map are those of the other images.
     """
@@ -97,7 +98,7 @@ def _compute_maps(explainer: Explainer, x: Tensor, class_index: int) -> FloatArr
 
 
 def _correlate_ranks(maps: FloatArray, full_maps: FloatArray) -> float | None:
-    """Return the mean rank correlation between paired maps (N,*s). None if it is undefined for every pair."""
+    """Return the mean rank correlation between paired maps (N,*s). Return None if the correlation is undefined for every pair."""
     correlations = []
     for first, second in zip(maps, full_maps, strict=True):
         try:

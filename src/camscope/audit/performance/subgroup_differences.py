@@ -288,7 +288,7 @@ def compare_subgroups(
     numbers, groups = [values[row] for row in rows], [cohort.patients[row] for row in rows]
     fields = {"finding": finding.name, "region": region, "margin": margin}
     for column in cohort.config.data.subgroups:
-        level_by_row = cohort.get_subgroup_levels(column)
+        level_by_row = cohort.get_subgroup_level_by_row(column)
         levels = [level_by_row[row] for row in rows]
         try:
             if truth is None:

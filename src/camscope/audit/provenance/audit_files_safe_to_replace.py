@@ -199,7 +199,7 @@ def _has_valid_seal(path: Path) -> bool:
 
 
 def read_json_or_none(path: Path) -> Any:
-    """Return the content of a JSON file. None if the file is missing, invalid or too large."""
+    """Return the content of a JSON file. Return None if the file is missing, invalid or too large."""
     with suppress(OSError, ValueError, RecursionError, MemoryError):
         return json.loads(read_bytes(path, MAX_OUTPUT_JSON_BYTES))
     return None

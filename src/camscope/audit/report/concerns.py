@@ -147,7 +147,9 @@ def list_columns_that_determine_label(summary: Summary) -> list[tuple[str, str]]
         (column, finding)
         for finding in summary.resolve.findings
         for column in columns
-        if _determines_label([level for level in summary.check.level_counts if level.column == column], finding)
+        if _is_label_determined_by_level(
+            [level for level in summary.check.level_counts if level.column == column], finding
+        )
     ]
     further = summary.check.determining_columns.items()
     return subgroups + [(column, finding) for finding, names in further for column in names]
@@ -167,7 +169,7 @@ def _iter_concerns_about_determining_columns(summary: Summary) -> Iterator[Conce
         yield Concern(sentence, details, "data", "contradicts")
 
 
-def _determines_label(levels: Sequence[LevelCount], finding: str) -> bool:
+def _is_label_determined_by_level(levels: Sequence[LevelCount], finding: str) -> bool:
     """Return whether the level of a column determines the label. Then no level mixes images with and without the finding."""
     counts = [(level.positives_by_finding.get(finding), level.n_rows) for level in levels]
     if len(counts) < 2 or any(n_positives not in (0, n_rows) for n_positives, n_rows in counts):

@@ -72,7 +72,7 @@ class GalleryMap:
 
 
 def render_outline_rgba(mask: Mask, height: int) -> NDArray[np.uint8] | None:
-    """Render the outline of a mask (H,W) as an RGBA image. Other pixels are transparent. None if the mask is empty."""
+    """Render the outline of a mask (H,W) as an RGBA image. Other pixels are transparent. Return None if the mask is empty."""
     factor = min(height / mask.shape[0], 2 * height / mask.shape[1])
     rows, columns = (max(1, round(side * factor)) for side in mask.shape)
     at_row = np.minimum(((np.arange(rows) + 0.5) / factor).astype(int), mask.shape[0] - 1)

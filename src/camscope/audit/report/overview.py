@@ -129,7 +129,7 @@ def describe_patients(summary: Summary) -> Markup:
 
 
 def _describe_chance(summary: Summary) -> Markup:
-    """Say which AUROC is the chance level, in one sentence. Empty if there is no AUROC."""
+    """Say which AUROC is the chance level, in one sentence. Return "" if there is no AUROC."""
     baseline = next((item.auroc.baseline for item in summary.predict.performance), None)
     return Markup("") if baseline is None else fill_sentence("{baseline} is chance.", baseline=baseline)
 
@@ -164,7 +164,7 @@ def _count_open_questions(summary: Summary) -> Markup:
 
 
 def _name_further_questions(questions: Sequence[OpenQuestion]) -> Markup:
-    """Name the open questions that the first screen does not list. Empty if it lists all of them."""
+    """Name the open questions that are missing on the first screen. If the first screen lists all questions, return ""."""
     names = list(dict.fromkeys(question.short_name for question in questions))
     return fill_sentence("Also open: {names}.", names=join_texts(names)) if names else Markup("")
 

@@ -104,7 +104,9 @@ def _summarize_effect(
 
 
 def _describe_few_patients(roles: Mapping[str, Sequence[Hashable]], *, is_dominated: bool) -> str:
-    """Say which roles have too few patients, or which role one patient dominates. Empty if there is no such role."""
+    """Name the roles that have too few patients, or the role that one patient dominates.
+    If no role has such a problem, return "".
+    """
     counts = {name: len(set(patients)) for name, patients in roles.items()}
     few = [plural(n, name.removesuffix("s")) for name, n in counts.items() if n < MIN_PATIENTS_FOR_VERDICT]
     if few:
@@ -174,7 +176,7 @@ def judge_reliance(
 
 
 def explain_too_few_patients(n_patients: int, prevalence: float) -> str:
-    """Say why there are too few patients to rule out reliance on a rare region. Empty if there are enough.
+    """Say why there are too few patients to rule out reliance on a rare region. With enough patients, return "".
 
     A rare reliance affects a share `prevalence` of patients.
     """
@@ -218,7 +220,9 @@ def select_reported_effect(
 
 
 def _group_counted_effects_by_kind(insertions: Effects, removals: Effects) -> dict[str, list[InterventionEffect]]:
-    """Return intervention kind -> the effects that count. They have an interval and enough patients."""
+    """Return a dict from intervention kind to the effects that count.
+    An effect counts if it has an interval and enough patients.
+    """
     return {
         kind: [e for e in effects if e.effect.low is not None and e.effect.n_groups >= MIN_PATIENTS_FOR_VERDICT]
         for kind, effects in (("insertion", insertions), ("removal", removals))
@@ -226,7 +230,7 @@ def _group_counted_effects_by_kind(insertions: Effects, removals: Effects) -> di
 
 
 def _find_direction_by_kind(effects_by_kind: Mapping[str, Effects], margin: float) -> dict[str, str]:
-    """Return intervention kind -> direction. Kinds are left out unless all their intervals lie beyond the margin."""
+    """Return a dict from intervention kind to direction. It holds the kinds whose intervals all lie beyond the margin."""
     directions = {kind: _find_common_direction(effects, margin) for kind, effects in effects_by_kind.items()}
     if len({effect.imputation for effect in effects_by_kind["removal"]}) < MIN_IMPUTATIONS:
         del directions["removal"]
@@ -255,7 +259,7 @@ def _select_effects_with_value(effects: Effects) -> list[InterventionEffect]:
 
 
 def _explain_uncounted_effects(insertions: Effects, removals: Effects, uncounted_removals: Effects) -> dict[str, str]:
-    """Return intervention kind -> why its effects are missing or do not count."""
+    """Return a dict from intervention kind to the reason why the effects of this kind are missing or do not count."""
     descriptions = {
         kind: f"{kind} was measured in too few patients to count"
         if _select_effects_with_value(effects)

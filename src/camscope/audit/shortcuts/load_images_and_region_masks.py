@@ -132,7 +132,7 @@ def _build_sample(
 ) -> RegionSample:
     """Load the region masks and finding masks of one image. Missing regions are counted in `samples`."""
     cohort = context.cohort
-    position = cohort.manifest_positions[row]
+    position = cohort.manifest_position_by_row[row]
     manifest_row = cohort.manifest.rows(position, position + 1)[0]
 
     def load_mask(ground_truth: GroundTruth) -> Mask:

@@ -197,7 +197,7 @@ class InterventionRunner:
     def __post_init__(self) -> None:
         self.log_odds = self.predictions.log_odds_by_row(self.finding.name)
         self.log_odds_std = self.predictions.log_odds_std(self.finding.name)
-        truths = self.context.cohort.get_truth(self.finding)
+        truths = self.context.cohort.get_truth_by_row(self.finding)
         self.truth_by_row = {sample.row: truths[sample.row] for sample in self.samples.samples}
 
     def run_interventions(self) -> Iterator[InterventionEffect]:

@@ -74,7 +74,7 @@ def check_data(context: AuditContext, results: StageResults) -> DataCheckResult:
     )
     return DataCheckResult(
         annotation_protocol=data.annotation_protocol,
-        annotation_sources=tuple(_list_annotation_sources(context)),
+        annotation_sources=tuple(_iter_annotation_sources(context)),
         flow=tuple(_describe_row_flow(context)),
         n_patients=len(set(context.cohort.patients.values())),
         has_patient_column=data.patient is not None,
@@ -85,7 +85,7 @@ def check_data(context: AuditContext, results: StageResults) -> DataCheckResult:
     )
 
 
-def _list_annotation_sources(context: AuditContext) -> Iterator[AnnotationSource]:
+def _iter_annotation_sources(context: AuditContext) -> Iterator[AnnotationSource]:
     """Yield the sources of the masks of every finding and region."""
     for name, evidence in {**context.ground_truth, **open_region_masks(context)}.items():
         yield AnnotationSource(
@@ -132,9 +132,9 @@ def _describe_row_flow(context: AuditContext) -> list[FlowStep]:
 
 
 def _count_levels(context: AuditContext) -> Iterator[LevelCount]:
-    truths = {finding.name: context.cohort.get_truth(finding) for finding in context.findings}
+    truths = {finding.name: context.cohort.get_truth_by_row(finding) for finding in context.findings}
     for column in context.config.data.subgroups:
-        level_by_row = context.cohort.get_subgroup_levels(column)
+        level_by_row = context.cohort.get_subgroup_level_by_row(column)
         for level in sort_levels({level for level in level_by_row.values() if level is not None}):
             rows = [row for row, level_of_row in level_by_row.items() if level_of_row == level]
             yield LevelCount(
@@ -154,11 +154,13 @@ def _find_determining_columns(context: AuditContext) -> dict[str, tuple[str, ...
     config, cohort = context.config.data, context.cohort
     named = {config.label, config.patient, config.split, *config.labels.values(), *config.subgroups, *NAMING_COLUMNS}
     columns = [name for name in cohort.manifest.table.column_names if name not in named]
-    levels_by_column = {name: cohort.get_subgroup_levels(name) for name in columns if _has_flat_values(cohort, name)}
+    levels_by_column = {
+        name: cohort.get_subgroup_level_by_row(name) for name in columns if _has_flat_values(cohort, name)
+    }
     class_names = {name.casefold() for name in (*context.class_names, *(item.name for item in context.findings))}
     determining: dict[str, tuple[str, ...]] = {}
     for finding in context.findings:
-        truth = cohort.get_truth(finding)
+        truth = cohort.get_truth_by_row(finding)
         determining[finding.name] = tuple(
             name
             for name, levels in levels_by_column.items()

@@ -258,7 +258,7 @@ def _summarize_similarity(
         reason=verdict.reason if verdict else result.no_verdict_reason,
         final_similarity=_summarize_final_similarity(
             result.similarities[name][:, -1],
-            [context.cohort.patient_numbers[row] for row in rows],
+            [context.cohort.patient_number_by_row[row] for row in rows],
             context.config.bootstrap_options,
         ),
     )

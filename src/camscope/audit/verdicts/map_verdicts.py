@@ -57,7 +57,10 @@ def judge_localization(summary: Summary) -> Iterator[Verdict]:
             share = shares.get((line.method, line.layer))
             share_note = "" if share is None else f"{share:.2f} of their attribution lies inside"
             decision = conclusion, join_reasons(reason, share_note)
-            fields = {"maps": _format_maps_name(line.method), "denial": _deny_localization(line, reason)}
+            fields = {
+                "maps": _format_maps_name(line.method),
+                "denial": _describe_maps_no_better_than_control(line, reason),
+            }
             yield build_verdict("localization", finding, decision, line.value, margin, line.method, **fields)
         title = next((explainer.title for explainer in summary.resolve.explainers), "the first method")
         for (name, _, column), levels in group_by_subgroup_column(stage.subgroup_differences).items():
@@ -67,8 +70,8 @@ def judge_localization(summary: Summary) -> Iterator[Verdict]:
                 )
 
 
-def _deny_localization(line: MetricSummary, reason: str) -> str:
-    """Return a sentence that says the maps are no better than a control map. Empty if they failed for another reason."""
+def _describe_maps_no_better_than_control(line: MetricSummary, reason: str) -> str:
+    """Return the sentence "the maps are no better than a control map". If the maps failed for another reason, return ""."""
     if reason == BELOW_MARGIN_REASON:
         return ""
     name = line.value.baseline_name

@@ -178,7 +178,7 @@ def decide_above_margin(estimate: EstimateSummary, margin: float) -> Decision:
 
 
 def find_missing_requirement(estimate: EstimateSummary) -> str:
-    """Say why an estimate cannot decide a verdict: it has no value, or too few patients. Empty if it can."""
+    """Say why an estimate cannot decide a verdict: no value, or too few patients. If the estimate can decide, return ""."""
     if estimate.value is None:
         return estimate.reason or "there is no value"
     if estimate.n_groups < MIN_PATIENTS_FOR_VERDICT:
@@ -188,7 +188,7 @@ def find_missing_requirement(estimate: EstimateSummary) -> str:
 
 
 def describe_unreachable_margin(max_enrichment: float | None, margin: float) -> str:
-    """Say why no map can reach the margin. Empty if a map can.
+    """Say why no map can reach the margin. If a map can reach the margin, return "".
 
     The region is too large for a high enrichment.
     """

@@ -245,15 +245,19 @@ def _detect_scan_format(source: Path | bytes) -> str:
 
 def _fill_in_dicom_metadata(dataset: "Dataset", metadata: ImageMetadata, hash_key: bytes) -> None:
     metadata.codec = dicom_header_values.get_uid_name(dataset.file_meta.TransferSyntaxUID) or "unknown transfer syntax"
-    metadata.modality = dicom_header_values.read_code(dataset, "Modality", dicom_header_values.MODALITIES) or None
+    metadata.modality = (
+        dicom_header_values.read_allowed_code_word(dataset, "Modality", dicom_header_values.MODALITIES) or None
+    )
     metadata.photometric = (
-        dicom_header_values.read_code(
+        dicom_header_values.read_allowed_code_word(
             dataset, "PhotometricInterpretation", dicom_header_values.PHOTOMETRIC_INTERPRETATIONS
         )
         or None
     )
     metadata.burned_in = BURNED_IN_TEXT[dicom_header_values.has_burned_in_text(dataset)]
-    metadata.is_lossy = dicom_header_values.read_code(dataset, "LossyImageCompression", {"00", "01"}) == "01"
+    metadata.is_lossy = (
+        dicom_header_values.read_allowed_code_word(dataset, "LossyImageCompression", {"00", "01"}) == "01"
+    )
     groups = dicom_header_values.read_functional_groups(dataset, [0])
     windows = (
         (dicom_header_values.read_numbers(item, "WindowCenter"), dicom_header_values.read_numbers(item, "WindowWidth"))
@@ -288,7 +292,7 @@ class MaskCheck(NamedTuple):
 
 @dataclass(frozen=True)
 class ImageMetadataReader:
-    """Reads the metadata of rows. Several threads can call it. Recorded errors neither name nor quote a file."""
+    """Reads the metadata of rows. Several threads can call it. Recorded errors contain no file name and no file content."""
 
     manifest: Manifest
     mask_column: str | None

@@ -80,7 +80,7 @@ class EncodedColumn:
 
     @property
     def value_counts(self) -> dict[str, int]:
-        """Value -> the number of rows that have it. The most frequent value comes first."""
+        """A dict from value to the number of rows with this value. The most frequent value comes first."""
         return {self.values[index]: int(self.counts[index]) for index in self.indices_by_frequency}
 
     @property
@@ -132,7 +132,7 @@ class InspectionTable:
         return EncodedColumn.encode(self.metadata[name])
 
     def encode_manifest_column(self, role: str) -> EncodedColumn | None:
-        """Encode the manifest column that has a role, such as "patient". None if the manifest has no such column."""
+        """Encode the manifest column that has a role, such as "patient". Return None if no manifest column has this role."""
         column = self.column_names[role]
         return None if column is None else EncodedColumn.encode(self.manifest.table[column])
 
@@ -152,7 +152,7 @@ class InspectionTable:
 
 
 def resolve_column_names(manifest: Manifest, requested: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Return role -> column name. It is the requested column, or else an existing column with a usual name for the role."""
+    """Return a dict from role to column name: the requested column, or else an existing column with a usual name for the role."""
     existing = manifest.table.column_names
     for role, name in requested.items():
         require_columns([name], existing, f"for the {role}")
@@ -208,7 +208,7 @@ def _count_targets_by_group(table: InspectionTable, name: str, target: EncodedCo
 
 
 def compute_cramers_v(counts: IntArray) -> float | None:
-    """Return Cramér's V for a table of counts. None if the table has a single row or column."""
+    """Return Cramér's V for a table of counts. Return None if the table has a single row or column."""
     counts = counts[counts.sum(1) > 0][:, counts.sum(0) > 0]
     total, min_side = int(counts.sum()), min(counts.shape, default=0)
     if total < 1 or min_side < 2:

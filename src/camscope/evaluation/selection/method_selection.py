@@ -169,7 +169,7 @@ def _shuffle_by_group(samples: Sequence[SelectionSample], seed: int) -> list[Sel
 
 
 def find_model_independence_reason(explainer: Explainer, samples: Sequence[SelectionSample], seed: int) -> str:
-    """Say why the maps of an explainer do not depend on the trained weights. Return "" if they do."""
+    """Say why the maps of an explainer do not depend on the trained weights. If the maps depend on the weights, return ""."""
     if explainer.control:
         return "a control: it does not depend on the model"
     untrained, correlations = randomize_weights(explainer, seed), []

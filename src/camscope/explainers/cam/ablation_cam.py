@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from camscope.explainers.cam.layer_features import ActivationVariants, LayerFeatures
+from camscope.explainers.cam.layer_features_and_perturbed_scores import ActivationVariants, LayerFeatures
 from camscope.explainers.cam.weighted_channels_explainer import SPATIAL_AXIS, BaseWeightedChannels
 from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.chunk_perturbed_copies_by_memory import BatchedMixin

@@ -8,7 +8,7 @@ from itertools import groupby
 from torch import Tensor
 
 from camscope.errors import CamscopeError
-from camscope.explainers.cam.layer_features import LayerFeatures
+from camscope.explainers.cam.layer_features_and_perturbed_scores import LayerFeatures
 from camscope.explainers.cam.layer_selection_mixin import LayerSelectionMixin
 from camscope.explainers.cam.shared_layer_pass import SharedLayerPass
 from camscope.explainers.core.base_method import BaseMethod

@@ -90,8 +90,10 @@ class LayerSelectionMixin(Explainer):
         if card and card.layer:
             return card.layer
         if callable(score.target) and score.has_target(0):
-            dense = isinstance(score.target, Target) and score.target.dense
-            return choose_layer(model, score.compute_fixed_mix_of_class_scores, x, dense=dense).name
+            selects_positions = isinstance(score.target, Target) and score.target.selects_positions
+            return choose_layer(
+                model, score.compute_fixed_mix_of_class_scores, x, target_selects_positions=selects_positions
+            ).name
         key = (tuple(x.shape[1:]), tuple((name, type(module)) for name, module in model.named_modules()))
         if key not in self._chosen_layers:
             self._chosen_layers = {**self._chosen_layers, key: self._choose_layer_for_all_classes(x, score)}

@@ -80,14 +80,14 @@ def register_optional(package: str, extra: str) -> Callable[[ExplainerClass], Ex
     Otherwise, an error names the missing extra when a user looks the method up.
     """
 
-    def add_to_registry(cls: ExplainerClass) -> ExplainerClass:
+    def register_if_installed(cls: ExplainerClass) -> ExplainerClass:
         if find_spec(package) is not None:
             return register(cls)
         _make_dataclass_with_captum_names(cls)
         METHODS.add_unavailable(cls.name, cls.title, package, extra)
         return cls
 
-    return add_to_registry
+    return register_if_installed
 
 
 def _make_dataclass_with_captum_names(cls: type["Explainer"]) -> None:

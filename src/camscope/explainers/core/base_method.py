@@ -27,7 +27,7 @@ from camscope.explainers.core.redacted_settings_text import describe_setting
 from camscope.explainers.core.validated_setting_types import check_settings
 from camscope.forward_signature import takes_frames_first
 from camscope.hooks.find_layers import unwrap
-from camscope.hooks.score_function import wrap_function
+from camscope.hooks.wrap_score_function_as_module import wrap_function
 from camscope.model_card import get_card
 from camscope.models.ultralytics_yolo import is_ultralytics_object
 from camscope.targets import ImageContext, Score, Target, TargetLike, image_embedding

@@ -82,7 +82,7 @@ class BackgroundMixin(RandomMixin):
 
     @property
     def default_background_notes(self) -> tuple[str, ...]:
-        """A note that names the default background. Empty if the user passed a background."""
+        """A note that names the default background. The tuple is empty if the user passed a background."""
         note = f"no background was given: {', '.join(DEFAULT_BACKGROUND)} instead"
         return (note,) if self.background is None else ()
 

@@ -24,8 +24,8 @@ from camscope.hooks.restore_buffers_and_rng import (
     eval_mode_buffers_restored,
     rng_restored_unless_other_threads_run,
 )
-from camscope.hooks.score_function import ScoreFunction
 from camscope.hooks.thread_local_hooks import autocast_uncached
+from camscope.hooks.wrap_score_function_as_module import ScoreFunction
 from camscope.plurals import plural
 from camscope.pytree import map_leaves
 from camscope.targets import Score, TargetLike
@@ -58,7 +58,7 @@ class ModelInfo:
     is_compiled: bool
     inference_tensor_name: str | None
 
-    def read_weight_versions(self) -> dict[int, int]:
+    def read_version_counter_by_parameter_id(self) -> dict[int, int]:
         """Return PyTorch's version counter of each parameter, by id. Training in another thread changes the counters."""
         parameters = (value for module in self.modules for value in module._parameters.values() if value is not None)
         return {id(value): value._version for value in parameters if not value.is_inference()}

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from camscope.explainers.cam.layer_features import LayerFeatures
+from camscope.explainers.cam.layer_features_and_perturbed_scores import LayerFeatures
 from camscope.explainers.cam.weighted_channels_explainer import BaseWeightedChannels
 from camscope.explainers.core.base_explainer import Explainer
 from camscope.explainers.core.base_method import BaseMethod

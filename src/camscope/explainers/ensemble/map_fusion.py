@@ -193,7 +193,7 @@ def fuse(explanations: Sequence[Explanation], fusion_mode: FusionMode = "max") -
 
 
 def _check_same_input_target_and_model(reference: Explanation, other: Explanation) -> None:
-    """Raise InputError unless all explanations have the same input, target, method and model."""
+    """Raise InputError if explanations differ in their input, target, method or model."""
     for fact in ("name", "method", "target", "label", "input_size", "placement", "model"):
         if getattr(other, fact) != getattr(reference, fact):
             raise InputError(

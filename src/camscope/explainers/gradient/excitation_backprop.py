@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from camscope.explainers.cam.layer_explainer import LayerExplainer
-from camscope.explainers.cam.layer_features import LayerFeatures
+from camscope.explainers.cam.layer_features_and_perturbed_scores import LayerFeatures
 from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.base_method import BaseMethod
 from camscope.explainers.core.maps_with_flags import AttributionMaps

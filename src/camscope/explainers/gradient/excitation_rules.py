@@ -22,10 +22,10 @@ from camscope.hooks.intercept_torch_functions import (
     DROPOUTS,
     SCALING_FUNCTIONS,
     BaseFunctionMode,
-    activation_lower_bound,
     bypass_torch_function,
+    find_activation_lower_bound,
     get_function_name,
-    may_average_with_negative_weights,
+    selects_bicubic_interpolation,
 )
 from camscope.hooks.relu_backward_rules import get_operation_name, iter_graph_nodes
 from camscope.hooks.thread_local_hooks import Hooks, thread_local_hook
@@ -200,7 +200,7 @@ class ExcitationBackpropMode(BaseFunctionMode):
         other = args[0] if args else kwargs.get("other")
         if name in LINEAR_FUNCTIONS:
             return self._call_linear(func, x, args, kwargs)
-        if name in AVERAGING_FUNCTIONS and not may_average_with_negative_weights(kwargs):
+        if name in AVERAGING_FUNCTIONS and not selects_bicubic_interpolation(kwargs):
             return _apply_rule(
                 func, partial(share_among_averaged_inputs, lambda a: func(a, *args)), (x.detach(),), (x,), args
             )
@@ -212,7 +212,7 @@ class ExcitationBackpropMode(BaseFunctionMode):
             sign = torch.as_tensor(other, device=x.device).detach().sign()
             return _apply_rule(func, pass_where_factor_is_positive, (sign,), (x,), args)
         if name in ACTIVATIONS | DROPOUTS:  # each output has one input: a unit and its own activation are one
-            if name in ACTIVATIONS and activation_lower_bound(name, args, kwargs) < 0:
+            if name in ACTIVATIONS and find_activation_lower_bound(name, args, kwargs) < 0:
                 self.signed_activations[name] += 1
             with torch.no_grad():
                 result: Tensor = func(x, *args)

@@ -13,8 +13,8 @@ from camscope.explainers.perturbation.perturbation_explainer import (
 )
 from camscope.hooks.incremental_forward import CostTracker, WindowTensor, cut_windows
 from camscope.hooks.intercept_torch_functions import has_instance_forward
-from camscope.hooks.score_function import is_opaque
 from camscope.hooks.thread_local_hooks import has_global_hooks
+from camscope.hooks.wrap_score_function_as_module import is_opaque
 
 aten = torch.ops.aten
 MATMUL_ROW_ARGUMENT = {aten.mm: 0, aten.addmm: 1, aten.bmm: 0, aten.baddbmm: 1}  # which argument has the rows
@@ -151,6 +151,6 @@ class WindowScorer:
 
 
 def _has_no_hooks_or_patches(module: nn.Module) -> bool:
-    """Whether a module has neither hooks nor a patched forward. Both would see incomplete inputs."""
+    """Whether a module is free of hooks and of a patched forward. Hooks and patches would see incomplete inputs."""
     is_hooked = module._forward_hooks or module._forward_pre_hooks or has_instance_forward(module)
     return not (is_hooked or is_opaque(module))

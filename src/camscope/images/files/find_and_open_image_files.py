@@ -73,7 +73,7 @@ def open_source(source: Path | bytes, name: str, max_bytes: int = MAX_FILE_BYTES
         yield file
 
 
-def list_source_paths(source: Path | bytes) -> tuple[Path, ...]:
+def list_paths_unless_bytes(source: Path | bytes) -> tuple[Path, ...]:
     """Return the path of a source as a tuple of one path. For bytes, return an empty tuple."""
     return () if isinstance(source, bytes) else (source,)
 

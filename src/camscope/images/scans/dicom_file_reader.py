@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 from camscope.errors import ImageError
 from camscope.images.files.find_and_open_image_files import (
     MAX_FILE_BYTES,
-    list_source_paths,
+    list_paths_unless_bytes,
     open_source,
     selected_source,
 )
-from camscope.images.scans.dicom_header_values import MODALITIES, has_burned_in_text, read_code, read_functional_groups
+from camscope.images.scans.dicom_header_values import (
+    MODALITIES,
+    has_burned_in_text,
+    read_allowed_code_word,
+    read_functional_groups,
+)
 from camscope.images.scans.dicom_modality_lut import decode_dicom_pixels
 from camscope.images.scans.dicom_pixels import PixelLayout, read_pixel_layout
 from camscope.images.scans.dicom_slice_positions import (
@@ -136,7 +141,7 @@ def read_dicom(source: str | Path | bytes, *, frame: int | None = None) -> Scan:
     require_pydicom()
     with selected_source(source, frame, "frame") as (path, name, frame):
         dataset, flags = load_dicom_dataset(path, name)
-        return build_scan(dataset, frame, name, list_source_paths(path), flags)
+        return build_scan(dataset, frame, name, list_paths_unless_bytes(path), flags)
 
 
 def build_scan(
@@ -162,7 +167,7 @@ def build_scan(
         affine=None if stack is None else stack.affine,
         is_color=decoded.is_color,
         unit=decoded.unit_of_all_frames,
-        modality=read_code(dataset, "Modality", MODALITIES),
+        modality=read_allowed_code_word(dataset, "Modality", MODALITIES),
         steps=steps if is_sorted else (*steps, "order: frames put in the order of their places"),
         flags=(
             *flags,

@@ -25,7 +25,9 @@ SECONDARY_CAPTURE_UID = "1.2.840.10008.5.1.4.1.1.7"
 
 
 def read_numbers(dataset: "Dataset", keyword: str, count: int | None = None) -> tuple[float, ...] | None:
-    """Read the numbers of an element. Return None unless there are `count` finite numbers. By default, one or more are enough."""
+    """Read the numbers of an element: `count` numbers, or by default one or more.
+    Return None if the count is wrong or a number is not finite.
+    """
     try:
         value = dataset.get(keyword)
     except Exception:  # not numeric: the caller reports what it expected
@@ -54,7 +56,7 @@ def read_integer(dataset: "Dataset", keyword: str) -> int | None:
     return int(number) if number is not None and number == int(number) else None
 
 
-def read_code(dataset: "Dataset", keyword: str, allowed: set[str]) -> str:
+def read_allowed_code_word(dataset: "Dataset", keyword: str, allowed: set[str]) -> str:
     """Read the code word of an element. Return "" if the word is not in `allowed`."""
     value = str(dataset.get(keyword, "")).strip().upper()
     return value if value in allowed else ""
@@ -104,11 +106,11 @@ def has_burned_in_text(dataset: "Dataset") -> bool | None:
 
     Without a declaration, return None if text is likely, else False.
     """
-    if declared := read_code(dataset, "BurnedInAnnotation", {"YES", "NO"}):
+    if declared := read_allowed_code_word(dataset, "BurnedInAnnotation", {"YES", "NO"}):
         return declared == "YES"
     is_secondary_capture = str(dataset.get("SOPClassUID", "")).startswith(SECONDARY_CAPTURE_UID)
     is_screen_save = "SCREEN SAVE" in str(dataset.get("ImageType", "")).upper()
-    has_typical_modality = bool(read_code(dataset, "Modality", BURNED_IN_MODALITIES))
+    has_typical_modality = bool(read_allowed_code_word(dataset, "Modality", BURNED_IN_MODALITIES))
     return None if has_typical_modality or is_secondary_capture or is_screen_save else False
 
 

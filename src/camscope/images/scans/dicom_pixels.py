@@ -14,7 +14,7 @@ from camscope.images.scans.dicom_header_values import (
     PHOTOMETRIC_INTERPRETATIONS,
     decode_uint16_table,
     get_uid_name,
-    read_code,
+    read_allowed_code_word,
     read_integer,
     read_numbers,
 )
@@ -75,7 +75,7 @@ def read_pixel_layout(
     has_frame_count = "NumberOfFrames" in dataset and not dataset["NumberOfFrames"].is_empty
     frames = read_integer(dataset, "NumberOfFrames") if has_frame_count else 1
     stored = allocated if floating else (read_integer(dataset, "BitsStored") or allocated)
-    photometric = read_code(dataset, "PhotometricInterpretation", PHOTOMETRIC_INTERPRETATIONS)
+    photometric = read_allowed_code_word(dataset, "PhotometricInterpretation", PHOTOMETRIC_INTERPRETATIONS)
     if not photometric:
         expected = ", ".join(sorted(PHOTOMETRIC_INTERPRETATIONS))
         raise ImageError(f"{name}: the PhotometricInterpretation is unknown; expected one of {expected}")

@@ -138,7 +138,7 @@ def _read_scan_bytes(data: bytes, frame: int | None) -> Scan:
 
 
 def _read_head(path: Path) -> bytes:
-    """Return the first bytes of a file. Return no bytes if the file is not regular or not readable."""
+    """Return the first bytes of a file. If the path is no regular file, or cannot be read, return no bytes."""
     try:
         with open_regular_file(path) as file:
             return file.read(HEAD_BYTES)
