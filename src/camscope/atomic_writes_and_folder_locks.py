@@ -92,7 +92,7 @@ def check_not_existing(path: str | os.PathLike[str], overwrite: bool) -> None:
 
 
 def parse_output_path(path: str | os.PathLike[str]) -> Path:
-    """Convert text to a path. Raise an OutputError if the text has characters that a path cannot have."""
+    """Convert text to a path. Raise an OutputError for characters that are not allowed in paths."""
     with contextlib.suppress(UnicodeEncodeError):  # half a surrogate pair
         if b"\0" not in os.fsencode(path):
             return Path(path)
@@ -100,7 +100,7 @@ def parse_output_path(path: str | os.PathLike[str]) -> Path:
 
 
 def check_is_file_or_missing(path: Path) -> None:
-    """Raise an OutputError if a path is a folder, pipe, socket or device, because a file must not replace it."""
+    """Raise an OutputError if a path is a folder, pipe, socket or device. A file must not replace these."""
     try:
         mode = path.stat().st_mode
     except OSError:  # nothing exists, or a dangling link
@@ -111,7 +111,7 @@ def check_is_file_or_missing(path: Path) -> None:
 
 
 class _TemporaryFile(io.FileIO):
-    """A temporary file whose errors name the file that it will become."""
+    """A temporary file that will replace a target file. Error messages name the target file."""
 
     def __init__(self, temporary_path: Path, path: Path, n_bytes: int | None) -> None:
         super().__init__(temporary_path, "xb")
@@ -214,7 +214,7 @@ class FolderLock:
         return self._try_lock("LOCK_EX")
 
     def acquire_shared(self) -> bool:
-        """Try to acquire the lock for shared use. Return False after ten seconds without success."""
+        """Try for ten seconds to acquire the lock for shared use. Return whether the attempt succeeded."""
         end = time.monotonic() + LOCK_WAIT_SECONDS
         while not (granted := self._try_lock("LOCK_SH")) and time.monotonic() < end:
             time.sleep(0.05)

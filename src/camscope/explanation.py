@@ -205,7 +205,7 @@ class Explanation:
         return "robust" if self.grid == self.input_size else "max"
 
     def heatmap(self, size: MapSize = "image", scale: ScaleOption = "max") -> FloatArray:
-        """Return the map at one of three sizes: that of the original image, of the model's input, or of the layer's grid.
+        """Return the map at the size of the original image, of the model's input, or of the layer's grid.
 
         Args:
             size: "image", "input" or "grid".
@@ -316,7 +316,7 @@ class Explanation:
 
     @property
     def _is_uninformative(self) -> bool:
-        """Whether the status says that the map has no information. Such a map is drawn without colors."""
+        """Whether the status marks a map without information. Figures show such a map without colors."""
         return self.status in UNINFORMATIVE_STATUSES
 
     @property

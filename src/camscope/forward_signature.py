@@ -35,7 +35,7 @@ class InputDict(dict[str, Any]):
 
     @property
     def missing_keys(self) -> list[str]:
-        """The keys that the model looked up and that the dict lacks, in the order of the look-ups."""
+        """The missing keys that the model looked up, in the order of the look-ups."""
         return list(self._missing_keys)
 
     def was_read(self, key: str) -> bool:
@@ -110,7 +110,7 @@ class InputDict(dict[str, Any]):
 
 
 class _ProbeDict(InputDict):
-    """An empty dict that returns one value for every key, to record the keys that a model looks up."""
+    """An empty dict that returns the same value for every key. It records the keys that a model looks up."""
 
     value: Any = None
     is_unpacked = False
@@ -182,7 +182,7 @@ class InputKey:
     def _check_key_was_read(
         self, model: nn.Module, inputs: InputDict, received: Sequence[str], error: Exception
     ) -> None:
-        """Raise InputError if the model did not read this key. Also raise it if the model failed because a key is missing."""
+        """Raise InputError if the model did not read this key, or if the model failed for lack of another key."""
         if self.name in list_forward_keywords(model):
             return
         if self.in_dict and inputs.was_read(self.name) and STRING_INDEX_PATTERN.search(str(error)):
@@ -269,7 +269,7 @@ def call_model(
 def _raise_if_model_takes_dict(
     model: nn.Module, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
 ) -> None:
-    """Raise InputError if a model failed on a tensor because it expects a dict."""
+    """Raise InputError if a model failed on a tensor and expects a dict."""
     if keys := _probe_looked_up_keys(model, x, args, kwargs, error):
         listing = f"It reads the keys {', '.join(map(repr, keys))}. " if len(keys) > 1 else ""
         raise InputError(
@@ -306,7 +306,7 @@ def _read_parameters(model: nn.Module) -> list[Parameter]:
 
 
 def list_forward_keywords(model: nn.Module) -> frozenset[str]:
-    """Return the names of all keyword arguments of a model's forward. Include those that come from `Unpack[SomeTypedDict]`."""
+    """Return the names of all keyword arguments of a model's forward, including keys of `Unpack[SomeTypedDict]`."""
     keywords: set[str] = set()
     for parameter in _read_parameters(model):
         if parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY):

@@ -76,7 +76,7 @@ class PairedDifference:
 
 @dataclass(frozen=True)
 class VerdictChange:
-    """A claim whose conclusion differs between two audits. A conclusion is "absent" if that audit lacks the claim."""
+    """A claim with different conclusions in two audits. The conclusion "absent" means that an audit lacks the claim."""
 
     claim: str
     first: str
@@ -86,7 +86,7 @@ class VerdictChange:
 
 @dataclass(frozen=True)
 class AuditComparison:
-    """The differences between two audits. `notes` list possible causes other than the model."""
+    """The differences between two audits. `notes` list possible causes in addition to the model."""
 
     weights_digests: tuple[str, str]
     differences: tuple[PairedDifference, ...]
@@ -114,7 +114,7 @@ def _to_json_fields(value: Any) -> Any:
 def compare_audits(
     first: AuditRun | str | os.PathLike[str], second: AuditRun | str | os.PathLike[str], *, seed: int = 0
 ) -> AuditComparison:
-    """Compare two audits of the same images. Raise an InputError if their settings differ in more than the model."""
+    """Compare two audits of the same images. Raise an InputError if any setting differs that does not describe the model."""
     runs = first_run, second_run = [run if isinstance(run, AuditRun) else AuditRun(run) for run in (first, second)]
     notes = check_comparable_and_list_notes(first_run, second_run)
     predictions = first_run.predictions()

@@ -98,7 +98,7 @@ def build_config(
     modality: str | None = None,
     relative_to: Path | None = None,
 ) -> GeneratedConfig:
-    """Write a TOML config with guessed settings. A setting that cannot be guessed becomes a line that the user must fill in.
+    """Write a TOML config with guessed settings. The user must fill in a line for each setting without a guess.
 
     The arguments are the options of `camscope audit init`. `relative_to` is the folder of the config, where its paths
     start. InputError where the manifest has neither labels nor columns of 0 and 1 for the classes, or the modality is unknown.
@@ -144,7 +144,7 @@ class RootChoice(NamedTuple):
 
 
 def _choose_root(manifest: Manifest, evidence: EvidenceRoles) -> RootChoice:
-    """Choose the folder that holds all files if images or masks lie outside the manifest's folder."""
+    """Choose the root. If images or masks lie outside the manifest's folder, it is the folder that holds all files."""
     roles = (evidence.ground_truth, *evidence.candidates, evidence.organ, *evidence.markers.values(), *evidence.further)
     columns = ["path", *(column.name for column in roles if column is not None and column.kind == "masks")]
     outside = {name: manifest.find_paths_outside_root(name) for name in columns}

@@ -145,7 +145,7 @@ def run_stages(
 
 
 def _warn_if_budget_is_missed(context: AuditContext, remaining: Mapping[str, float], seconds: float) -> bool:
-    """Warn if the remaining stages exceed the time budget, and return whether they do. `seconds` have already been spent."""
+    """Return whether the remaining stages exceed the time budget, and warn if so. `seconds` have already been spent."""
     budget, budget_seconds = context.config.budget, context.config.budget_seconds
     if budget is None or budget_seconds is None or not remaining:
         return False
@@ -186,7 +186,7 @@ def _run_stage_and_measure_seconds(
 
 
 def _check_audit_folder(folder: Path) -> None:
-    """Raise an OutputError if a folder holds files that no audit wrote."""
+    """Raise an OutputError if a folder holds files of other programs."""
     names = (path.name for path in folder.iterdir()) if folder.is_dir() else ()
     if any(not TEMPORARY_FILE_PATTERN.fullmatch(name) for name in names) and not is_audit_plan(folder / PLAN_FILE):
         raise OutputError(f"{folder} exists and is not an audit; choose another folder")

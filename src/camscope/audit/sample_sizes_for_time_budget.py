@@ -1,4 +1,4 @@
-"""Sizes of the slow stages that fit a budget of time, what they can still find, and by how much the budget is missed."""
+"""Choose sizes of the slow stages that fit a time budget. Describe the effects that stay detectable, and a missed budget."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import sqrt
@@ -98,7 +98,7 @@ def _compute_interval_half_width(context: AuditContext, n_patients: int) -> floa
 def describe_missed_budget(
     budget: str, missed_seconds: float, seconds_by_stage: Mapping[str, float], explainers: Sequence[Explainer]
 ) -> str:
-    """Say by how much the time budget will be missed, which remaining stages take longest, and what helps."""
+    """Say by how much the time budget will be missed. Name the slowest remaining stages and possible remedies."""
     remedies = ['name fewer methods, such as methods = ["gradcam"]'] if len(explainers) > 1 else []
     remedies += ["lower n_steps"] if any("n_steps" in explainer.parameters for explainer in explainers) else []
     remedies.append("audit fewer images by max_images")

@@ -103,7 +103,7 @@ class StageEstimator:
 
     @cached_property
     def seconds_per_map(self) -> dict[str, float]:
-        """The seconds that one map takes with each method, at the settings that the user chose."""
+        """The seconds per map of each method, with the user's settings."""
         measured = reduce_integration_steps(self.context).seconds_by_method
         seconds = {name: times.configured for name, times in measured.items() if times.configured >= SHORT_SECONDS}
         return {
@@ -113,7 +113,7 @@ class StageEstimator:
 
     @cached_property
     def seconds_per_rank_map(self) -> dict[str, float]:
-        """The seconds that one map takes with each method, in the stages that compare ranks."""
+        """The seconds per map of each method, in the stages that compare ranks."""
         rank = reduce_integration_steps(self.context)
         reduced = {steps.method: rank.seconds_by_method.get(steps.method) for steps in rank.path_steps}
         seconds = {name: times.reduced for name, times in reduced.items() if times and times.reduced >= SHORT_SECONDS}
@@ -231,7 +231,9 @@ class StageEstimator:
         )
 
     def _time_comparisons(self, names: Sequence[str]) -> float:
-        """Return the seconds that some robustness metrics take for one image and method, without maps and predictions."""
+        """Return the seconds of some robustness metrics for one image and method.
+        The time of maps and predictions does not count.
+        """
         edges, x, target = METHODS["edges"](self.context.model), self.x[:1], self.context.findings[0].class_index
 
         def evaluate() -> None:
@@ -353,7 +355,9 @@ MIN_SECONDS_FOR_CORRECTION = 5.0  # of finished stages, before the others are co
 
 
 def time_call(function: Callable[[], Any]) -> float:
-    """Return the seconds that a call takes, or 0 if it fails. A fast call is repeated twice, and the faster repetition counts."""
+    """Return the duration of a call in seconds, or 0 for a call that fails.
+    A fast call is repeated twice: the faster repetition counts.
+    """
     try:
         seconds = _measure_seconds(function)
         return min(_measure_seconds(function) for _ in range(2)) if seconds < SHORT_SECONDS else seconds

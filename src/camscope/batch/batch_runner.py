@@ -337,7 +337,7 @@ def _build_plugin_info(worker: BatchWorker) -> dict[str, Any]:
 
 
 def _build_root_info(manifest: Manifest) -> dict[str, Any]:
-    """Return the folder in which relative paths start, and whether all paths must stay inside that folder."""
+    """Return the root of relative paths, and whether all paths must stay inside this root."""
     if manifest.is_pseudonymized:
         return {"folder": "", "confined": False}
     resolver = manifest.path_resolver

@@ -54,7 +54,7 @@ class ImageBatch:
 
 @dataclass(frozen=True)
 class BatchWorker:
-    """Compute result rows with explainers of one model. `targets` are for images without a target in the manifest."""
+    """Compute result rows with explainers of one model. If the manifest has no target for an image, `targets` apply."""
 
     explainers: Sequence[Explainer]
     targets: Sequence[TargetLike]

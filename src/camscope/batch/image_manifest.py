@@ -125,7 +125,7 @@ class Manifest:
         return rows
 
     def read_source(self, row: Mapping[str, Any]) -> Any:
-        """Return what the image of a row is read from: an image of a dataset, the bytes of a file, or the path of a scan."""
+        """Return the source of a row's image: an image of a dataset, the bytes of a file, or the path of a scan."""
         return self.path_resolver.read_source(row["path"]) if self.images is None else self.images[row["row"]]
 
     def row_by_number(self, number: int) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def hash_manifest(manifest: Manifest) -> str:
 
 
 class _HashingFile(io.BytesIO):
-    """A file that stores nothing but a hash of the bytes that are written to it."""
+    """A file-like object that hashes the written bytes and does not store them."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -142,7 +142,7 @@ def run_chunks(
     *,
     retry_failed: bool = False,
 ) -> BatchOutcome:
-    """Compute all chunks that have no part file. Raise a RunError if more than `max_failures` images fail."""
+    """Compute all missing chunks. Raise a RunError if more than `max_failures` images fail."""
     tasks, outcome = list_open_tasks(plan, store, retry_failed)
     with closing(compute(tasks)) as steps:
         for n_images, failures in chain([(0, {})], steps if tasks else ()):

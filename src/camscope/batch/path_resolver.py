@@ -183,7 +183,7 @@ def read_location_bytes(location: str) -> bytes:
 
 
 def _read_limited_bytes(file: Any) -> bytes:
-    """Read a stream to its end. Raise an OSError if it holds more than `MAX_FILE_BYTES` bytes.
+    """Read a stream to its end. Raise an OSError if the stream holds more than `MAX_FILE_BYTES` bytes.
 
     It is read in pieces, because not every server tells the size in advance.
     """

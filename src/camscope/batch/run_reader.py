@@ -188,7 +188,7 @@ class RunReader:
         return PathResolver(Path(root["folder"]), confined=bool(root["confined"]), fetch=self.fetch)
 
     def read_source(self, row: Mapping[str, Any]) -> Any:
-        """Return what the image of a row is read from: the bytes of a file, the path of a scan, or an image of a dataset.
+        """Return the source of a row's image: the bytes of a file, the path of a scan, or an image of a dataset.
 
         Args:
             row: A row of `table` or `query`, as a dictionary.

@@ -59,7 +59,7 @@ class RunStore:
         self._lock: FolderLock | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to pickle. The lock is left out, because it belongs to the process that started the run."""
+        """Return the state to pickle, without the lock. The lock belongs to the process that started the run."""
         return {**self.__dict__, "_lock": None}
 
     @property
@@ -286,7 +286,7 @@ class RunStore:
                 os.close(handle)
 
     def require_current_run(self) -> None:
-        """Raise a RunError if the run was removed or replaced after `begin_or_resume`."""
+        """Raise a RunError if another process removed or replaced the run after `begin_or_resume`."""
         if self.identity is None:
             return
         run_info = self.run_info

@@ -146,7 +146,7 @@ class Query:
 
 
 class RowReader:
-    """Read rows of a run by their positions. Row groups of Parquet without a requested row are not read."""
+    """Read rows of a run by position. Only Parquet row groups that hold requested rows are read."""
 
     def __init__(self, dataset: "ds.Dataset") -> None:
         self._schema, self._checked_files = dataset.schema, set[str]()
@@ -200,7 +200,7 @@ def open_map_parts(parts: Sequence[str]) -> "ds.Dataset":
 
 
 def _require_column_types(schema: "pa.Schema") -> None:
-    """Raise an InputError if a result column has the wrong type, or if two columns have the same name."""
+    """Raise an InputError for a result column of the wrong type, and for two columns with the same name."""
     repeated = sorted({name for name in schema.names if schema.names.count(name) > 1})
     if repeated:
         raise InputError(f"several columns are named {', '.join(repeated)}")

@@ -70,7 +70,7 @@ def to_json_value(value: Any) -> Any:
 
 
 def describe_explanation(explanation: "Explanation") -> dict[str, Any]:
-    """Return all fields of an explanation except its map and its images."""
+    """Return the fields of an explanation, without the map and the images."""
     from camscope.explanation import STATUS_MEANINGS
 
     names = (

@@ -1,4 +1,4 @@
-"""`EvaluationRequest`: open the run that `evaluate` and `compare` get, or compute a run of the images that they get."""
+"""`EvaluationRequest`: open the run for `evaluate` or `compare`. If the user passes images, compute a run of these images."""
 
 import contextlib
 import glob
@@ -44,7 +44,7 @@ MAX_IMAGES_TRIED = 8  # when searching for a readable image
 
 
 class OpenedRun(NamedTuple):
-    """A run to evaluate, its model if a metric needs it, and the outcome if the run was computed now."""
+    """A run to evaluate. It comes with the model for metrics that need a model, and with the outcome of a new run."""
 
     run: "BatchRun"
     model: "nn.Module | None"
@@ -263,7 +263,7 @@ def print_missing_images_note(run: "BatchRun") -> None:
 
 @contextlib.contextmanager
 def add_resume_hint_on_interrupt(folder: "str | Path") -> Iterator[None]:
-    """If the user interrupts the `with` block, add a hint to the error. It says where finished work is and how to resume."""
+    """If the user interrupts the `with` block, add a hint to the error: the folder of the finished work, and how to resume."""
     try:
         yield
     except KeyboardInterrupt as error:

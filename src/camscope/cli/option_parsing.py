@@ -205,7 +205,7 @@ class ExplainerOptions:
 
 
 def _parse_layers(names: str | None, explainer_classes: "dict[str, type[Explainer]]") -> list[str] | None:
-    """Parse `--layers`. Raise typer.BadParameter if the list is empty, or if none of the methods takes a layer."""
+    """Parse `--layers`. Raise typer.BadParameter for an empty list, and for methods that take no layer."""
     from camscope.explainers.comparison.comparison_rows_and_columns import accepts_layer_choice
 
     if names is None:

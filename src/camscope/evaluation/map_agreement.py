@@ -45,7 +45,9 @@ AGREEMENT_COLUMNS = {
 
 @dataclass(frozen=True)
 class MapAgreement:
-    """The mean correlation between the maps of each pair of methods in a run, and the groups of methods with the same maps."""
+    """How methods of a run agree: the mean correlation of maps for each pair of methods, and groups of methods with
+    equal maps.
+    """
 
     keys: Sequence[MethodKey]  # in the run's order
     estimates: Mapping[tuple[int, int], Estimate]  # of the i-th and the j-th method over images, for i < j
@@ -137,7 +139,7 @@ class _ImageMaps:
         self._is_empty = [not values.any() for values in self._display_values]
 
     def have_same_display(self, first_index: int, second_index: int) -> bool | None:
-        """Return whether two maps look the same when displayed. Return None if both are empty, since empty maps do not count."""
+        """Return whether two maps look the same when displayed. Two empty maps do not count, so return None for them."""
         if self._is_empty[first_index] or self._is_empty[second_index]:
             return None if self._is_empty[first_index] == self._is_empty[second_index] else False
         first, second = self._display_values[first_index], self._display_values[second_index]

@@ -178,7 +178,7 @@ def check_group_column(table: "pa.Table", group_column: str | None) -> None:
 
 
 def require_some_ground_truth(table: "pa.Table") -> None:
-    """Raise an InputError if none of the metrics that need ground truth has a value."""
+    """Raise an InputError if all metrics that need ground truth lack a value."""
     columns = zip(*(table[name].to_pylist() for name in ("metric", "control", "value", "reason")), strict=True)
     rows = [row for row in columns if METRICS[row[0]].input_kind == "mask" and not row[1]]
     if rows and all(value is None for _, _, value, _ in rows):
@@ -186,7 +186,7 @@ def require_some_ground_truth(table: "pa.Table") -> None:
 
 
 def format_missing_ground_truth_error(reasons: Counter[str]) -> str:
-    """Write the error message for runs without ground truth. It gives the three most frequent reasons."""
+    """Write the error message for runs without ground truth, with the three most frequent reasons."""
     return "no image has ground truth: " + "; ".join(
         f"{reason} ({count} x)" for reason, count in reasons.most_common(3)
     )

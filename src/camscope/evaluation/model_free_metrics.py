@@ -168,7 +168,9 @@ class MapMetricEvaluator:
             yield build_value_row(row, metric.name, *value)
 
     def _evaluate_controls(self, row: Row, mask: Mask | None, no_mask_reason: str) -> list[Row]:
-        """Evaluate the control maps of an image. Return their table rows, or no rows if the image is not available."""
+        """Evaluate the control maps of an image. Return the table rows of the control maps, or no rows for an
+        unavailable image.
+        """
         if not self.metrics:
             return []
         try:

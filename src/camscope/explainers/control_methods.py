@@ -1,4 +1,4 @@
-"""Control methods: maps that hold no information about the prediction, with which methods are compared."""
+"""Control methods: uninformative maps that serve as a baseline for methods. They hold no information about the prediction."""
 
 import math
 from abc import abstractmethod

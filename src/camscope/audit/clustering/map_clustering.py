@@ -207,7 +207,7 @@ class Partition:
 
     @property
     def is_stable(self) -> bool:
-        """Whether the clusters are more stable than clusters found in random points without cluster structure."""
+        """Whether clusters of the maps are more stable than clusters of random points."""
         return self.stability > self.reference_stability
 
 
@@ -289,7 +289,7 @@ def _select_feasible_cluster_counts(n_patients: int, n_maps: int) -> tuple[int, 
 def _measure_stability_and_eigengap(
     cloud: PointCloud, points: FloatArray, n_resamples: int, rng: np.random.Generator
 ) -> tuple[dict[int, float], dict[int, float]]:
-    """Draw random points without clusters. Return their stability and their eigengap for each number of clusters."""
+    """Draw random points without clusters. Return the stability and the eigengap of the points for each number of clusters."""
     distances = compute_distances(sample_reference_points(points, rng))
     reference = PointCloud(distances, cloud.patient_index, cloud.cluster_counts)
     stability = reference.compute_stability(max(MIN_REFERENCE_RESAMPLES, n_resamples // 5), rng)

@@ -144,7 +144,7 @@ class LevelEnrichment:
 def compute_level_enrichment(
     labels: npt.NDArray[np.int64], column_values: Sequence[Hashable], groups: Sequence[Hashable] | None = None
 ) -> tuple[LevelEnrichment, ...]:
-    """Test whether some subgroup levels are more frequent in one cluster than in the others.
+    """Compare how frequent each subgroup level is in one cluster and in the others. Test the differences.
 
     The results are sorted by p-value, with Holm's correction over all tests. Each patient counts once, by the first row,
     because images of one patient are not independent. Rows in no cluster (-1) or without a level are left out. Of two

@@ -33,14 +33,14 @@ MAX_TRIAL_IMAGES = 32  # images tried to find one that can be explained
 
 
 class MapSeconds(NamedTuple):
-    """The seconds of a map with the configured steps, and with those of stages that compare ranks."""
+    """The seconds of a map with the configured steps, and with the steps of stages that compare ranks."""
 
     configured: float
     reduced: float
 
 
 class RankExplainers(NamedTuple):
-    """The explainers of stages that compare ranks, and what was found about those that take steps along a path.
+    """The explainers of stages that compare ranks, and the step counts of explainers that integrate along a path.
 
     Attributes:
         explainers: Those of the context, in the same order. Some take fewer steps.
@@ -167,7 +167,9 @@ class AuditContext:
 
     @cached_property
     def first_maps(self) -> list[dict[str, Any]]:
-        """The maps of the first image for which every method succeeds. Methods that fail raise an error before all images run."""
+        """The maps of the first image for which every method succeeds.
+        If a method fails, raise an error before all images run.
+        """
         reasons = []
         for image in self.load_images(self.cohort.rows[:MAX_TRIAL_IMAGES]):
             rows = [] if image.item is None else self.worker.compute_rows(self.worker.collate([image]))

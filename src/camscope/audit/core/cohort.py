@@ -42,7 +42,7 @@ class Cohort:
 
     @cached_property
     def full_manifest(self) -> Manifest:
-        """The manifest with all rows and columns. Raises an InputError if the config names a column that does not exist."""
+        """The manifest with all rows and columns. Raises an InputError if the config names a missing column."""
         for _, problem in self.iter_settings_with_missing_column():
             raise InputError(problem)
         return self._source_manifest

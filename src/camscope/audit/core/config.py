@@ -34,7 +34,7 @@ IDENTIFIER_COLUMNS = ("row", "id", "path")  # columns with a different value for
 
 
 def _reject_duplicates(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Raise a ValueError if a value occurs twice, because it would also be counted twice."""
+    """Raise a ValueError if a value occurs twice. Otherwise the audit would count this value twice."""
     if repeated := [value for value, count in Counter(values).items() if count > 1]:
         raise ValueError(f"{repeated[0]!r} is listed twice; expected each value once")
     return values

@@ -73,7 +73,7 @@ class FaultCollector:
         raise ConfigError(f"{self.source_name} has {plural(len(faults), 'fault')}:\n{listed}")
 
     def find_line(self, key: KeyPath) -> int | None:
-        """Return the line number of a key in the file. A key without a line gets the line of the innermost table around it."""
+        """Return the line number of a key in the file. A missing key gets the line of the innermost table around the key."""
         return next((self.lines[key[:n]] for n in range(len(key), 0, -1) if key[:n] in self.lines), None)
 
     def _format_fault(self, fault: ConfigFault) -> str:

@@ -161,7 +161,7 @@ def add_patient_column(cohort: Cohort, table: "pa.Table") -> "pa.Table":
 def select_metric_values_of_finding(
     cohort: Cohort, table: "pa.Table", finding: Finding, has_finding: bool | None = None
 ) -> "pa.Table":
-    """Select the metric values of a finding. Optionally keep only images that have the finding, or only images without it.
+    """Select the metric values of a finding. Optionally select only images with the finding, or only images without the finding.
 
     Control maps without a class count for every finding.
     """

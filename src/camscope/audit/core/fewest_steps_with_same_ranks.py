@@ -50,7 +50,9 @@ def _reduce_integration_steps(context: AuditContext) -> RankExplainers:
 
 
 def _list_candidate_step_counts(explainer: Explainer) -> list[int]:
-    """Return the step counts to try, fewest first. Methods without path integration, or with a tolerance, have none to try."""
+    """Return the step counts to try, fewest first.
+    The tuple is empty for a method with a tolerance or without path integration.
+    """
     n_steps = getattr(explainer, "n_steps", None)
     if not isinstance(n_steps, int) or getattr(explainer, "tolerance", None) is not None:
         return []

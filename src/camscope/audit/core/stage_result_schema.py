@@ -120,7 +120,7 @@ class ExplainerInfo(SchemaModel):
 
 
 class PlannedSize(SchemaModel):
-    """The number of images of a stage that fits the budget, where it is below the configured number. 0: the stage is left out.
+    """The reduced number of images of a stage, chosen to fit the budget. 0: the stage is left out.
 
     `min_effect` is the half-width of an interval of that number of patients, in standard deviations of their values: a
     smaller distance from the margin is not decided.
@@ -270,7 +270,7 @@ class StablePredictionShare(SchemaModel):
 
 
 class PathSteps(SchemaModel):
-    """The number of path steps of a method in a stage that compares ranks, where it is below the configured number.
+    """The reduced number of path steps of a method, in a stage that compares ranks.
 
     `rank_correlation` is Spearman's correlation of maps with this and with the configured number, the mean over `n_images`.
     """

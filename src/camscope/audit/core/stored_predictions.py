@@ -21,7 +21,7 @@ LOG_ODDS_PREFIX = "log odds "
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """The log odds (N,F) and features (N,D) of N images, and the errors of images without a prediction.
+    """The log odds (N,F) and features (N,D) of N images, and the errors of images whose prediction failed.
 
     `errors`: row -> the reason. `outputs_are_probabilities`: the model returns probabilities, which were converted into log
     odds.

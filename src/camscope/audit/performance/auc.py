@@ -122,7 +122,7 @@ def bootstrap_areas(ranking: Ranking, area_function: AreaFunction, n_resamples: 
 
 
 def drop_undefined_areas(resampled_areas: FloatArray, description: str) -> FloatArray:
-    """Drop the areas that are NaN. Raise an UndefinedError if more than 10 % are NaN."""
+    """Drop NaN areas. Raise an UndefinedError if more than 10 % of the areas are NaN."""
     n_undefined = int(np.isnan(resampled_areas).sum())
     if n_undefined > MAX_UNDEFINED_SHARE * len(resampled_areas):
         raise UndefinedError(

@@ -54,7 +54,7 @@ class Contrast:
 
 @dataclass(frozen=True, eq=False)
 class _MeanSide:
-    """The mean of one group of rows, with its jackknife values (G,) by patient and its degrees of freedom."""
+    """The mean over a group of rows, the jackknife values (G,) by patient, and the degrees of freedom."""
 
     estimate: Estimate
     patient_indices: IntArray

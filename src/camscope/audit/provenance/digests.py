@@ -37,7 +37,7 @@ FILES_PER_CHUNK = 1024  # files queued at once
 
 
 def digest_file(path: str | Path, limit: int | None = None) -> str:
-    """Return the SHA-256 digest of a file. Raise an OSError if the file is larger than `limit` bytes."""
+    """Return the SHA-256 digest of a file. Raise an OSError for a file of more than `limit` bytes."""
     with open_regular_file(path, limit) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -107,7 +107,7 @@ def _map_in_threads(function: Callable[[T], U], items: Iterable[T]) -> Iterator[
 
 
 def find_changed_images(images: Mapping[str, str | None], previous: Mapping[str, str | None]) -> list[str]:
-    """Return the ids of images whose digests differ, and of images that only one of two mappings contains."""
+    """Compare two mappings from image id to digest. Return the ids with different digests, and the ids that one mapping lacks."""
     return [name for name in {**previous, **images} if name not in images or images[name] != previous.get(name, "")]
 
 

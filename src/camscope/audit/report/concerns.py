@@ -126,7 +126,7 @@ def _iter_concerns_about_constant_output(summary: Summary) -> Iterator[Concern]:
 
 
 def _iter_concerns_about_open_performance(summary: Summary) -> Iterator[Concern]:
-    """Yield the findings that the model detects better than chance, although it is open whether well enough."""
+    """Yield a concern for each finding that is detected better than chance, but perhaps not well enough."""
     for performance in summary.predict.performance:
         verdict = next(
             (item for item in summary.verdicts if is_performance_verdict_of(item, performance.finding)), None
@@ -170,7 +170,7 @@ def _iter_concerns_about_determining_columns(summary: Summary) -> Iterator[Conce
 
 
 def _is_label_determined_by_level(levels: Sequence[LevelCount], finding: str) -> bool:
-    """Return whether the level of a column determines the label. Then no level mixes images with and without the finding."""
+    """Return whether the level of a column determines the label: all images of a level have the finding, or none has."""
     counts = [(level.positives_by_finding.get(finding), level.n_rows) for level in levels]
     if len(counts) < 2 or any(n_positives not in (0, n_rows) for n_positives, n_rows in counts):
         return False

@@ -1,4 +1,4 @@
-"""The first screen of a report: what was audited, the main results, the biggest concern, and what stays open.
+"""The first screen of a report: the audited model and data, the main results, the biggest concern and the open questions.
 
 All sentences are HTML whose numbers are those of the summary. The one-page summary and the model card use the same sentences.
 """
@@ -170,7 +170,7 @@ def _name_further_questions(questions: Sequence[OpenQuestion]) -> Markup:
 
 
 def _explain_effects(summary: Summary) -> Iterator[Markup]:
-    """Explain the terms for changes of the log odds. Yield nothing if no verdict uses them."""
+    """Explain the terms for changes of the log odds. Yield nothing if no verdict uses these terms."""
     if any(verdict.effect.n_groups_by_role for verdict in summary.verdicts):
         yield Markup(
             "Change of the log odds: how far the prediction moves if a region of one image (of the donor) is pasted into "
@@ -192,7 +192,7 @@ def _explain_sample_sizes(results: Sequence[Concern], summary: Summary) -> Itera
 
 
 def _describe_missing_concern(summary: Summary) -> Concern:
-    """Say what it means that no result calls the model into question."""
+    """Explain the absence of concerns: no result calls the model into question."""
     decided = [item for item in summary.verdicts if item.conclusion != "not decided"]
     if not any(find_topic(item.question) == "model" for item in decided):
         sentence = Markup("No question about the model could be decided.")
@@ -225,7 +225,7 @@ def _iter_results(summary: Summary, stated: Sequence[Verdict] = ()) -> Iterator[
 
 
 def iter_unproven_conclusions(summary: Summary) -> Iterator[Markup]:
-    """Yield the conclusions that the audit does not allow. Each is a clause that begins with "that"."""
+    """Yield the conclusions that the audit does not allow, as clauses such as "that …"."""
     for performance in summary.predict.performance:
         verdict = next(
             (item for item in summary.verdicts if is_performance_verdict_of(item, performance.finding)), None

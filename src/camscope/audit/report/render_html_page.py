@@ -125,7 +125,7 @@ def render_one_page_overview(summary: Summary) -> str:
 
 
 def read_reporting_guidelines_csv() -> str:
-    """Return a CSV table that links the items of reporting guidelines to the audit sections that address them."""
+    """Return a CSV table of the items of reporting guidelines, with the audit sections that address each item."""
     return resources.files("camscope.audit.report").joinpath("norms.csv").read_text("utf-8")
 
 

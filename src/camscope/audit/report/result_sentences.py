@@ -34,7 +34,7 @@ class PerformanceAnswer:
 
 @dataclass(frozen=True)
 class Concern:
-    """A result, or what questions the model, with the section of the report that holds the numbers.
+    """A result, or a reason to doubt the model, with the report section that holds the numbers.
 
     `verdicts`: the verdicts that it states.
     """

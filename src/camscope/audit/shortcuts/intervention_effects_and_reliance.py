@@ -200,7 +200,7 @@ def _describe_undetectable_share(share: float) -> str:
 def select_reported_effect(
     insertions: Effects, removals: Effects, margin: float = DEFAULT_MARGIN_SD
 ) -> InterventionEffect | None:
-    """Return the effect to report: the largest of those that decide the conclusion.
+    """Return the effect to report: the largest of the effects that decide the conclusion.
 
     These are the effects beyond the margin, else the undecided effects, else all. Effects with at least ten patients come
     first, and among them insertions. None where there is no effect.
@@ -238,7 +238,7 @@ def _find_direction_by_kind(effects_by_kind: Mapping[str, Effects], margin: floa
 
 
 def _compute_interval_sign(item: InterventionEffect, margin: float) -> int:
-    """Return 1 if the interval lies above the margin, -1 if it lies below the negative margin, and 0 otherwise."""
+    """Return 1 for an interval above the margin, -1 for an interval below the negative margin, and 0 otherwise."""
     low, high = item.effect.low, item.effect.high
     return 0 if low is None or high is None else int(low > margin) - int(high < -margin)
 
@@ -249,7 +249,7 @@ def _is_within_margin(item: InterventionEffect, margin: float) -> bool:
 
 
 def _find_common_direction(effects: Effects, margin: float) -> str:
-    """Return "supports" or "contradicts" if all effects point in that direction. Otherwise return ""."""
+    """Return "supports" or "contradicts" if all effects agree in this direction. Otherwise return ""."""
     signs = {_compute_interval_sign(effect, margin) for effect in effects}
     return {1: "supports", -1: "contradicts"}.get(signs.pop(), "") if len(signs) == 1 else ""
 
@@ -276,7 +276,9 @@ def _explain_uncounted_effects(insertions: Effects, removals: Effects, uncounted
 def _describe_other_kind(
     effects_by_kind: Mapping[str, Effects], decided_kind: str, margin: float, uncounted_reasons: Mapping[str, str]
 ) -> str:
-    """Describe what the other kind of intervention shows: removal if insertion decided, insertion if removal decided."""
+    """Describe the result of the other kind of intervention.
+    If insertion decided the verdict, this is removal, and vice versa.
+    """
     other = next(kind for kind in effects_by_kind if kind != decided_kind)
     effects = effects_by_kind[other]
     if not effects:

@@ -1,4 +1,4 @@
-"""Measure how much attribution lies in each region, and how much regions overlap."""
+"""Measure the attribution inside each region, and the overlap of regions."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import permutations

@@ -176,7 +176,7 @@ def _has_flat_values(cohort: Cohort, name: str) -> bool:
 
 
 def _determines_truth(levels: Mapping[int, str | None], truth: Mapping[int, bool | None]) -> bool:
-    """Whether every image has a level, and no level has both images with the finding and images without it.
+    """Whether the level determines the label: every image has a level, and all images of a level have the same label.
 
     There are few levels. One with the finding and one without it have enough images that this is hardly by chance.
     """

@@ -70,7 +70,7 @@ MIN_SANITY_IMAGES = 5  # for the similarity of maps of different images
 
 
 def evaluate_faithfulness(context: AuditContext, results: StageResults) -> MetricsResult:
-    """Test whether the maps show what the prediction depends on. Sampled images are used."""
+    """Test on sampled images whether the maps show the pixels on which the prediction depends."""
     judge = partial(forecast_faithfulness_verdict, len(context.explainers))
     stage = SampledStage(context, "faithfulness", FAITHFULNESS_METRICS, context.explainers, judge)
     n_samples = context.sample_sizes.faithfulness
@@ -267,7 +267,7 @@ def _summarize_similarity(
 def _summarize_final_similarity(
     similarities: npt.NDArray[np.floating[Any]], patients: list[int], bootstrap_options: Mapping[str, int]
 ) -> EstimateSummary:
-    """Summarize the similarities (seeds, N) that remain after all weights are randomized.
+    """Summarize the similarities (seeds, N) after the last step, in which all weights are random.
 
     The values of a patient over all seeds are one unit.
     """

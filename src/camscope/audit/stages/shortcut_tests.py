@@ -1,4 +1,4 @@
-"""The stage that tests for shortcuts: regions that maps highlight or that predictions rely on."""
+"""The stage that tests for shortcuts: regions that affect maps or predictions."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Estimate how many patients would decide a question that the audit left open."""
+"""Estimate the number of patients that would decide an open question of the audit."""
 
 import math
 

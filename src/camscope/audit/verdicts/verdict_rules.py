@@ -232,7 +232,7 @@ def build_verdict(
     denial: str = "",
     **claim_fields: str,
 ) -> Verdict:
-    """Build the verdict on a question. It is "not decided" if the effect has no value, or too few patients.
+    """Build the verdict on a question. If the effect has no value or too few patients, the verdict is "not decided".
 
     `denial`: the sentence that holds if the claim is not supported, instead of the question's. `claim_fields`: the fields of
     the question's claim besides the finding.

@@ -46,7 +46,7 @@ MIXED_COLUMN_CODES = {
 def check_dataset(
     table: InspectionTable, class_names: Sequence[str], prevalences: Sequence[TargetPrevalence], *, pseudonymize: bool
 ) -> Iterator[DatasetIssue]:
-    """Run all checks. Yield one issue for each check. A check that found nothing yields an issue without rows."""
+    """Run all checks. Yield one issue for each check. If a check finds no problem, its issue has no rows."""
     yield from _collect_row_issues(table)
     yield from _check_manifest_columns(table)
     yield from _check_mask_labels(table)
@@ -157,7 +157,7 @@ def _encode_value_units(table: InspectionTable) -> EncodedColumn:
 
 
 def _check_display_windows(table: InspectionTable) -> DatasetIssue:
-    """Find images without window tags, and images whose window differs from the most frequent window."""
+    """Find images that lack window tags or deviate from the most frequent window."""
     rows, pairs = table.read_fixed_length_lists("window", 2)
     without = np.flatnonzero((table.read_numbers("n_windows") == 0) & (table.read_numbers("is_color") == 0))
     if not len(rows):
@@ -172,7 +172,7 @@ def _check_display_windows(table: InspectionTable) -> DatasetIssue:
 
 
 def _check_spacings(table: InspectionTable) -> Iterator[DatasetIssue]:
-    """Find voxels of different sizes, missing voxel sizes, and voxels that are much longer than wide."""
+    """Find images with different or missing voxel sizes, and images with long, thin voxels."""
     spacings, has_spacing = [], np.zeros(len(table.manifest), np.bool_)
     for n_axes in (2, 3):
         rows, sizes = table.read_fixed_length_lists("spacing", n_axes)

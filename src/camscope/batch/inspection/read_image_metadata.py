@@ -187,7 +187,7 @@ def fill_in_photo_metadata(source: Any, path: str, metadata: ImageMetadata, hash
 
 
 def _fill_in_header_and_detect_high_bit_depth(data: bytes, metadata: ImageMetadata) -> bool:
-    """Fill in the metadata from the header of a photo. Return whether the photo has more than 8 bits per channel."""
+    """Read the header of a photo into the metadata. Return True for more than 8 bits per channel."""
     from PIL import Image
 
     try:

@@ -45,7 +45,7 @@ class GroupedRows(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class EncodedColumn:
-    """A column as integers. `codes` (n,) holds for each row the index of its value in `values`, or -1 without a value."""
+    """A column as integers. `codes` (n,) holds the index of each row's value in `values`. The code of an empty cell is -1."""
 
     codes: IntArray
     values: Sequence[str]
@@ -85,7 +85,7 @@ class EncodedColumn:
 
     @property
     def minority_rows(self) -> IntArray:
-        """The rows whose value is not the most frequent one. Rows without a value are left out."""
+        """The rows with a value that differs from the most frequent value. Empty cells are left out."""
         return np.flatnonzero((self.codes >= 0) & (self.codes != self.counts.argmax())) if self.values else NO_ROWS
 
     @property

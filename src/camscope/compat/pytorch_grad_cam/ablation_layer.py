@@ -1,4 +1,4 @@
-"""Remove channels of a layer and score the model without them, for Ablation-CAM. The names are those of pytorch-grad-cam."""
+"""Remove channels of a layer and score the model without these channels, for Ablation-CAM. Names follow pytorch-grad-cam."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence

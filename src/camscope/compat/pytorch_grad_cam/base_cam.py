@@ -305,7 +305,7 @@ class BaseCAM:
     def _iter_structured_features_and_modules(
         self, x: Tensor, names: Sequence[str], layer_explainers: Sequence[LayerExplainer]
     ) -> Iterator[tuple[LayerFeatures, nn.Module]]:
-        """For a method without gradients, yield features and module of each layer whose output is not a tensor."""
+        """For a method without gradients, yield the features and the module of each layer that returns a structure of tensors."""
         if any(explainer.needs_gradient for explainer in layer_explainers):
             raise LayerError("a layer returns no tensor, and the method needs a gradient there: choose another layer")
         score = self._create_score(x)

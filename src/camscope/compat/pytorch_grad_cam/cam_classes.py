@@ -51,7 +51,7 @@ class _LayerCAM(BaseCAM):
 
 
 class _ProjectionCAM(_LayerCAM):
-    """A CAM whose explainer computes the whole map, so that `eigen_smooth` has no effect."""
+    """A CAM whose explainer computes the whole map. `eigen_smooth` has no effect."""
 
     def get_cam_image(
         self,

@@ -185,7 +185,9 @@ def find_model_independence_reason(explainer: Explainer, samples: Sequence[Selec
 
 
 def _drop_duplicate_and_unstable_candidates(candidates: Sequence[CandidateState]) -> None:
-    """Drop candidates whose maps equal those of another candidate, or change under small changes of the image."""
+    """Drop candidates with the same maps as another candidate.
+    Also drop candidates whose maps change under small image changes.
+    """
     for n, candidate in enumerate(candidates):
         remaining = get_remaining_candidates(candidates[:n])
         duplicate = next((other for other in remaining if have_same_maps(candidate, other)), None)

@@ -154,7 +154,7 @@ class DeepLIFTSHAP(BackgroundMixin, DeepLIFTBase):
 
 
 class _NoInputGradientError(Exception):
-    """Error that ends a pass whose score has no gradient to the input."""
+    """Error that ends a pass: no gradient flows from the score to the input."""
 
 
 class _ScoreModule(nn.Module):

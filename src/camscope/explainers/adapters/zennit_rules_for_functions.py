@@ -31,7 +31,7 @@ SUM_SIGNS = {"add": 1, "iadd": 1, "radd": 1, "sub": -1, "isub": -1}
 
 
 class RelevanceRuleMode(BaseFunctionMode):
-    """A function mode that applies zennit's rules to functions outside of modules, and counts functions without a rule."""
+    """A function mode that applies zennit's rules to function calls outside of modules. It counts functions that have no rule."""
 
     def __init__(self, stabilizer: Callable[[Tensor], Tensor], exact_stabilizer: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

@@ -111,7 +111,7 @@ def select_token_attentions(
     token_counts: Collection[int],
     layout: str | Layout | None,
 ) -> TokenAttentions:
-    """Select the attentions between the tokens of the image x (N,C,*S). Raise LayerError if no attention fits."""
+    """Select the attentions between the tokens of the image x (N,C,*S). Raise LayerError if the model has no such attention."""
     shapes = [tuple(attention.probabilities.shape) for attention in attentions]
     advice = "Pass a method that looks at a layer, such as gradcam"
     windows = next((shape for shape in shapes if len(shape) > 4 or shape[0] != len(x)), None)
@@ -252,7 +252,7 @@ class TokenAttentionExplainer(Explainer):
 
     @property
     def share_key(self) -> Hashable:
-        """A key that is equal for methods which can share a forward pass."""
+        """A key for shared forward passes: methods with equal keys share a pass."""
         return (TokenAttentionExplainer, self.precision, str(self.layout), self.on_nonfinite)
 
     @staticmethod

@@ -30,7 +30,7 @@ class AblationCAM(BaseWeightedChannels, BatchedMixin):
     runs_model = runs_partial_forward = True
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
-        """Return the weights (N,K,1): how much the score drops if one channel is set to zero."""
+        """Return the weights (N,K,1). The weight of a channel is the drop of the score after setting the channel to zero."""
         alive = features.activation.flatten(2).any(SPATIAL_AXIS).nonzero()
 
         def build_variants_without_channel(part: slice) -> ActivationVariants:

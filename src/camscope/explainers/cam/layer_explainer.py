@@ -56,7 +56,7 @@ class LayerExplainer(LayerSelectionMixin):
 
     @property
     def share_key(self) -> Hashable:
-        """A key that is equal for methods which can share a forward pass. These methods may explain different layers."""
+        """A key for shared forward passes: methods with equal keys share a pass. These methods may explain different layers."""
         return (LayerExplainer, self.precision, self.output_index, self.call_index, self.on_nonfinite)
 
     @staticmethod

@@ -27,7 +27,7 @@ from camscope.explainers.core.validated_setting_types import PositiveInteger, Po
 
 
 class Masking(NamedTuple):
-    """A function that applies masks to inputs, and the number of variants that each mask has.
+    """A function that applies masks to inputs, and the number of variants per mask.
 
     `apply_masks` takes inputs (R,C,*S), masks (R,1,*S) and the variant index (R,) of each row.
     """

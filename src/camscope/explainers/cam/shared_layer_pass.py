@@ -145,7 +145,9 @@ class SharedLayerPass(ExitStack):
         check_finite("the score", torch.cat(every), first.on_nonfinite)
 
     def _needs_layout_inference(self, explainer: LayerSelectionMixin, layer: str) -> bool:
-        """Whether a layer's layout must be inferred. The user can set the layout, or a cache can hold it for this input size."""
+        """Whether a layer's layout must be inferred, because neither the user nor a cache provides a layout for this
+        input size.
+        """
         if explainer.layout is not None or explainer.reshape is not None:
             return False
         location = OutputLocation(layer, explainer.output_index)

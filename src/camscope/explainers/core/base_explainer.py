@@ -375,7 +375,7 @@ def get_explainer_class(method: str | type[Explainer]) -> type[Explainer]:
 
 
 def _find_declaring_class(setting: str, explainer_cls: type) -> type | None:
-    """Return the base class that first declares a setting. Return None if no base class declares it."""
+    """Return the base class that first declares a setting, or None if all base classes lack the setting."""
     return next(
         (base for base in reversed(explainer_cls.__mro__) if setting in vars(base).get("__annotations__", {})), None
     )

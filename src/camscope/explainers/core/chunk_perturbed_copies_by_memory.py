@@ -67,7 +67,7 @@ def compute_memory_budget_of_pass(device: torch.device, default: int | None = No
 
 
 def count_copies_that_fit_in_memory(bytes_per_copy: int, device: torch.device) -> int:
-    """Return how many copies of a sample can run in one forward pass without exceeding the available memory.
+    """Return the number of copies of a sample that fit into the available memory in one forward pass.
 
     `bytes_per_copy`: the bytes of the largest tensor of one copy.
     """

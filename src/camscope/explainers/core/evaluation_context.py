@@ -50,7 +50,7 @@ SCORES_ALONE = "needs only scores, such as rise, occlusion, sobol, hsic, lime or
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """Facts about a model: the module without wrappers, its parts and devices, and whether it is compiled."""
+    """Facts about a model: the unwrapped module, the parts and devices of the module, and whether it is compiled."""
 
     model: nn.Module
     modules: tuple[nn.Module, ...]
@@ -65,7 +65,7 @@ class ModelInfo:
 
 
 def inspect_model(model: nn.Module, *, scores_suffice: bool = False) -> ModelInfo:
-    """Collect facts about a model. Raise ModelError if the model cannot be explained, for example because it is quantized.
+    """Collect facts about a model. Raise ModelError for a model that cannot be explained, such as a quantized model.
 
     If `scores_suffice`, the model may be TorchScript or a function, which have no layers that hooks could reach.
     """
@@ -151,7 +151,7 @@ def autocast_scope(precision: Precision | None, model_info: ModelInfo) -> Iterat
 
 
 class EvaluationSettings(Protocol):
-    """The settings of a method that affect how the model is called."""
+    """The settings of a method that affect calls of the model."""
 
     mode: Mode
     precision: Precision | None
@@ -325,7 +325,7 @@ def check_finite(quantity: str, values: Tensor, policy: OnNonFinite) -> None:
 
 
 def run_uncompiled(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function so that it always runs eagerly, even if `torch.compile` compiles its caller.
+    """Decorate a function to run eagerly, even inside code that `torch.compile` compiles.
 
     `torch.compiler.disable` alone would import the compiler with camscope, which takes a second.
     """

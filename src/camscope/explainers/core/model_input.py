@@ -124,7 +124,7 @@ def _read_tensor(x: Tensor, preprocess: PreprocessFunction | None) -> ModelInput
 
 
 def check_input_tensor_is_ordinary(x: Tensor) -> None:
-    """Raise InputError if a tensor is sparse, nested or otherwise unusual, or if a transform of `torch.func` is active."""
+    """Raise InputError for a sparse, nested or otherwise unusual tensor. Also raise it inside a transform of `torch.func`."""
     if is_inside_transform():
         raise InputError(
             "torch.func (vmap, grad, jvp, functionalize) cannot transform the hooks and backward passes of camscope: "

@@ -46,7 +46,7 @@ class Denoised(Wrapper):
 
     @property
     def share_key(self) -> Hashable:
-        """A key that is equal for denoised methods whose inner methods can share passes."""
+        """A key for shared passes: denoised methods with equal keys have inner methods that share passes."""
         return (Denoised, self.explainer.share_key) if isinstance(self.explainer, BaseWeightedChannels) else id(self)
 
     @staticmethod

@@ -96,7 +96,7 @@ class ExcitationBackprop(LayerExplainer):
         return maps
 
     def _describe_lost_probability(self, score: Score, p: Tensor) -> list[str]:
-        """Return a note for each sample that says how much probability was lost during propagation.
+        """Return one note per sample about the probability lost during propagation.
 
         The note is empty if little was lost.
         """

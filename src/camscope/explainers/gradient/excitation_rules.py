@@ -236,7 +236,7 @@ class ExcitationBackpropMode(BaseFunctionMode):
     def _call_or_merge_batch_norm(
         self, func: Callable[..., Any], x: Tensor, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Tensor:
-        """Apply a batch norm. If a linear layer comes directly before it, merge the norm into the rule of that layer."""
+        """Apply a batch norm. If it directly follows a linear layer, merge the norm into the linear layer's rule."""
         gamma = args[2] if len(args) > 2 else kwargs.get("weight")
         signs = torch.ones_like(x[:1]) if gamma is None else gamma.detach().sign().view(1, -1, *[1] * (x.ndim - 2))
         if self._last_linear_call is not None and self._last_linear_call[0] is x:
@@ -248,7 +248,7 @@ class ExcitationBackpropMode(BaseFunctionMode):
 
 
 def check_excitation_rules(output: Any, method: str) -> None:
-    """Raise ModelError if there is an operation without excitation rule between the layer and the score.
+    """Check that all operations between the layer and the score have an excitation rule. Otherwise raise ModelError.
 
     The autograd graph of `output` lists the operations.
     """
@@ -264,7 +264,7 @@ def check_excitation_rules(output: Any, method: str) -> None:
 
 
 def make_last_rules_contrastive(output: Any) -> None:
-    """Make the rules of the linear layers contrastive that come last before the output."""
+    """Make the rules of the last linear layers before the output contrastive."""
     waiting = [tensor.grad_fn for tensor in _find_differentiable_tensors(output)]
     while waiting:
         node = waiting.pop()

@@ -35,7 +35,7 @@ class IndexEstimate(NamedTuple):
 
 
 class MaskDesign(NamedTuple):
-    """A function that draws masks, and one that estimates indices from their scores (n_samples,masks_per_sample)."""
+    """Two functions: one draws masks, and one estimates indices from the scores (n_samples,masks_per_sample) of the masks."""
 
     masks_per_sample: int
     build_masks: MaskChunkBuilder
