@@ -221,7 +221,7 @@ OF_SCANS = [
     Mutant(
         "in place from the first",
         dicom_slice_positions,
-        "_find_longest_run_without_gap",
+        "_find_first_and_last_slice_of_longest_run",
         "max(zip",
         "min(zip",
         a_gap_is_flagged_and_the_rest_is_in_place,

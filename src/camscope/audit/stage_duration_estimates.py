@@ -249,7 +249,7 @@ class StageEstimator:
 
     def estimate_sanity_seconds(self, n_samples: int) -> float:
         """Estimate how many seconds the sanity stage takes for `n_samples` images."""
-        n_steps, (comparison, pair) = self._n_randomization_steps, self._map_comparison_seconds
+        n_steps, (comparison, pair) = self._n_randomization_steps, self._seconds_to_compare_with_other_model_and_image
         n_tests = len(self.seconds_per_rank_map) + 1  # with the edge detector
         per_image = self.seconds_per_image_read + n_steps * (
             sum(self.seconds_per_rank_map.values()) + n_tests * comparison
@@ -272,7 +272,7 @@ class StageEstimator:
         return time_call(lambda: copy_explainer(self.context.explainers[0]))
 
     @cached_property
-    def _map_comparison_seconds(self) -> tuple[float, float]:
+    def _seconds_to_compare_with_other_model_and_image(self) -> tuple[float, float]:
         """The seconds to compare a map with the map of another model, and with the map of another image."""
         maps = np.random.default_rng(0).random((2, *self.x.shape[2:]))
         names = ("ssim", "spearman", "hog") if maps.ndim == 3 and min(maps.shape[1:]) >= 32 else ("ssim", "spearman")

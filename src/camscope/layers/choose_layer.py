@@ -10,7 +10,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from camscope.errors import LayerError, Remedy
 from camscope.hooks.find_layers import find_layer, unwrap
-from camscope.hooks.layer_tap import Tap
+from camscope.hooks.tap_layer_output_and_gradient import Tap
 from camscope.hooks.thread_local_hooks import Hooks, thread_local_hook
 from camscope.hooks.vision_language_tokens import (
     find_vocabulary_sizes,

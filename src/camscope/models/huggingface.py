@@ -41,7 +41,7 @@ IMAGE_MODEL_CLASS_SUFFIXES = (
 VISION_ENCODER_BY_CLASS = {"CLIPModel": "CLIPVisionModelWithProjection", "SiglipModel": "SiglipVisionModel"}
 
 
-def load_huggingface_model(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
+def load_huggingface_model_and_card(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
     """Load a Hugging Face model. The source is a repository ("org/name") or a folder.
 
     `weights` is a checkpoint file, "random" or None for the published weights. The model is a classifier unless

@@ -99,7 +99,7 @@ def _cut_rows(value: Any, n_rows: int, step: int) -> Any:
     return value[:n_rows] if value.ndim and len(value) == step else np.atleast_1d(value)
 
 
-def load_onnx_file(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
+def load_onnx_model_and_card(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
     """Load an ONNX file that contains its weights. ONNX Runtime runs the model on the CPU."""
     file, spec = Path(name).expanduser(), f"onnx:{name}"
     if weights is not None:

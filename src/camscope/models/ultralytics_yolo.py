@@ -102,7 +102,9 @@ class UltralyticsClassifier(nn.Module):
         return logits
 
 
-def load_yolo(name: str, weights: WeightsSource, *, trust_code: bool = False) -> tuple[nn.Module, ModelCard]:
+def load_yolo_model_and_card(
+    name: str, weights: WeightsSource, *, trust_code: bool = False
+) -> tuple[nn.Module, ModelCard]:
     """Load a model of Ultralytics: a checkpoint FILE.pt, or NAME.yaml with random weights or those of a file."""
     require("ultralytics", extra=EXTRA)
     source = format_model_source(f"yolo:{name}", weights)
@@ -111,12 +113,12 @@ def load_yolo(name: str, weights: WeightsSource, *, trust_code: bool = False) ->
             model = build_from_yaml(name)
         if weights is not None and weights != RANDOM_WEIGHTS:
             load_state_dict_strictly(model, read_state_dict(weights), weights)
-        return wrap_model(model, source)
+        return wrap_yolo_model_and_build_card(model, source)
     if not name.endswith(".pt"):
         raise ModelError(f"yolo:{name}: expected a checkpoint FILE.pt, or NAME.yaml")
     if weights is not None:
         raise WeightsError(f"yolo:{name} has its own weights; omit weights=, or pass yolo:NAME.yaml")
-    return wrap_model(read_checkpoint(name, trust_code=trust_code), source)
+    return wrap_yolo_model_and_build_card(read_checkpoint(name, trust_code=trust_code), source)
 
 
 def is_ultralytics_object(model: object) -> bool:
@@ -124,7 +126,7 @@ def is_ultralytics_object(model: object) -> bool:
     return any(cls.__module__ == "ultralytics.engine.model" for cls in type(model).__mro__)
 
 
-def wrap_model(model: Any, source: str | None = None) -> tuple[nn.Module, ModelCard]:
+def wrap_yolo_model_and_build_card(model: Any, source: str | None = None) -> tuple[nn.Module, ModelCard]:
     """Wrap a `YOLO` object, or the module inside of it, for explanations. The object stays unchanged.
 
     Args:

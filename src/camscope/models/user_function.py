@@ -44,7 +44,7 @@ class DeclaredMetadata(NamedTuple):
     target_layer: str | None
 
 
-def load_model_from_user_function(spec: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
+def load_model_and_card_from_user_function(spec: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
     """Call a function of the user that returns a model. If there are `weights`, load them into the model."""
     location, _, function_name = spec.rpartition(":")
     if weights == RANDOM_WEIGHTS:

@@ -125,7 +125,9 @@ class Score:
             self._input_size = tuple(x.shape[2:])
             return concatenate_structures([self._forward_row(x, row, sample_index) for row in range(len(x))])
         version, self._input_size = x._version, tuple(x.shape[2:])
-        args, kwargs = (self._args, self._kwargs) if sample_index is None else self._select_extra_inputs(sample_index)
+        args, kwargs = (
+            (self._args, self._kwargs) if sample_index is None else self._select_extra_args_and_kwargs(sample_index)
+        )
         args, kwargs = map_leaves((args, kwargs), self._copy_caller_tensor)  # the model may change them in place
         with torch._C.DisableTorchFunction():  # the copy is no call of the model
             before = x.detach().clone() if self.values is None else None
@@ -152,7 +154,7 @@ class Score:
         if sample_index is not None or self.values is not None:
             return self.forward(x[row : row + 1], index)
         single = copy.copy(self)  # in the first forward pass each row has its own extra inputs
-        single._args, single._kwargs = self._select_extra_inputs(index, len(x))
+        single._args, single._kwargs = self._select_extra_args_and_kwargs(index, len(x))
         return single.forward(x[row : row + 1])
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "Score":
@@ -246,7 +248,9 @@ class Score:
                 "entries do not belong to the samples: explain one image at a time"
             )
 
-    def _select_extra_inputs(self, sample_index: Tensor, n_samples: int | None = None) -> tuple[Any, dict[str, Any]]:
+    def _select_extra_args_and_kwargs(
+        self, sample_index: Tensor, n_samples: int | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Return the extra positional and keyword arguments of the model for R samples. `sample_index` (R,) selects them."""
         if n_samples is None:
             n_samples = 0 if self.values is None else len(self.values)

@@ -41,7 +41,9 @@ def _reduce_integration_steps(context: AuditContext) -> RankExplainers:
             x = _load_compared_images(context) if x is None else x
             first = context.first_maps[number]  # rows of the first finding come first
             first_map = np.reshape(first["attribution"], first["grid"])
-            record, seconds = _choose_steps(explainer, x, context.findings[0].class_index, candidates, first_map)
+            record, seconds = _choose_steps_and_time_maps(
+                explainer, x, context.findings[0].class_index, candidates, first_map
+            )
             seconds_by_method.update({} if seconds is None else {explainer.composed_name: seconds})
         if record is not None:
             records.append(record)
@@ -66,7 +68,7 @@ def _load_compared_images(context: AuditContext) -> Tensor:
     return context.stack_on_device(batch[:N_COMPARED_IMAGES])
 
 
-def _choose_steps(
+def _choose_steps_and_time_maps(
     explainer: Explainer, x: Tensor, class_index: int, candidates: Sequence[int], first_map: FloatArray
 ) -> tuple[PathSteps | None, MapSeconds | None]:
     """Find the fewest integration steps that keep the pixel ranks of the configured maps.

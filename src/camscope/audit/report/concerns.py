@@ -7,15 +7,15 @@ from markupsafe import Markup
 
 from camscope.audit.core.stage_result_schema import FindingPerformance, LevelCount, StageResult
 from camscope.audit.core.summary_schema import Summary, Verdict
+from camscope.audit.report.data_and_method_sentences import fill_sentence, join_texts
 from camscope.audit.report.open_questions import name_subject
-from camscope.audit.report.result_sentences import (
+from camscope.audit.report.verdict_and_auroc_sentences import (
     Concern,
     build_result_sentence,
     describe_interval_at_chance,
     explain_auroc,
     is_performance_verdict_of,
 )
-from camscope.audit.report.sentences import fill_sentence, join_texts
 from camscope.audit.report.verdict_labels_and_groups import classify_verdict, format_sentence
 from camscope.audit.shortcuts.region_attribution import find_overlapping_regions
 from camscope.audit.verdicts.verdict_rules import find_topic

@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from camscope.audit.core.stage_result_schema import StageResult
 from camscope.audit.core.summary_schema import Summary, Verdict
-from camscope.audit.report.sentences import fill_sentence, join_texts
+from camscope.audit.report.data_and_method_sentences import fill_sentence, join_texts
 from camscope.audit.shortcuts.region_names import format_region, name_region
 from camscope.audit.verdicts.verdict_rules import find_topic
 from camscope.plurals import inflect

@@ -15,16 +15,16 @@ from camscope.audit.report.concerns import (
     iter_concerns,
     list_columns_that_determine_label,
 )
+from camscope.audit.report.data_and_method_sentences import count_in_words, fill_sentence, join_texts
 from camscope.audit.report.number_format import format_item_count, format_number
 from camscope.audit.report.open_questions import OpenQuestion, iter_open_questions, name_subject
-from camscope.audit.report.result_sentences import (
+from camscope.audit.report.verdict_and_auroc_sentences import (
     Concern,
     PerformanceAnswer,
     build_performance_answer,
     build_result_sentence,
     is_performance_verdict_of,
 )
-from camscope.audit.report.sentences import count_in_words, fill_sentence, join_texts
 from camscope.audit.report.verdict_labels_and_groups import classify_verdict, sanitize_text
 from camscope.audit.verdicts.verdict_rules import find_topic
 from camscope.plurals import inflect

@@ -14,7 +14,7 @@ from camscope.audit.core.stage_result_schema import (
     SubgroupDifference,
 )
 from camscope.audit.core.summary_schema import Summary
-from camscope.audit.report.sentences import is_uncounted_removal
+from camscope.audit.report.data_and_method_sentences import is_uncounted_removal
 from camscope.audit.report.svg_charts import (
     ForestRow,
     default_style_scope,

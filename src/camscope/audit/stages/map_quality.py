@@ -164,7 +164,7 @@ def evaluate_sanity(context: AuditContext, results: StageResults) -> SanityResul
         rows = context.cohort.sample_balanced_rows(
             results.predictions.rows, n_samples, SANITY_SALT, finding, only_positives=True
         )
-        x, rows, n_other_sizes = _load_images_of_most_common_size(context, rows)
+        x, rows, n_other_sizes = _load_images_and_rows_of_most_common_size(context, rows)
         size = tuple(x.shape[2:])
         counts.append(SanityImages(finding=finding.name, n_images=len(x), size=size, n_other_sizes=n_other_sizes))
         if len(x) < MIN_SANITY_IMAGES:
@@ -185,7 +185,7 @@ def evaluate_sanity(context: AuditContext, results: StageResults) -> SanityResul
     )
 
 
-def _load_images_of_most_common_size(context: AuditContext, rows: list[int]) -> tuple[Tensor, list[int], int]:
+def _load_images_and_rows_of_most_common_size(context: AuditContext, rows: list[int]) -> tuple[Tensor, list[int], int]:
     """Load the images of the most common size as one tensor. Also return their rows, and how many images have other sizes."""
     images = zip(rows, context.load_images(rows), strict=True)
     inputs = {row: image.item.x for row, image in images if image.item is not None}

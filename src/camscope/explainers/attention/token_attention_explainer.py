@@ -23,7 +23,7 @@ from camscope.explainers.core.maps_with_flags import (
 )
 from camscope.hooks.attention_recorder import Attention, AttentionBlockFinder, AttentionRecorder, blocks_skipped
 from camscope.hooks.find_layers import unwrap
-from camscope.hooks.layer_tap import Tap
+from camscope.hooks.tap_layer_output_and_gradient import Tap
 from camscope.hooks.thread_local_hooks import thread_local_hook
 from camscope.layers.infer_layout import infer_image_token_layout, infer_layout
 from camscope.layers.judge_layout_from_noise_reactions import LayoutVerdict

@@ -22,8 +22,8 @@ from camscope.explainers.core.evaluation_context import check_finite
 from camscope.hooks.cache_prefix_and_vary_output import PrefixCache
 from camscope.hooks.find_layers import find_layer, find_layers, unwrap
 from camscope.hooks.input_gradients import HALF_PRECISION_BOOSTS
-from camscope.hooks.layer_tap import Tap, TappedCall
 from camscope.hooks.spatial_map_tracker import SpatialMapTracker, is_output_unchanged_by_interception
+from camscope.hooks.tap_layer_output_and_gradient import Tap, TappedCall
 from camscope.layers.infer_layout import has_unequal_strides
 from camscope.layers.judge_layout_from_noise_reactions import LayoutProbeResult, LayoutVerdict
 from camscope.layers.layout import CHANNELS_FIRST, Layout, returns_channels_first

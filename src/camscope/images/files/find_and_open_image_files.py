@@ -154,7 +154,7 @@ def walk_folders(folder: str) -> Iterator[str]:
 
     If a link leads to a folder that is found without the link, its path is without the link.
     """
-    visited, links = {_get_folder_id(folder)}, [folder]
+    visited, links = {_get_device_and_inode_of_folder(folder)}, [folder]
     while links:
         level, linked = links, []
         for start in level:
@@ -166,17 +166,19 @@ def walk_folders(folder: str) -> Iterator[str]:
                     subfolders = [entry for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
                 linked += [entry.path for entry in subfolders if _is_link(entry)]
                 for path in (entry.path for entry in subfolders if not _is_link(entry)):
-                    if (folder_id := _get_folder_id(path)) not in visited and not _is_overlay_folder(path):
+                    if (folder_id := _get_device_and_inode_of_folder(path)) not in visited and not _is_overlay_folder(
+                        path
+                    ):
                         visited.add(folder_id)
                         pending.append(path)
         links = []
         for path in sorted(linked):
-            if (folder_id := _get_folder_id(path)) not in visited and not _is_overlay_folder(path):
+            if (folder_id := _get_device_and_inode_of_folder(path)) not in visited and not _is_overlay_folder(path):
                 visited.add(folder_id)
                 links.append(path)
 
 
-def _get_folder_id(folder: str) -> tuple[int, int]:
+def _get_device_and_inode_of_folder(folder: str) -> tuple[int, int]:
     """Return the device and inode numbers of a folder. All links to the folder have the same numbers."""
     status = os.stat(folder)  # noqa: PTH116 - as above
     return status.st_dev, status.st_ino
