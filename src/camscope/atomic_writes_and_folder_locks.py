@@ -41,7 +41,7 @@ def write_bytes(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = 
 
 
 def write_unless_identical(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = False) -> Path:
-    """Write a file. If it exists with the same bytes, do nothing. If it has other bytes, raise an OutputError."""
+    """Write a file. Do nothing if a file with the same bytes exists. Raise an OutputError if a file with other bytes exists."""
     path = Path(path)
     if not overwrite and path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data:
         return path
@@ -220,11 +220,11 @@ class FolderLock:
             time.sleep(0.05)
         return granted
 
-    def _try_lock(self, kind: str) -> bool:
+    def _try_lock(self, fcntl_operation: str) -> bool:
         if fcntl is None:
             return True
         try:
-            fcntl.flock(self._handle, getattr(fcntl, kind) | fcntl.LOCK_NB)
+            fcntl.flock(self._handle, getattr(fcntl, fcntl_operation) | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         except OSError:  # this file system has no locks
@@ -234,7 +234,7 @@ class FolderLock:
 
 @contextlib.contextmanager
 def folder_locked(folder: Path) -> Iterator[None]:
-    """Lock a folder inside the `with`. If it is missing, create it, and remove it at the end if it is still empty."""
+    """Lock a folder inside the `with`. Create a missing folder, and remove this new folder at the end if it is empty."""
     new = not folder.exists()
     make_folder(folder)
     lock = FolderLock(folder)
@@ -320,7 +320,7 @@ def check_regular_file(path: str | os.PathLike[str], max_bytes: int | None = Non
 
 
 def check_regular_files(folder: str | os.PathLike[str]) -> None:
-    """Raise an OSError if a folder contains a pipe, a socket, a device, or a link to one of these."""
+    """Raise an OSError if a folder contains a pipe, a socket, a device, or a link to such a file."""
     for parent, _, names in os.walk(folder):
         for name in names:
             path = Path(parent, name)

@@ -199,7 +199,7 @@ def _is_transient_itself(error: BaseException, visited: set[int]) -> bool:
 
 
 def _iter_causes(error: BaseException | None, visited: set[int]) -> Iterator[BaseException]:
-    """Yield an error and all its causes, even those that `from None` hides. Skip errors whose ids are in `visited`."""
+    """Yield an error and all its causes, including causes that `from None` hides. Skip errors whose ids are in `visited`."""
     while error is not None and id(error) not in visited:
         visited.add(id(error))
         yield error

@@ -525,7 +525,9 @@ class Explanation:
         return write_bytes(path, data, overwrite=overwrite)
 
     def _affine_at_size(self, size: MapSize) -> npt.NDArray[np.float64] | None:
-        """Return the affine (4,4) from voxels to millimeters, for a volume of the given size. Return None if it is unknown."""
+        """Return the affine (4,4) from voxels to millimeters, for a volume of the given size.
+        Return None for an unknown affine.
+        """
         if size == "image" or self.affine is None:
             return self.affine
         if self.placement is None:

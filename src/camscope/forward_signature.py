@@ -42,9 +42,9 @@ class InputDict(dict[str, Any]):
         """Return whether the model read the value of this key."""
         return key in self._read_keys
 
-    def _record(self, key: object) -> None:
-        if isinstance(key, str):
-            (self._read_keys if dict.__contains__(self, key) else self._missing_keys)[key] = None
+    def _record(self, looked_up_key: object) -> None:
+        if isinstance(looked_up_key, str):
+            (self._read_keys if dict.__contains__(self, looked_up_key) else self._missing_keys)[looked_up_key] = None
 
     def __getitem__(self, key: str) -> Any:
         self._record(key)
@@ -298,7 +298,7 @@ def _probe_looked_up_keys(
 
 
 def _read_parameters(model: nn.Module) -> list[Parameter]:
-    """Return the parameters of a model's undecorated forward. If they cannot be read, return *args and **kwargs."""
+    """Return the parameters of a model's undecorated forward. For an unreadable signature, return *args and **kwargs."""
     try:
         return list(signature(model.forward).parameters.values())
     except (TypeError, ValueError):  # a builtin, for example
@@ -320,7 +320,7 @@ def list_forward_keywords(model: nn.Module) -> frozenset[str]:
 
 
 def find_input_key(model: nn.Module, name: str | None = None) -> InputKey | None:
-    """Find the argument of the model's forward that takes the image. Return None if it is the first argument.
+    """Find the argument of the model's forward that takes the image. Return None if the first argument takes the image.
 
     `name` is a keyword of forward, or a key of the dict that forward takes. Without a name, choose the keyword `pixel_values`
     if forward has it. Otherwise choose the only keyword of a forward without positional parameters, and raise an InputError

@@ -81,7 +81,7 @@ STAGES: dict[str, Callable[[AuditContext, StageResults], StageResult]] = {
 def prepare_folder_and_digest_inputs(
     context: AuditContext, on_progress: StageProgressCallback, *, overwrite: bool
 ) -> tuple[dict[str, str], ImageDigests]:
-    """Validate the config and reserve the folder for the audit. Return the digests of all inputs, and those of the images.
+    """Validate the config and reserve the folder for the audit. Return the digests of all inputs, and the digests of the images.
 
     The folder must be new, or belong to an audit of the same config, data, images, weights and version. All images are
     read here, before any stage uses them; `on_progress` reports them as the stage "images".

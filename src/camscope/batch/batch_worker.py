@@ -193,7 +193,7 @@ class BatchWorker:
         return {**row, "overlay": overlay_queue(row, explanation, image, partial(self._read_overlay_images, image))}
 
     def _read_overlay_images(self, image: LoadedImage) -> OverlayImages:
-        """Return the images on which to draw an overlay. If they are no longer in memory, read the file again."""
+        """Return the images on which to draw an overlay. If the images are no longer in memory, read the file again."""
         if not image.images_dropped:
             return OverlayImages(image.image, image.model_input_image)
         try:

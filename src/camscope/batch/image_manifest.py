@@ -317,5 +317,5 @@ def pseudonymize_manifest(manifest: Manifest, keep_columns: Sequence[str] = ()) 
 
 
 def import_arrow(submodule: str = "") -> Any:
-    """Import PyArrow or one of its modules. Raise a MissingExtraError if it is not installed."""
+    """Import PyArrow or one of its modules. Raise a MissingExtraError if PyArrow is not installed."""
     return require(f"pyarrow.{submodule}" if submodule else "pyarrow", extra="batch")

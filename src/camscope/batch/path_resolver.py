@@ -49,7 +49,7 @@ class PathResolver:
     _real_folders: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def resolve(self, path: str) -> str:
-        """Return the full location of a path or URL. Raise an InputError if it leads out of the root."""
+        """Return the full location of a path or URL. Raise an InputError for a location outside of the root."""
         if is_url(path):
             if self.confined and not is_remote_store_url(path):
                 raise InputError(
@@ -68,7 +68,7 @@ class PathResolver:
         return location
 
     def is_allowed(self, path: str) -> bool:
-        """Return whether a path is allowed. If it is not, `resolve` raises an error."""
+        """Return whether a path is allowed. For other paths, `resolve` raises an error."""
         try:
             self.resolve(path)
         except InputError:

@@ -251,7 +251,9 @@ class ActorPool(NamedTuple):
 
 
 def plan_actor_pool(nodes: list[dict[str, Any]], num_workers: int | None, on_cuda: bool) -> ActorPool:
-    """Choose the number of actors. Without `num_workers`, it is one per GPU for a model on CUDA, or else one per CPU."""
+    """Choose the number of actors: `num_workers`.
+    By default, choose one actor per GPU for a model on CUDA, or else one per CPU.
+    """
     resources = [node["Resources"] for node in nodes if node["Alive"]]
     cpus_and_gpus = [(int(resource.get("CPU", 0)), int(resource.get("GPU", 0))) for resource in resources]
     if on_cuda and not any(gpus for _, gpus in cpus_and_gpus):

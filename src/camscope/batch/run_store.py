@@ -165,7 +165,7 @@ class RunStore:
             )
 
     def _require_same_run(self, run_info: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the contents of run.json. Raise an OutputError if they belong to a different run."""
+        """Return the contents of run.json. Raise an OutputError if run.json belongs to a different run."""
         existing = self.run_info or {}
         differences = diff_run_configs(existing, run_info)
         if differences.keys() == {"chunk_size"}:
@@ -312,12 +312,12 @@ class RunStore:
         """
         return self._read_metadata(chunk, SOURCE_DIGEST_KEY)
 
-    def _read_metadata(self, chunk: int, key: bytes) -> str | None:
+    def _read_metadata(self, chunk: int, metadata_key: bytes) -> str | None:
         try:
             metadata = import_arrow("parquet").read_schema(self.part_path(chunk)).metadata or {}
         except (OSError, import_arrow().ArrowInvalid):  # `count_failures` reports what is wrong with it
             return None
-        value = metadata.get(key)
+        value = metadata.get(metadata_key)
         return None if value is None else value.decode(errors="replace")
 
 
@@ -340,7 +340,7 @@ def diff_run_configs(existing: Mapping[str, Any], new: Mapping[str, Any]) -> dic
         names = [", ".join(sorted({key.rpartition(" ")[0] for key in settings})) for settings in methods]
         if names[0] != names[1]:
             configs = [{**config, "methods": text} for config, text in zip(configs, names, strict=True)]
-    old_values, new_values = (dict(_flatten_mapping("", config)) for config in configs)
+    old_values, new_values = (dict(_flatten_to_keys_and_values("", config)) for config in configs)
     return {
         key: (old_values.get(key), new_values.get(key))
         for key in dict.fromkeys((*old_values, *new_values))
@@ -354,9 +354,11 @@ def _iter_matching_files(folder: Path, *patterns: re.Pattern[str]) -> Iterator[P
     return (folder / name for name in names if any(pattern.fullmatch(name) for pattern in patterns))
 
 
-def _flatten_mapping(name: str, value: Any) -> list[tuple[str, Any]]:
+def _flatten_to_keys_and_values(name: str, value: Any) -> list[tuple[str, Any]]:
     if not isinstance(value, Mapping) or not value:
         return [(name, value)]
     return [
-        pair for key, inner in value.items() for pair in _flatten_mapping(f"{name}.{key}" if name else str(key), inner)
+        pair
+        for key, inner in value.items()
+        for pair in _flatten_to_keys_and_values(f"{name}.{key}" if name else str(key), inner)
     ]

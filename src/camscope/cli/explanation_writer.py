@@ -196,7 +196,7 @@ class ImageExplanationWriter:
 
 
 def build_class_differences(explanations: "Sequence[Explanation]") -> "list[Explanation]":
-    """Return one difference map for each method. It is the map of the predicted class minus that of the expected class.
+    """Return one difference map for each method: the map of the predicted class minus the map of the expected class.
 
     Its values are in units of the score.
     """

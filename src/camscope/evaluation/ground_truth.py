@@ -118,7 +118,9 @@ class MaskFolder(GroundTruth):
 
     @property
     def digest(self) -> str:
-        """A digest of the mask files (name, size, time) and the chosen labels. It changes whenever one of them changes."""
+        """A digest of the mask files (name, size, time) and the chosen labels.
+        Any change of a file or label changes the digest.
+        """
         states = [(file, Path(file).stat()) for file in sorted(self.files)]
         parameters: dict[str, Any] = {file: (status.st_size, status.st_mtime_ns) for file, status in states}
         return hash_parameters(parameters | ({"categories": self.categories} if self.categories else {}))

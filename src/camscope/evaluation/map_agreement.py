@@ -146,7 +146,7 @@ class _ImageMaps:
         return first.shape == second.shape and bool(np.abs(first - second).max() <= MAX_HEATMAP_DIFFERENCE)
 
     def correlate_maps_or_give_reason(self, first_index: int, second_index: int) -> tuple[float | None, str | None]:
-        """Return Spearman's correlation between two maps. If it is undefined, return None and the reason."""
+        """Return Spearman's correlation between two maps. If the correlation is undefined, return None and the reason."""
         grids = self._maps[first_index].grid, self._maps[second_index].grid
         if len(grids[0]) != len(grids[1]):
             return None, f"maps with {len(grids[0])} and {plural(len(grids[1]), 'axis')}"

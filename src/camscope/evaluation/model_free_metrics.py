@@ -110,7 +110,7 @@ def build_value_row(
 
 
 def build_control_row(row: Mapping[str, Any], control_name: str) -> Row:
-    """Build the row of a control map. Image and target are those of the given row."""
+    """Build the row of a control map. Image and target come from the given row."""
     return {**row, "method": control_name, "layer": None, "parameters_digest": None}
 
 
@@ -199,7 +199,7 @@ class ValueOrReason(NamedTuple):
 
 
 def _compute_metric_value(metric: Metric, attribution: Any, mask: Mask | None, no_mask_reason: str) -> ValueOrReason:
-    """Compute a metric for one map. If it is undefined, return None with the reason."""
+    """Compute a metric for one map. If the metric is undefined, return None with the reason."""
     if metric.input_kind == "mask" and mask is None:
         return ValueOrReason(None, no_mask_reason)
     try:

@@ -172,7 +172,7 @@ class AttentionCapture(BaseFunctionMode):
             return _copy_with_shape_and_dtype(attention.output, output.shape, dtype)
 
     def _record_softmax(self, result: Tensor, dim: int | None) -> Tensor:
-        """Record the result of a softmax if it is attention. Return the probabilities that the model uses from here."""
+        """Record the result of a softmax that computes attention. Return the probabilities that the model uses from here."""
         rank = 3 if self._n_heads else 4
         if result.ndim < rank or dim not in (-1, result.ndim - 1) or not _is_square(result.shape[-2:]):
             return result
@@ -276,8 +276,8 @@ class AttentionBlockFinder(Hooks):
                 )
 
     def find_blocks(self, attentions: Sequence[Attention]) -> list[AttentionBlock]:
-        """Return the block around each attention. Raise LayerError if there is no block around an attention, or if the
-        blocks have different types.
+        """Return the block around each attention. Raise LayerError for an attention outside of a block, and for blocks
+        of different types.
         """
         number_by_id = {id(recorded): number for number, recorded in enumerate(self._attentions)}
         numbers = [number_by_id[id(attention)] for attention in attentions]

@@ -143,7 +143,9 @@ def probe_layout(
 
 
 def _lower_verdict_of_misplaced_layer(result: LayoutProbeResult) -> LayoutProbeResult:
-    """Lower the layout verdict of a layer with misplaced cells to UNDECIDED. If it is CONTRADICTED, only add the reason."""
+    """Lower the layout verdict of a layer with misplaced cells to UNDECIDED.
+    Keep the verdict CONTRADICTED, and only add the reason.
+    """
     if result.verdict is LayoutVerdict.CONTRADICTED:
         cause = (
             "the model crops, pads or shifts its maps: apply that to the image first, and explain the rest of the model"
@@ -160,9 +162,7 @@ def probe_output_layouts(
     *,
     input_shares: Sequence[float] | None = None,
 ) -> list[LayoutProbeResult]:
-    """Test with noise whether the tensors that `read_outputs` returns have the given layout. Return [] if the model
-    fails on noise.
-    """
+    """Test with noise whether the tensors from `read_outputs` have the given layout. Return [] if the model fails on noise."""
     blocks = _count_blocks_per_axis(layout)
     labels = draw_noise_pattern(blocks, seed=0)
     cells_of_pixels = [

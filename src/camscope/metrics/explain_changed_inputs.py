@@ -145,7 +145,7 @@ class ExplainerProbe:
 
 
 def require_single_sample(x: Tensor) -> Tensor:
-    """Return x if it holds exactly one sample (1,C,*S). Otherwise raise an InputError."""
+    """Check that x holds exactly one sample (1,C,*S), and return x. Otherwise raise an InputError."""
     if x.ndim < 3 or len(x) != 1:
         raise InputError(
             f"x has shape {tuple(x.shape)}: expected one sample (1,C,*S). Call the metric once for each sample"

@@ -235,7 +235,7 @@ def compute_ssim(
 
 
 def correlate_rows(first_rows: FloatArray, second_rows: FloatArray) -> FloatArray:
-    """Return Pearson's correlation between each row of one array and the same row of the other. Constant rows give NaN."""
+    """Return Pearson's correlation between each row of one array and the same row of another array. Constant rows give NaN."""
     products = center_and_normalize_rows(first_rows) * center_and_normalize_rows(second_rows)
     return np.asarray(products.sum(-1).clip(-1, 1))
 

@@ -151,7 +151,7 @@ def _check_all_weights_loaded(loading_report: Mapping[str, Any], source: str) ->
 
 
 def load_preprocessing(transformers: Any, source: str) -> Callable[..., Any] | None:
-    """Load the preprocessing from a repository or folder. Return None if it has no preprocessing file."""
+    """Load the preprocessing from a repository or folder. Return None for a source without a preprocessing file."""
     file_name = "preprocessor_config.json"
     for name in (file_name, "processor_config.json"):  # new versions of transformers read the second, if it exists
         check_settings_file(source, name)

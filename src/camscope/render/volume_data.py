@@ -73,7 +73,7 @@ class AnatomicalView:
         return row, shape[self.column_axis] - column if self.is_column_flipped else column
 
     def get_edge_letters(self, axis_letters: tuple[AxisLetters, ...] | None) -> EdgeLetters:
-        """Return the patient direction at each edge of a slice, such as "A" at the top, or "" if it is unknown."""
+        """Return the patient direction at each edge of a slice, such as "A" at the top. An unknown direction gives ""."""
         if axis_letters is None:
             return EdgeLetters("", "", "", "")
         top, bottom = axis_letters[self.row_axis][:: -1 if self.is_row_flipped else 1]
@@ -153,7 +153,7 @@ class Volume:
 
     @cached_property
     def voxel_size(self) -> tuple[float, float, float]:
-        """The millimeters per voxel along each axis. If they are unknown, 1."""
+        """The millimeters per voxel along each axis. An unknown voxel size counts as 1."""
         if self.spacing is not None:
             return self.spacing
         return (1.0, 1.0, 1.0) if self.affine_matrix is None else compute_spacing(self.affine_matrix)
@@ -286,7 +286,7 @@ def choose_views(axis_letters: tuple[AxisLetters, ...] | None) -> tuple[Anatomic
 
 
 def require_valid_affine(affine: ArrayLike) -> NDArray[np.float64]:
-    """Return an affine (4,4) as float64. Raise InputError if it is not finite or not invertible."""
+    """Return an affine (4,4) as float64. Raise InputError for an affine that is not finite or not invertible."""
     matrix = np.asarray(affine, np.float64)
     if matrix.shape != (4, 4) or not np.isfinite(matrix).all() or np.linalg.matrix_rank(matrix[:3, :3]) < 3:
         raise InputError(

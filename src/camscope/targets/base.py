@@ -81,7 +81,7 @@ class Target(ABC):
         return None
 
     def prepare_for_model(self, model: nn.Module) -> "Target":
-        """Return the target after it has read what it needs from the model. Each `Score` calls this method once."""
+        """Read what the target needs from the model, and return the resulting target. Each `Score` calls this method once."""
         return self
 
     def prepare_for_image(self, image_context: ImageContext) -> "Target":

@@ -139,7 +139,7 @@ class Box(Target):
         return replace(self, x0=left, y0=top, x1=right, y1=bottom, image_corners=image_corners)
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "Box":
-        """Return the box at the place to which its content moves when the input is flipped and resized."""
+        """Return the box for a flipped and resized input. The new box has the same content."""
         sides = []
         for axis, ends in enumerate(((self.y0, self.y1), (self.x0, self.x1))):
             before = (self.input_size or tuple(size))[axis]
@@ -211,7 +211,7 @@ class Box(Target):
         return int((overlaps * self._select_class_probabilities(detections).detach()).argmax())
 
     def _select_class_probabilities(self, detections: Detections) -> Tensor:
-        """Return one probability (D,) per detection: that of the target's class, or the largest if the target has no class."""
+        """Return one probability (D,) per detection: for the target's class, or the largest one for a target without a class."""
         probabilities = detections.probabilities
         if not isinstance(self.label, int):
             return probabilities.amax(1)

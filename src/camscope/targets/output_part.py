@@ -103,5 +103,5 @@ class OutputPart(Target):
         raise TargetError(f"OutputPart({self.path!r}): a {kind} has no {key!r}; it has {keys or 'no parts'}")
 
 
-def _count_samples(part: Any) -> int:
-    return next((len(leaf) for _, leaf in iter_leaves(part) if leaf.ndim), 0)
+def _count_samples(output_part: Any) -> int:
+    return next((len(leaf) for _, leaf in iter_leaves(output_part) if leaf.ndim), 0)

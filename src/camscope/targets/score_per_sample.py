@@ -145,7 +145,7 @@ class Score:
         return output
 
     def _copy_caller_tensor(self, value: Tensor) -> Tensor:
-        """Copy a tensor of the caller. If it has been selected by rows, return it unchanged, because it is a copy."""
+        """Copy a tensor of the caller. A tensor that was selected by rows is a copy already, so return it unchanged."""
         is_own = all(value is not leaf for _, leaf in iter_leaves((self._args, self._kwargs)))
         return value if is_own else value.clone()
 
@@ -233,7 +233,7 @@ class Score:
         return values
 
     def check_extra_inputs(self, x: Tensor) -> None:
-        """Raise InputError if an extra argument has N entries that do not belong to the N samples of x (N,C,*S).
+        """Raise InputError for an extra argument of N entries that do not belong to the N samples of x (N,C,*S).
 
         To test this, the model is run on the samples in reversed order, which must not change their scores.
         """
@@ -335,7 +335,9 @@ class Score:
         return score
 
     def class_index(self, sample: int) -> int | None:
-        """Return the class index of one sample. Return None before the first call, or if the target is not one class."""
+        """Return the class index of one sample. Return None before the first call, and for a target that is not a
+        single class.
+        """
         if isinstance(self.target, Target):
             return self.target.get_class_index(sample)
         first, second = self._get_class_pair(sample)

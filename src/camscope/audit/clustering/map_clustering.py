@@ -123,7 +123,7 @@ class PointCloud:
 
 
 def sample_reference_points(points: FloatArray, rng: np.random.Generator) -> FloatArray:
-    """Sample points from a Gaussian, which has a single cluster. Its principal variances are those of the given points (N,d).
+    """Sample points from a Gaussian, which has a single cluster. It has the principal variances of the given points (N,d).
 
     The shape of a cloud alone can make clusters stable: an elongated cloud is cut across its middle every time (John et al.
     2020, doi:10.1038/s41598-020-58766-1).

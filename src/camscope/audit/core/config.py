@@ -309,7 +309,7 @@ class Config(_ConfigTable):
     def parse_source(
         cls, source: "Config | Mapping[str, Any] | str | os.PathLike[str]"
     ) -> "tuple[Config | None, FaultCollector]":
-        """Return the config, or None if it is invalid. The second value holds the faults, which are not raised.
+        """Return the config, or None for an invalid config. Also return the collected faults, without raising an error.
 
         Args:
             source: As for `from_source`.

@@ -87,7 +87,7 @@ def summarize_estimate(
 def summarize_estimate_or_reason(
     compute: Callable[[], Estimate], baseline: float, baseline_name: str
 ) -> EstimateSummary:
-    """Compute an estimate and convert it into a summary entry. If it is undefined, the entry holds the reason."""
+    """Compute an estimate and convert it into a summary entry. For an undefined estimate, the entry holds the reason."""
     try:
         return summarize_estimate(compute(), baseline, baseline_name)
     except UndefinedError as error:

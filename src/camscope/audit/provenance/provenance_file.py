@@ -51,7 +51,7 @@ START_EVENT = "begun"  # event of the log when an audit starts
 
 
 def compute_digests_of_config_data_and_weights(context: AuditContext) -> dict[str, str]:
-    """Return the digests of the config, the data and the weights. An audit can only resume if they are unchanged."""
+    """Return the digests of the config, the data and the weights. An audit can only resume with unchanged digests."""
     return {
         "camscope": __version__,
         "code": digest_code(),

@@ -107,7 +107,7 @@ def contradicts_model(verdict: Verdict) -> bool:
 
 
 def get_effect_size(verdict: Verdict) -> float:
-    """Return the absolute size of an effect. Return 0 if it has no value."""
+    """Return the absolute size of an effect. Return 0 for an effect without a value."""
     return abs(verdict.effect.value or 0.0)
 
 

@@ -227,7 +227,7 @@ def describe_stable_predictions(stable_share: StablePredictionShare) -> Markup:
 
 
 def describe_clusters(analysis: ClusterAnalysis) -> Markup:
-    """Describe the clusters of the maps. If they were not tested, give the reason."""
+    """Describe the clusters of the maps. If the audit did not cluster maps, give the reason."""
     maps, patients = inflect(analysis.n_maps, "map"), inflect(analysis.n_patients, "patient")
     if analysis.reason:
         sentence = f"Not tested: {{reason}}. {inflect(analysis.n_maps, 'There is', 'There are')} {{n_maps}} {maps}."

@@ -139,7 +139,7 @@ def _count_more_concerns(count: int) -> Markup:
 
 
 def _count_verdicts(summary: Summary, stated: Sequence[Concern]) -> Markup:
-    """Say how many verdicts there are. Apart from the stated verdicts, count those that contradict the model or the maps."""
+    """Say how many verdicts there are. Also count the contradicting verdicts that are not in `stated`."""
     if not summary.verdicts:
         return Markup("")
     data = {"verdicts": [vars(verdict) for verdict in summary.verdicts]}
@@ -180,7 +180,7 @@ def _explain_effects(summary: Summary) -> Iterator[Markup]:
 
 
 def _explain_sample_sizes(results: Sequence[Concern], summary: Summary) -> Iterator[Markup]:
-    """Explain why the numbers of images differ between results. Yield nothing if they are equal."""
+    """Explain why the numbers of images differ between results. Yield nothing if the numbers are equal."""
     if len({verdict.effect.n_values for result in results for verdict in result.verdicts}) < 2:
         return
     stages = (summary.faithfulness, summary.robustness)

@@ -221,8 +221,8 @@ def _draw_masked_aurocs(summary: Summary) -> Iterator[Drawing]:
             yield ("AUROC of masked images", performance.finding), caption, chart
 
 
-def _format_intervention(kind: str, region: str, imputation: str | None) -> str:
-    return f"{kind} {name_region(region)}".strip() + (f", {imputation}" if imputation else "")
+def _format_intervention(intervention_kind: str, region: str, imputation: str | None) -> str:
+    return f"{intervention_kind} {name_region(region)}".strip() + (f", {imputation}" if imputation else "")
 
 
 def _draw_aurocs_of_feature_probes(summary: Summary) -> Iterator[Drawing]:

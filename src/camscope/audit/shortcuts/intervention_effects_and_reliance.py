@@ -237,14 +237,14 @@ def _find_direction_by_kind(effects_by_kind: Mapping[str, Effects], margin: floa
     return {kind: direction for kind, direction in directions.items() if direction}
 
 
-def _compute_interval_sign(item: InterventionEffect, margin: float) -> int:
+def _compute_interval_sign(effect: InterventionEffect, margin: float) -> int:
     """Return 1 for an interval above the margin, -1 for an interval below the negative margin, and 0 otherwise."""
-    low, high = item.effect.low, item.effect.high
+    low, high = effect.effect.low, effect.effect.high
     return 0 if low is None or high is None else int(low > margin) - int(high < -margin)
 
 
-def _is_within_margin(item: InterventionEffect, margin: float) -> bool:
-    low, high = item.effect.low, item.effect.high
+def _is_within_margin(effect: InterventionEffect, margin: float) -> bool:
+    low, high = effect.effect.low, effect.effect.high
     return low is not None and high is not None and -margin < low and high < margin
 
 

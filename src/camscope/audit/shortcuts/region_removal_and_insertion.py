@@ -282,7 +282,7 @@ class InterventionRunner:
     def _record_interventions(
         self,
         region_name: str,
-        kind: str,
+        intervention_kind: str,
         imputation: str | None,
         log_odds_without: FloatArray,
         log_odds_with: FloatArray,
@@ -295,7 +295,7 @@ class InterventionRunner:
         rows = zip(*([sample.row for sample in group] for group in samples), strict=True)
         values = zip(log_odds_without.tolist(), log_odds_with.tolist(), strict=True)
         self.records += [
-            InterventionRecord(row, self.finding.name, region_name, kind, imputation, *pair, *source_rows)
+            InterventionRecord(row, self.finding.name, region_name, intervention_kind, imputation, *pair, *source_rows)
             for (row, *source_rows), pair in zip(rows, values, strict=True)
         ]
 

@@ -147,7 +147,7 @@ def _count_levels(context: AuditContext) -> Iterator[LevelCount]:
 
 
 def _find_determining_columns(context: AuditContext) -> dict[str, tuple[str, ...]]:
-    """Return finding -> the columns, other than subgroups, from whose value the label follows in every audited image.
+    """Return a dict from finding to the columns that determine its label in every audited image. Subgroups are left out.
 
     Only the names of the columns are reported. A copy of the label is left out.
     """

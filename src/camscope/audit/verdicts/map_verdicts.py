@@ -165,7 +165,7 @@ def judge_faithfulness(summary: Summary) -> Iterator[Verdict]:
 
 
 def combine_metrics_and_find_weakest(lines: Sequence[MetricSummary]) -> tuple[Decision, MetricSummary]:
-    """Combine the metrics of a method into one decision. Also return the weakest metric among those that decided."""
+    """Combine the metrics of a method into one decision. Also return the weakest of the deciding metrics."""
     judged = [(line, decide_above_margin(line.difference_to_control or EMPTY_ESTIMATE, 0.0)) for line in lines]
     decisions = {
         name: require_agreement([decision for line, decision in judged if line.metric == name])

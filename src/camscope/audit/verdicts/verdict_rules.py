@@ -201,7 +201,7 @@ def describe_unreachable_margin(max_enrichment: float | None, margin: float) -> 
 
 
 def require_agreement(decisions: Sequence[Decision]) -> Decision:
-    """Return the common decision of all imputations. If they disagree, return "not decided"."""
+    """Return the common decision of all imputations. If the imputations disagree, return "not decided"."""
     conclusions = {conclusion for conclusion, _ in decisions}
     if len(conclusions) == 1:
         return decisions[0]

@@ -186,12 +186,12 @@ def fill_in_photo_metadata(source: Any, path: str, metadata: ImageMetadata, hash
     metadata.issue_codes += convert_flags_to_issue_codes(metadata.flags)
 
 
-def _fill_in_header_and_detect_high_bit_depth(data: bytes, metadata: ImageMetadata) -> bool:
+def _fill_in_header_and_detect_high_bit_depth(file_bytes: bytes, metadata: ImageMetadata) -> bool:
     """Read the header of a photo into the metadata. Return True for more than 8 bits per channel."""
     from PIL import Image
 
     try:
-        with suppress_library_output(), Image.open(io.BytesIO(data)) as image:
+        with suppress_library_output(), Image.open(io.BytesIO(file_bytes)) as image:
             mode = image.mode
             metadata.format = "JPEG" if image.format == "MPO" else image.format
             metadata.photometric = mode.partition(";")[0]

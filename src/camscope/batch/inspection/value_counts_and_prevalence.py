@@ -136,7 +136,7 @@ class InspectionTable:
         column = self.column_names[role]
         return None if column is None else EncodedColumn.encode(self.manifest.table[column])
 
-    def read_numbers(self, name: str) -> NDArray[np.float64]:
+    def read_number_column(self, name: str) -> NDArray[np.float64]:
         """Return a metadata column as floats (n,). Missing values are NaN."""
         cast = self.metadata[name].cast(import_arrow().float64())
         return np.asarray(cast.to_numpy(zero_copy_only=False), np.float64)

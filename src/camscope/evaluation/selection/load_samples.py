@@ -90,10 +90,10 @@ def _find_unknown_class_reason(target: TargetLike, class_names: Sequence[str] | 
 
 
 def _load_input_mask(
-    ground_truth: GroundTruth | None, item: ModelInput, row: Mapping[str, Any], path: str, is_private: bool
+    ground_truth: GroundTruth | None, model_input: ModelInput, row: Mapping[str, Any], path: str, is_private: bool
 ) -> Mask | None:
     """Load the mask on the model's input. Return None if all annotated regions lie outside the input."""
-    placement = item.placement
+    placement = model_input.placement
     if ground_truth is None or placement is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The race of a method selection: rank candidates by their metric values, and drop those that are significantly worse."""
+"""The race of a method selection: rank candidates by their metric values, and drop significantly worse candidates."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field

@@ -72,7 +72,7 @@ class LayerSelectionMixin(Explainer):
         )
 
     def with_chosen_layers(self, x: Tensor, score: Score) -> Self:
-        """Return a copy of this method that has a layer: the one that the user named, or one chosen for this input."""
+        """Return a copy of this method with a layer: the layer that the user named, or a layer chosen for this input."""
         return self if self.layer is not None else replace(self, layer=self.choose_layer_name(x, score))
 
     def describe_chosen_layer(self, layer: str, model: nn.Module) -> list[str]:
@@ -82,8 +82,8 @@ class LayerSelectionMixin(Explainer):
         return [] if named else [f"layer {layer!r} was chosen"]
 
     def choose_layer_name(self, x: Tensor, score: Score) -> str:
-        """Choose a layer if the user names none. The choice is the layer that a loaded model declares, or the last
-        spatial layer that affects the score.
+        """Choose a layer if the user names none: the layer that a loaded model declares, or the last spatial layer with
+        an effect on the score.
         """
         model = score.model
         card = get_card(model)

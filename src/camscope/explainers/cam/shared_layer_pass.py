@@ -215,7 +215,9 @@ class SharedLayerPass(ExitStack):
         return is_misplaced
 
     def _compute_gradients(self, values: Tensor, layers: Sequence[str], is_last_backward: bool) -> dict[str, Tensor]:
-        """Compute the gradient at each layer, at least in float32. If it vanishes in float16, scale the score up first."""
+        """Compute the gradient at each layer, at least in float32.
+        If the gradient vanishes in float16, scale the score up first.
+        """
         tap, keep = self._tap, not is_last_backward or self._needs_curvature
         half = any(call.activation.dtype == torch.float16 for name in layers for call in tap.calls[name])
         tap.backward(values.sum(), retain_graph=keep or half)

@@ -357,7 +357,7 @@ def compare_explainers(
 
 
 def _find_visible_rows_and_columns(explanations: Sequence[Explanation]) -> tuple[slice, slice] | None:
-    """Return the rows and columns of the image that the model received. Return None if it is the whole image or unknown."""
+    """Return the rows and columns of the image that the model received. Return None for the whole image or an unknown region."""
     regions = set()
     for explanation in explanations:
         if explanation.image is None or explanation.placement is None:

@@ -75,7 +75,7 @@ def register(cls: ExplainerClass) -> ExplainerClass:
 
 @dataclass_transform(kw_only_default=True, eq_default=False)
 def register_optional(package: str, extra: str) -> Callable[[ExplainerClass], ExplainerClass]:
-    """Return a decorator that registers a method class, but only if `package` is installed.
+    """Return a decorator for method classes. If `package` is installed, the decorator registers the class.
 
     Otherwise, an error names the missing extra when a user looks the method up.
     """

@@ -81,7 +81,7 @@ def compute_superpixels(x: Tensor, n_segments: int, compactness: float) -> Tenso
 
 
 def import_skimage(submodule: str) -> Any:
-    """Import a module of scikit-image. Raise MissingExtraError if it is not installed."""
+    """Import a module of scikit-image. Raise MissingExtraError if scikit-image is not installed."""
     return require(f"skimage.{submodule}", extra="segments")
 
 

@@ -110,7 +110,7 @@ def find_samples_below_precision(precision: float, scores: Tensor, gradient: Ten
 
 
 def determine_statuses(maps: AttributionMaps) -> list[str]:
-    """Return the status of each sample: the most severe one of `STATUS_MEANINGS` that applies, or "ok"."""
+    """Return the status of each sample: the most severe applicable status in `STATUS_MEANINGS`, or "ok"."""
     flat = maps.attribution.detach().flatten(1)
     low, high = flat.amin(1).tolist(), flat.amax(1).tolist()
     zero, constant = (

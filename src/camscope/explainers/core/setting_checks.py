@@ -12,7 +12,7 @@ MAX_REPR_LENGTH = 60  # characters of a value in an error
 
 
 def check_one_of(setting: str, value: object, *options: object) -> None:
-    """Raise InputError if the value of a setting is not one of `options`."""
+    """Check that the value of a setting is in `options`. Otherwise raise InputError."""
     if value not in options:
         raise InputError(f"{setting}={value!r}: expected {' or '.join(map(repr, options))}")
 

@@ -56,7 +56,9 @@ def selected_source(source: Source | list[Path], index: int | None, index_name: 
 
 @contextmanager
 def open_source(source: Path | bytes, name: str, max_bytes: int = MAX_FILE_BYTES) -> Iterator[BinaryIO]:
-    """Open a file or the bytes of a file for reading. Raise ImageError if it is empty, too large or not a regular file."""
+    """Open a file or the bytes of a file for reading.
+    Raise ImageError for an empty or too large file, and for a device or folder.
+    """
     if isinstance(source, bytes):
         if not source:
             raise ImageError(f"{name}: it is empty")
@@ -131,7 +133,7 @@ SCAN_SUFFIXES = (".dcm", ".dicom", ".nii", ".nii.gz", ".nrrd", ".mha", ".mhd")
 
 
 def list_image_paths(path_or_pattern: str, *, recursive: bool) -> Iterator[str]:
-    """Find the image files in a folder, or those that match a glob pattern. Yield their paths in any order.
+    """Find the image files in a folder, or the files that match a glob pattern. Yield the paths in any order.
 
     The path of a single file is yielded even if there is no such file. If `recursive` is true, all subfolders are searched.
     Hidden files and files without an image suffix are skipped. The overlays of runs are skipped as well, as they would become

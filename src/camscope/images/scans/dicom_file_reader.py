@@ -42,7 +42,7 @@ BARE_FILE_PREFIXES = {b"\x02\x00", b"\x08\x00", b"\x00\x02", b"\x00\x08"}
 
 
 def require_pydicom() -> None:
-    """Import pydicom. Raise MissingExtraError if it is not installed.
+    """Import pydicom. Raise MissingExtraError if pydicom is not installed.
 
     Call it before library output is suppressed, because the import sets pydicom's log level.
     """
@@ -50,7 +50,7 @@ def require_pydicom() -> None:
 
 
 def has_dicom_signature(head: bytes) -> bool:
-    """Return whether the first 132 bytes of a file show that it is a DICOM file."""
+    """Return whether the first 132 bytes of a file have the signature of DICOM."""
     return head[128:132] == b"DICM"
 
 

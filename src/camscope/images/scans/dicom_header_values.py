@@ -51,7 +51,7 @@ def read_number(dataset: "Dataset", keyword: str) -> float | None:
 
 
 def read_integer(dataset: "Dataset", keyword: str) -> int | None:
-    """Read the first number of an element. Return None if it is not a whole number."""
+    """Read the first number of an element. Return None for a number that is not whole."""
     number = read_number(dataset, keyword)
     return int(number) if number is not None and number == int(number) else None
 
@@ -71,7 +71,7 @@ def read_sequence_items(dataset: "Dataset", keyword: str) -> "list[Dataset]":
 
 
 def read_functional_groups(dataset: "Dataset", frame_indices: Sequence[int]) -> "list[list[Dataset]]":
-    """For each frame, return the data sets that may hold its attributes, in the order in which they are searched.
+    """For each frame, return the data sets that may hold the frame's attributes, in the order of the search.
 
     They are the functional group of the frame, the shared functional group, and the header.
     """
@@ -96,7 +96,7 @@ def read_first_numbers(
 
 
 def decode_uint16_table(dataset: "Dataset", data: bytes) -> NDArray[np.uint16]:
-    """Decode the bytes of a lookup table as 16-bit numbers. The byte order is that of the file."""
+    """Decode the bytes of a lookup table as 16-bit numbers, in the byte order of the file."""
     little = dataset.original_encoding[1] is not False
     return np.frombuffer(data[: len(data) // 2 * 2], "<u2" if little else ">u2").astype(np.uint16)
 

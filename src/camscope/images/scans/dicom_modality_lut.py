@@ -174,7 +174,7 @@ class DecodedFrames:
 
     @property
     def unit_of_all_frames(self) -> str:
-        """The unit that all frames share. It is "" if the units differ or if values were inverted."""
+        """The unit that all frames share. Different units or inverted values give ""."""
         units = {"" if lut.is_inverted else lut.unit for lut in self.modality_luts}
         return units.pop() if len(units) == 1 else ""
 

@@ -69,7 +69,7 @@ class SliceHeader:
 
 
 def _list_series_files(source: Path | list[Path], name: str) -> list[Path]:
-    """List the files of a folder, but not those of its subfolders. If the source is a list of files, return it unchanged."""
+    """List the files of a folder, without subfolders. Return a list of files unchanged."""
     if isinstance(source, list):
         return source
     if not source.is_dir():

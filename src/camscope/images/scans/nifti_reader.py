@@ -55,7 +55,7 @@ def read_nifti(source: str | Path | bytes, *, volume: int | None = None) -> Scan
 
 
 def is_nifti(head: bytes) -> bool:
-    """Return whether the first bytes of a file show that it is NIfTI. The file may be compressed."""
+    """Return whether the first bytes of a file have the signature of NIfTI. The file may be compressed."""
     if head.startswith(GZIP_MAGIC):
         try:
             head = zlib.decompressobj(31).decompress(head, 540)
