@@ -17,9 +17,9 @@ from camscope.targets.base import ClassNameLookup, Target
 from camscope.targets.class_targets import (
     Difference,
     TargetLike,
+    convert_tensor_target_to_list,
     normalize_target,
     resolve_class_pair,
-    tensor_to_list,
 )
 from camscope.targets.find_class_scores import (
     ScoreRange,
@@ -397,7 +397,7 @@ def replace_class_targets(model: nn.Module, target: TargetLike) -> TargetLike:
     card = get_card(model)
     if card is None or card.build_class_target is None or callable(target):
         return target
-    target = tensor_to_list(target) if hasattr(target, "tolist") else target
+    target = convert_tensor_target_to_list(target) if hasattr(target, "tolist") else target
     if isinstance(target, list | tuple):
         return [cast(Any, replace_class_targets(model, item)) for item in target]  # one per sample
     result: TargetLike = card.build_class_target(normalize_target(target))

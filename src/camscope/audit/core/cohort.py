@@ -110,7 +110,7 @@ class Cohort:
 
     @property
     def hides_file_names(self) -> bool:
-        """Whether outputs must not contain file names."""
+        """Whether outputs must hide file names."""
         return self.config.report.profile == "research"
 
     @cached_property

@@ -31,7 +31,7 @@ from camscope.explanation import Explanation
 from camscope.model_card import compute_model_digest
 from camscope.plurals import plural
 from camscope.targets import Difference, TargetLike
-from camscope.targets.class_targets import tensor_to_list
+from camscope.targets.class_targets import convert_tensor_target_to_list
 
 METHODS: registry.Registry[type["Explainer"]] = registry.METHODS
 ExplainerClass = TypeVar("ExplainerClass", bound="type[Explainer]")
@@ -351,7 +351,7 @@ class Explainer(BaseMethod):
         items = [self.prepare_input(image) for image in images]
         if not items:
             raise InputError("the batch is empty")
-        values = tensor_to_list(targets) if isinstance(targets, Tensor | np.ndarray) else targets
+        values = convert_tensor_target_to_list(targets) if isinstance(targets, Tensor | np.ndarray) else targets
         image_targets = list(values) if isinstance(values, list | tuple) else [values] * len(items)
         if len(image_targets) != len(items):
             raise InputError(
