@@ -146,7 +146,7 @@ class Explanation:
 
     @property
     def peak_mm(self) -> tuple[float, ...] | None:
-        """The peak in millimeters (RAS+: right, anterior, superior). The value is None if the image has no affine."""
+        """The peak in millimeters (RAS+: right, anterior, superior). The value is `None` if the image has no affine."""
         if self.affine is None:
             return None
         index = (0,) * (3 - len(self.peak)) + self.peak
@@ -172,7 +172,7 @@ class Explanation:
 
     @property
     def warning_text(self) -> str | None:
-        """The status as text for a figure. The value is None if the status is "ok"."""
+        """The status as text for a figure. The value is `None` if the status is "ok"."""
         return None if self.status == STATUS_OK else self.status.replace("_", " ")
 
     def coverage_mask(self, size: MapSize = "image") -> npt.NDArray[np.bool_]:

@@ -249,7 +249,7 @@ ResultT = TypeVar("ResultT")
 
 
 def require_valid_num_threads(num_threads: int | None) -> None:
-    """Check that `num_threads` is None or an integer from 1 to `MAX_THREADS`. Otherwise raise an InputError."""
+    """Check that `num_threads` is `None` or an integer from 1 to `MAX_THREADS`. Otherwise raise an InputError."""
     if num_threads is not None and not (isinstance(num_threads, int) and 1 <= num_threads <= MAX_THREADS):
         raise InputError(f"num_threads={num_threads}; expected 1 to {MAX_THREADS:,}, or None")
 

@@ -229,7 +229,7 @@ class RunReader:
 
     @property
     def manifest_of_passed_images(self) -> Manifest | None:
-        """The manifest of the image source that the caller passed. The value is None if the caller passed no image source."""
+        """The manifest of the image source that the caller passed. The value is `None` if the caller passed no image source."""
         with self._open_lock:
             images = self._images if self._source is not None else None
         return images.manifest if isinstance(images, ImageAccessor) else None
@@ -253,7 +253,7 @@ class RunReader:
 
     @cached_property
     def _images(self) -> SupportsImageIndex | None:
-        """The images of the dataset that the caller passed or the run names. The value is None if the images are files."""
+        """The images of the dataset that the caller passed or the run names. The value is `None` if the images are files."""
         dataset_name = self.run_info["run_config"]["manifest"]["dataset"]
         if self._source is not None:
             manifest = build_manifest(self._source)

@@ -64,7 +64,7 @@ class RunStore:
 
     @property
     def run_info(self) -> dict[str, Any] | None:
-        """The contents of run.json. The value is None if the file does not exist."""
+        """The contents of run.json. The value is `None` if the file does not exist."""
         path = parse_output_path(self.folder / RUN_FILE)
         try:
             run_info = json.loads(read_bytes(path, MAX_JSON_BYTES))
@@ -91,7 +91,7 @@ class RunStore:
 
     @property
     def chunk_size(self) -> int | None:
-        """The number of images per part file. The value is None if there is no run, or if the number in run.json is invalid."""
+        """The number of images per part file. The value is `None` if there is no run, or if the number in run.json is invalid."""
         value = (self.run_info or {"run_config": {}})["run_config"].get("chunk_size")
         return value if isinstance(value, int) and value > 0 else None
 

@@ -133,7 +133,7 @@ class EvaluationRequest:
 
     @property
     def metric_names(self) -> list[str] | None:
-        """The names of the requested metrics. The value is None if the user requests the default metrics."""
+        """The names of the requested metrics. The value is `None` if the user requests the default metrics."""
         return None if self.metrics is None else shared_options.split_list(self.metrics)
 
     @property

@@ -69,7 +69,7 @@ class MethodSummary:
 
     @property
     def advantage_over_control(self) -> Estimate | None:
-        """The difference to the best control method. The value is None if the metric is not compared with control methods."""
+        """The difference to the best control method. The value is `None` if the metric is not compared with control methods."""
         return self.difference_to_control if is_compared_with_controls(self.metric) else None
 
     @property

@@ -98,7 +98,7 @@ class LayerCall:
 
     @property
     def gradient(self) -> Any:
-        """The gradient with respect to the output, nested like the output. The value is None if no gradient arrived."""
+        """The gradient with respect to the output, nested like the output. The value is `None` if no gradient arrived."""
         return self._at_output.get_gradients_in_structure()
 
     @property

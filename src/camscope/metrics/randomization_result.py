@@ -209,7 +209,7 @@ class RandomizationResult:
 
     @property
     def passes(self) -> bool | None:
-        """Whether the test passes by every similarity measure. The value is None if the test cannot decide."""
+        """Whether the test passes by every similarity measure. The value is `None` if the test cannot decide."""
         outcomes = {verdict.passes for verdict in self.verdicts.values()}
         return False if False in outcomes else None if None in outcomes else True
 

@@ -148,7 +148,7 @@ class Volume:
 
     @cached_property
     def affine_matrix(self) -> NDArray[np.float64] | None:
-        """The affine as a float64 array, after a check. The value is None if there is no affine."""
+        """The affine as a float64 array, after a check. The value is `None` if there is no affine."""
         return None if self.affine is None else require_valid_affine(self.affine)
 
     @cached_property
@@ -166,7 +166,7 @@ class Volume:
     @cached_property
     def axis_end_letters(self) -> tuple[AxisLetters, ...] | None:
         """The patient directions at the low and high end of each axis, such as ("L", "R").
-        The value is None if the directions are unknown.
+        The value is `None` if the directions are unknown.
         """
         if self.axis_letters is not None:
             return self.axis_letters
@@ -202,7 +202,7 @@ class Volume:
 
     @cached_property
     def map_warning(self) -> str | None:
-        """The warning to display: `flag`, or a text that the map is empty or flat. The value is None if no warning applies."""
+        """The warning to display: `flag`, or a text that the map is empty or flat. The value is `None` if no warning applies."""
         if self.flag is not None:
             return self.flag or None
         covered_values = self.values if self.covered is None else self.values[self.covered]

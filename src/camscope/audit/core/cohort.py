@@ -133,7 +133,7 @@ class Cohort:
         return dict(zip(self.rows, self.manifest.table[name].to_pylist(), strict=True))
 
     def get_subgroup_level_by_row(self, column: str) -> dict[int, str | None]:
-        """Return a dict from row number to the level in a subgroup column. The level of an empty cell is None.
+        """Return a dict from row number to the level in a subgroup column. The level of an empty cell is `None`.
         Ages become age bands.
         """
         values = {

@@ -388,7 +388,7 @@ class Config(_ConfigTable):
 
     @property
     def budget_seconds(self) -> float | None:
-        """The time limit of the audit in seconds. The value is None if there is no limit."""
+        """The time limit of the audit in seconds. The value is `None` if there is no limit."""
         match = DURATION_PATTERN.fullmatch(self.budget or "")
         return None if match is None else float(match[1]) * SECONDS_BY_UNIT[match[2]]
 

@@ -85,7 +85,7 @@ class Scan:
 
     @property
     def spacing(self) -> tuple[float, ...] | None:
-        """The voxel size in mm along each axis of (H,W) or (D,H,W). The value is None if the size is unknown."""
+        """The voxel size in mm along each axis of (H,W) or (D,H,W). The value is `None` if the size is unknown."""
         if self.affine is None:
             return self.pixel_spacing
         return tuple(np.linalg.norm(self.affine[:3, :3], axis=0).tolist())[-len(self.shape) :]
