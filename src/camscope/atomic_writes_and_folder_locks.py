@@ -107,7 +107,7 @@ def check_is_file_or_missing(path: Path) -> None:
         return
     if not stat.S_ISREG(mode):
         kind = "a folder" if stat.S_ISDIR(mode) else f"no {NOT_REGULAR}"
-        raise OutputError(f"{path} is {kind}, which is not replaced by a file; choose another name")
+        raise OutputError(f"{path} is {kind}, and a file must not replace it; choose another name")
 
 
 class _TemporaryFile(io.FileIO):

@@ -95,7 +95,7 @@ class Query:
                 count = int(dataset.count_rows())
                 n_bytes = sum(Path(file).stat().st_size for file in dataset.files)
                 if count > MAX_EXCESS_VALUES + MAX_VALUES_PER_BYTE * n_bytes:
-                    raise InputError(f"a part of the run claims {plural(count, 'row', spec=',')}: it is damaged")
+                    raise InputError(f"a part of the run claims {plural(count, 'row', spec=',')}: the part is damaged")
             return np.arange(count if self.max_rows is None else min(count, self.max_rows))
         with self._execute(dataset, POSITION_COLUMN) as result:
             return np.asarray(result.fetchnumpy()[POSITION_COLUMN.strip('"')], np.int64)

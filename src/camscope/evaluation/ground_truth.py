@@ -332,7 +332,9 @@ def read_mask(source: str | bytes, size: ImageSize, label_choice: LabelChoice | 
     mask = (label_choice or LabelChoice()).select_mask(labels)
     if mask.shape != tuple(size):
         mask_name = name or str(source)
-        raise InputError(f"{mask_name} has size {mask.shape} and its image {tuple(size)}; expected the same size")
+        raise InputError(
+            f"{mask_name} has size {mask.shape}, but the image has size {tuple(size)}; expected the same size"
+        )
     return mask
 
 

@@ -143,7 +143,7 @@ class MapMetricEvaluator:
             mask = self.ground_truth.load_mask(self.run.original_row(row), size)
             if mask.shape != size:
                 raise InputError(
-                    f"{row['path']}: the mask has size {mask.shape} and its image {size}; expected the same size"
+                    f"{row['path']}: the mask has size {mask.shape}, but the image has size {size}; expected the same size"
                 )
         except UndefinedError as error:
             return None, str(error)

@@ -30,7 +30,7 @@ def class_scores(output: object, label: object = None) -> Tensor:
         (N,K) scores in the output's own dtype.
 
     Raises:
-        TargetError: The output has no class scores, is that of a detector, or has scores at every position.
+        TargetError: The output has no class scores, comes from a detector, or has scores at every position.
 
     >>> class_scores({"logits": torch.tensor([[1.0, 2.0]])}).tolist()
     [[1.0, 2.0]]
@@ -105,7 +105,7 @@ def check_no_detections(output: object) -> None:
     has_rows_of_boxes = any(isinstance(row, Mapping) and "boxes" in row for row in rows)
     if has_rows_of_boxes or (boxes is not None and boxes.ndim == 3) or isinstance(output, DetectionRows):
         raise TargetError(
-            "the output is that of a detector, in which a class alone does not select a box",
+            "the output comes from a detector: a class alone does not select a box",
             fix=f"pass target=Box(x0, y0, x1, y1, label=class), or BestBox(class) for its best detection, {NO_TARGET_ADVICE}",
             remedy=Remedy.SET_TARGET,
         )

@@ -101,7 +101,7 @@ class BaseCAM:
         features = self._build_features_from_arrays(activations, grads)
         explainer = self._current_explainer
         if not isinstance(explainer, explainers.BaseWeightedChannels):
-            raise NotImplementedError(f"{type(self).__name__} implements neither get_cam_weights nor get_cam_image")
+            raise NotImplementedError(f"{type(self).__name__} must implement get_cam_weights or get_cam_image")
         weights = explainer.channel_weights(features)
         shape = features.activation.shape
         weights = weights.view(shape) if weights.shape[2] > 1 else weights[..., 0].expand(shape[:2])
