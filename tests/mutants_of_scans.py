@@ -325,7 +325,7 @@ OF_SCANS = [
     Mutant(
         "any word",
         dicom_header_values,
-        "read_code",
+        "read_allowed_code_word",
         'value if value in allowed else ""',
         "value",
         text_that_is_not_known_is_not_taken,
