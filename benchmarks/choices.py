@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from camscope.explainers import KPCACAM, SPATIAL_AXIS, AblationCAM, GradCAM, GradCAMPlusPlus, LayerExplainer
-from camscope.explainers.cam.layer_features import LayerFeatures
+from camscope.explainers.cam.layer_features_and_perturbed_scores import LayerFeatures
 from camscope.targets import Score, class_scores
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from camscope.explainers import ScoreCAM
-from camscope.explainers.cam.layer_features import LayerFeatures
+from camscope.explainers.cam.layer_features_and_perturbed_scores import LayerFeatures
 from camscope.explainers.core.resize_and_blur import scale_to_unit_range
 
 

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from camscope import GradCAM
 from camscope.errors import CamscopeError
 from camscope.layers.choose_layer import choose_layer
+from camscope.layers.judge_layout_from_noise_reactions import LayoutProbeResult, LayoutVerdict
 from camscope.layers.layout import CHANNELS_FIRST, TOKENS, Layout
 from camscope.layers.layout_noise_probe import (
     MAX_TOKENS_WITHOUT_BLOCKS,
@@ -33,7 +34,6 @@ from camscope.layers.layout_noise_probe import (
     probe_layout,
     probe_output_layouts,
 )
-from camscope.layers.layout_verdict import LayoutProbeResult, LayoutVerdict
 from camscope.layers.spatial_layers import SpatialLayer, find_spatial_layers
 
 SIZES = (160, 224)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from camscope.explainers import ScoreCAM
-from camscope.explainers.cam.layer_features import LayerFeatures
+from camscope.explainers.cam.layer_features_and_perturbed_scores import LayerFeatures
 from camscope.models import load_model
 
 SIZES = (16, 32, 64, 128)

@@ -88,7 +88,7 @@ def _densenet(files: Sequence[str], device: str) -> Case:
 def _mixed(case: Case) -> Tensor:
     """The gradient before the ReLU, the activation after it."""
     from camscope.explainers import GradCAM
-    from camscope.explainers.cam.layer_features import LayerFeatures
+    from camscope.explainers.cam.layer_features_and_perturbed_scores import LayerFeatures
 
     class Mixed(GradCAM):
         def contributions(self, features: LayerFeatures) -> Tensor:

@@ -46,7 +46,7 @@ default_role = "code"
 smartquotes = False  # options keep their two hyphens and conditions their quotes
 nitpicky = True
 INTERNAL_TYPES = (
-    "ActivationBytes|BaseMethod|DetectionHead|EvaluationContext|ExplainerClass|ExtraInputs|FaultCollector|GradientAccumulator|GridEntry"
+    "ActivationBytes|BaseMethod|HuggingFaceDetectorSettings|EvaluationContext|ExplainerClass|ExtraInputs|FaultCollector|GradientAccumulator|GridEntry"
     "|PathResolver|PrefixCache|ScoreRange|T"
 )
 nitpick_ignore_regex = [

@@ -22,7 +22,7 @@ from camscope.hooks import Tap, evaluation_mode, restore_buffers_and_rng
 from camscope.layers.layout import Layout
 from camscope.render import colors
 from camscope.targets import Box, Difference, Score
-from camscope.targets.detection_box import DetectionHead
+from camscope.targets.detection_box import HuggingFaceDetectorSettings
 from tests.nets import Flat, Plain, Residual, Tokens, plain, truth
 
 
@@ -144,8 +144,8 @@ def no_target_has_no_score() -> None:
 
 
 def a_prepared_box_keeps_its_detector() -> None:
-    heads = (DetectionHead(3),)
-    assert Box(0, 0, 4, 4, heads=heads).prepare_for_model(nn.Identity()).heads == heads
+    heads = (HuggingFaceDetectorSettings(3),)
+    assert Box(0, 0, 4, 4, detector_settings=heads).prepare_for_model(nn.Identity()).detector_settings == heads
 
 
 def a_constant_score_is_flagged() -> None:
@@ -296,7 +296,7 @@ MUTANTS = [
         "boxes forget the detector",
         Box,
         "prepare_for_model",
-        "if heads else self",
+        "if detector_settings else self",
         "",
         a_prepared_box_keeps_its_detector,
     ),

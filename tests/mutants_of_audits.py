@@ -6,7 +6,7 @@ from camscope import mask_labels
 from camscope.audit.core import convert_to_summary_entries
 from camscope.audit.core.stage_result_schema import EstimateSummary, MetricSummary
 from camscope.audit.core.summary_schema import InterventionEffect
-from camscope.audit.report import sentences
+from camscope.audit.report import data_and_method_sentences
 from camscope.audit.shortcuts import intervention_effects_and_reliance, region_attribution
 from camscope.audit.verdicts import map_verdicts, model_and_data_verdicts
 from camscope.audit.verdicts import verdict_rules as judged
@@ -165,7 +165,7 @@ OF_AUDITS = [
     ),
     Mutant(
         "what could not be tested clears a model",
-        sentences,
+        data_and_method_sentences,
         "explain_missing_contradictions",
         "if not set(conclusions) & set(DECIDED_CONCLUSIONS)",
         "if False",

@@ -221,7 +221,7 @@ OF_SCANS = [
     Mutant(
         "in place from the first",
         dicom_slice_positions,
-        "_find_longest_run_without_gap",
+        "_find_first_and_last_slice_of_longest_run",
         "max(zip",
         "min(zip",
         a_gap_is_flagged_and_the_rest_is_in_place,
@@ -325,7 +325,7 @@ OF_SCANS = [
     Mutant(
         "any word",
         dicom_header_values,
-        "read_code",
+        "read_allowed_code_word",
         'value if value in allowed else ""',
         "value",
         text_that_is_not_known_is_not_taken,

@@ -41,7 +41,7 @@ def write_bytes(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = 
 
 
 def write_unless_identical(path: str | os.PathLike[str], data: bytes, *, overwrite: bool = False) -> Path:
-    """Write a file. If it exists with the same bytes, do nothing. If it has other bytes, raise an OutputError."""
+    """Write a file. Do nothing if a file with the same bytes exists. Raise an OutputError if a file with other bytes exists."""
     path = Path(path)
     if not overwrite and path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data:
         return path
@@ -92,7 +92,7 @@ def check_not_existing(path: str | os.PathLike[str], overwrite: bool) -> None:
 
 
 def parse_output_path(path: str | os.PathLike[str]) -> Path:
-    """Convert text to a path. Raise an OutputError if the text has characters that a path cannot have."""
+    """Convert text to a path. Raise an OutputError for characters that are not allowed in paths."""
     with contextlib.suppress(UnicodeEncodeError):  # half a surrogate pair
         if b"\0" not in os.fsencode(path):
             return Path(path)
@@ -100,18 +100,18 @@ def parse_output_path(path: str | os.PathLike[str]) -> Path:
 
 
 def check_is_file_or_missing(path: Path) -> None:
-    """Raise an OutputError if a path is a folder, pipe, socket or device, because a file must not replace it."""
+    """Raise an OutputError if a path is a folder, pipe, socket or device. A file must not replace these."""
     try:
         mode = path.stat().st_mode
     except OSError:  # nothing exists, or a dangling link
         return
     if not stat.S_ISREG(mode):
         kind = "a folder" if stat.S_ISDIR(mode) else f"no {NOT_REGULAR}"
-        raise OutputError(f"{path} is {kind}, which is not replaced by a file; choose another name")
+        raise OutputError(f"{path} is {kind}, and a file must not replace it; choose another name")
 
 
 class _TemporaryFile(io.FileIO):
-    """A temporary file whose errors name the file that it will become."""
+    """A temporary file that will replace a target file. Error messages name the target file."""
 
     def __init__(self, temporary_path: Path, path: Path, n_bytes: int | None) -> None:
         super().__init__(temporary_path, "xb")
@@ -214,17 +214,17 @@ class FolderLock:
         return self._try_lock("LOCK_EX")
 
     def acquire_shared(self) -> bool:
-        """Try to acquire the lock for shared use. Return False after ten seconds without success."""
+        """Try for ten seconds to acquire the lock for shared use. Return whether the attempt succeeded."""
         end = time.monotonic() + LOCK_WAIT_SECONDS
         while not (granted := self._try_lock("LOCK_SH")) and time.monotonic() < end:
             time.sleep(0.05)
         return granted
 
-    def _try_lock(self, kind: str) -> bool:
+    def _try_lock(self, fcntl_operation: str) -> bool:
         if fcntl is None:
             return True
         try:
-            fcntl.flock(self._handle, getattr(fcntl, kind) | fcntl.LOCK_NB)
+            fcntl.flock(self._handle, getattr(fcntl, fcntl_operation) | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         except OSError:  # this file system has no locks
@@ -234,7 +234,7 @@ class FolderLock:
 
 @contextlib.contextmanager
 def folder_locked(folder: Path) -> Iterator[None]:
-    """Lock a folder inside the `with`. If it is missing, create it, and remove it at the end if it is still empty."""
+    """Lock a folder inside the `with`. Create a missing folder, and remove this new folder at the end if it is empty."""
     new = not folder.exists()
     make_folder(folder)
     lock = FolderLock(folder)
@@ -320,7 +320,7 @@ def check_regular_file(path: str | os.PathLike[str], max_bytes: int | None = Non
 
 
 def check_regular_files(folder: str | os.PathLike[str]) -> None:
-    """Raise an OSError if a folder contains a pipe, a socket, a device, or a link to one of these."""
+    """Raise an OSError if a folder contains a pipe, a socket, a device, or a link to such a file."""
     for parent, _, names in os.walk(folder):
         for name in names:
             path = Path(parent, name)

@@ -49,7 +49,7 @@ class CamscopeError(Exception):
 
     @property
     def problem(self) -> str:
-        """The error message without the part that suggests a fix."""
+        """The error message without the suggested fix."""
         return str(self).removesuffix(f"; {self.fix}") if self.fix else str(self)
 
 
@@ -66,7 +66,7 @@ class TargetError(CamscopeError, ValueError):
 
 
 class InputError(CamscopeError, ValueError):
-    """An input that does not suit the model or the function that receives it."""
+    """An input that is unsuitable for the model or function."""
 
 
 class ConfigError(InputError):
@@ -78,7 +78,7 @@ class ImageError(InputError):
 
 
 class CategoryError(InputError):
-    """Masks or annotations that lack the chosen category, or that have several categories of which none is chosen."""
+    """A missing category: masks or annotations lack the chosen category, or they have several categories and none is chosen."""
 
 
 class PreprocessError(InputError):
@@ -145,7 +145,7 @@ REQUESTED_SIZE_PATTERN = re.compile(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error means that memory ran out. Errors of Python, NumPy, Arrow, PyTorch, CUDA and OpenCV are recognized.
+    """Return whether an error is an out-of-memory error of Python, NumPy, Arrow, PyTorch, CUDA or OpenCV.
 
     An ExceptionGroup counts if all its errors mean that memory ran out.
     """
@@ -159,7 +159,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _is_native_error(error: BaseException) -> bool:
-    """Return whether an error may come from a C or C++ library. Only the message of such an error shows its kind."""
+    """Return whether an error may come from a C or C++ library. Only the message shows the kind of such an error."""
     is_native = isinstance(error, RuntimeError) or type(error).__module__.partition(".")[0] == "cv2"
     return is_native and not isinstance(error, CamscopeError)
 
@@ -199,7 +199,7 @@ def _is_transient_itself(error: BaseException, visited: set[int]) -> bool:
 
 
 def _iter_causes(error: BaseException | None, visited: set[int]) -> Iterator[BaseException]:
-    """Yield an error and all its causes, even those that `from None` hides. Skip errors whose ids are in `visited`."""
+    """Yield an error and all its causes, including causes that `from None` hides. Skip errors whose ids are in `visited`."""
     while error is not None and id(error) not in visited:
         visited.add(id(error))
         yield error
@@ -207,7 +207,7 @@ def _iter_causes(error: BaseException | None, visited: set[int]) -> Iterator[Bas
 
 
 def warn_caller(message: str) -> None:
-    """Issue a CamscopeWarning that points to the line of user code which called camscope."""
+    """Issue a CamscopeWarning that points to the line of user code with the call to camscope."""
     frame, outermost = sys._getframe(1), sys._getframe(1)
     while frame.f_back is not None:
         if _is_camscope_module(frame.f_globals):

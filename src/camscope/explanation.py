@@ -146,7 +146,7 @@ class Explanation:
 
     @property
     def peak_mm(self) -> tuple[float, ...] | None:
-        """The peak in millimeters (RAS+: right, anterior, superior). None if the image has no affine."""
+        """The peak in millimeters (RAS+: right, anterior, superior). The value is `None` if the image has no affine."""
         if self.affine is None:
             return None
         index = (0,) * (3 - len(self.peak)) + self.peak
@@ -172,7 +172,7 @@ class Explanation:
 
     @property
     def warning_text(self) -> str | None:
-        """The status as text for a figure. None if the status is "ok"."""
+        """The status as text for a figure. The value is `None` if the status is "ok"."""
         return None if self.status == STATUS_OK else self.status.replace("_", " ")
 
     def coverage_mask(self, size: MapSize = "image") -> npt.NDArray[np.bool_]:
@@ -205,7 +205,7 @@ class Explanation:
         return "robust" if self.grid == self.input_size else "max"
 
     def heatmap(self, size: MapSize = "image", scale: ScaleOption = "max") -> FloatArray:
-        """Return the map at one of three sizes: that of the original image, of the model's input, or of the layer's grid.
+        """Return the map at the size of the original image, of the model's input, or of the layer's grid.
 
         Args:
             size: "image", "input" or "grid".
@@ -316,7 +316,7 @@ class Explanation:
 
     @property
     def _is_uninformative(self) -> bool:
-        """Whether the status says that the map has no information. Such a map is drawn without colors."""
+        """Whether the status marks a map without information. Figures show such a map without colors."""
         return self.status in UNINFORMATIVE_STATUSES
 
     @property
@@ -525,7 +525,9 @@ class Explanation:
         return write_bytes(path, data, overwrite=overwrite)
 
     def _affine_at_size(self, size: MapSize) -> npt.NDArray[np.float64] | None:
-        """Return the affine (4,4) from voxels to millimeters, for a volume of the given size. Return None if it is unknown."""
+        """Return the affine (4,4) from voxels to millimeters, for a volume of the given size.
+        Return None for an unknown affine.
+        """
         if size == "image" or self.affine is None:
             return self.affine
         if self.placement is None:

@@ -35,16 +35,16 @@ class InputDict(dict[str, Any]):
 
     @property
     def missing_keys(self) -> list[str]:
-        """The keys that the model looked up and that the dict lacks, in the order of the look-ups."""
+        """The missing keys that the model looked up, in the order of the look-ups."""
         return list(self._missing_keys)
 
     def was_read(self, key: str) -> bool:
         """Return whether the model read the value of this key."""
         return key in self._read_keys
 
-    def _record(self, key: object) -> None:
-        if isinstance(key, str):
-            (self._read_keys if dict.__contains__(self, key) else self._missing_keys)[key] = None
+    def _record(self, looked_up_key: object) -> None:
+        if isinstance(looked_up_key, str):
+            (self._read_keys if dict.__contains__(self, looked_up_key) else self._missing_keys)[looked_up_key] = None
 
     def __getitem__(self, key: str) -> Any:
         self._record(key)
@@ -110,7 +110,7 @@ class InputDict(dict[str, Any]):
 
 
 class _ProbeDict(InputDict):
-    """An empty dict that returns one value for every key, to record the keys that a model looks up."""
+    """An empty dict that returns the same value for every key. It records the keys that a model looks up."""
 
     value: Any = None
     is_unpacked = False
@@ -182,7 +182,7 @@ class InputKey:
     def _check_key_was_read(
         self, model: nn.Module, inputs: InputDict, received: Sequence[str], error: Exception
     ) -> None:
-        """Raise InputError if the model did not read this key. Also raise it if the model failed because a key is missing."""
+        """Raise InputError if the model did not read this key, or if the model failed for lack of another key."""
         if self.name in list_forward_keywords(model):
             return
         if self.in_dict and inputs.was_read(self.name) and STRING_INDEX_PATTERN.search(str(error)):
@@ -269,7 +269,7 @@ def call_model(
 def _raise_if_model_takes_dict(
     model: nn.Module, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], error: Exception
 ) -> None:
-    """Raise InputError if a model failed on a tensor because it expects a dict."""
+    """Raise InputError if a model failed on a tensor and expects a dict."""
     if keys := _probe_looked_up_keys(model, x, args, kwargs, error):
         listing = f"It reads the keys {', '.join(map(repr, keys))}. " if len(keys) > 1 else ""
         raise InputError(
@@ -298,7 +298,7 @@ def _probe_looked_up_keys(
 
 
 def _read_parameters(model: nn.Module) -> list[Parameter]:
-    """Return the parameters of a model's undecorated forward. If they cannot be read, return *args and **kwargs."""
+    """Return the parameters of a model's undecorated forward. For an unreadable signature, return *args and **kwargs."""
     try:
         return list(signature(model.forward).parameters.values())
     except (TypeError, ValueError):  # a builtin, for example
@@ -306,7 +306,7 @@ def _read_parameters(model: nn.Module) -> list[Parameter]:
 
 
 def list_forward_keywords(model: nn.Module) -> frozenset[str]:
-    """Return the names of all keyword arguments of a model's forward. Include those that come from `Unpack[SomeTypedDict]`."""
+    """Return the names of all keyword arguments of a model's forward, including keys of `Unpack[SomeTypedDict]`."""
     keywords: set[str] = set()
     for parameter in _read_parameters(model):
         if parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY):
@@ -320,7 +320,7 @@ def list_forward_keywords(model: nn.Module) -> frozenset[str]:
 
 
 def find_input_key(model: nn.Module, name: str | None = None) -> InputKey | None:
-    """Find the argument of the model's forward that takes the image. Return None if it is the first argument.
+    """Find the argument of the model's forward that takes the image. Return None if the first argument takes the image.
 
     `name` is a keyword of forward, or a key of the dict that forward takes. Without a name, choose the keyword `pixel_values`
     if forward has it. Otherwise choose the only keyword of a forward without positional parameters, and raise an InputError

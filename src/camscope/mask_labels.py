@@ -138,7 +138,7 @@ def format_first_names(names: Sequence[str]) -> str:
 
 
 def format_category_hint(names: Sequence[str]) -> str:
-    """Return the part of an error message that says how to choose a category."""
+    """Return the part of an error message about how to choose a category."""
     name = names[0]
     option = f"'\"{name}\"'" if "," in name else shlex.quote(name)
     return CHOICE_HINT.format(name=name, option=option)

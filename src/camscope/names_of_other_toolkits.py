@@ -45,7 +45,7 @@ NAMES_ELSEWHERE = {
 
 
 def describe_camscope_counterpart(name: str) -> str | None:
-    """Return a sentence that says which camscope name replaces a name of another toolkit. Return None if there is no such name.
+    """Return a sentence with the camscope name that replaces a name of another toolkit. Return None for an unknown name.
 
     >>> describe_camscope_counterpart("GradCAMpp")
     "'GradCAMpp' is a name of another toolkit: use GradCAMPlusPlus"

@@ -9,7 +9,7 @@ DISTRIBUTIONS = {"skimage": "scikit-image", "sklearn": "scikit-learn"}  # where 
 
 
 def require(module: str, *, extra: str) -> Any:
-    """Import a module of an optional package. Raise MissingExtraError if it is not installed.
+    """Import a module of an optional package. Raise MissingExtraError if the package is not installed.
 
     Args:
         module: The full name of the module, such as `scipy.stats`.

@@ -74,7 +74,7 @@ def read_toml(path: str | os.PathLike[str], message: str | None = None) -> dict[
 
 
 def parse_toml(text: str, message: str) -> dict[str, Any]:
-    """Parse TOML text. If it is invalid, raise an InputError that begins with `message`."""
+    """Parse TOML text. For invalid text, raise an InputError that begins with `message`."""
     with read_errors_converted(message):
         return tomllib.loads(text)
 
@@ -125,7 +125,7 @@ def _read_declared_byte_count(archive: zipfile.ZipFile, member: str) -> int:
 
 
 def check_zip_sizes_and_checksums(path: str | os.PathLike[str]) -> None:
-    """Raise an InputError if a zip archive unpacks to more bytes than it has itself, or if a checksum is wrong.
+    """Raise an InputError for a zip archive that unpacks to more bytes than its own size, and for a wrong checksum.
 
     An archive without checksums, which `torch.save` can write, has zeros in their place. They are not compared.
     """
@@ -161,7 +161,7 @@ atexit.register(_open_footer_database.cache_clear)  # DuckDB reports a connectio
 
 
 def check_parquet_files(paths: Sequence[str | os.PathLike[str]]) -> None:
-    """Raise an InputError if a Parquet file is damaged, or if it declares more values than fit into its bytes."""
+    """Raise an InputError for a damaged Parquet file, and for a file that declares more values than fit into its bytes."""
     duckdb = require("duckdb", extra="batch")  # it reads only the footers; PyArrow 26 crashes on a damaged one
     database = _open_footer_database(os.getpid())
     names = [re.sub(r"([*?[])", r"[\1]", os.fspath(path)) for path in paths]  # these characters would be a pattern

@@ -170,7 +170,7 @@ class Registry(MutableMapping[str, Entry]):
 
     @contextmanager
     def entries_removed_on_error(self) -> Iterator[None]:
-        """Remove all entries that the `with` block added if it raises an error."""
+        """If the `with` block raises an error, remove all entries that the block added."""
         saved = [(content, dict(content)) for content in self._contents]
         try:
             yield

@@ -105,7 +105,7 @@ def execute_python_source(source: bytes, file: Path, module_name: str, error_cls
 
 
 def run_user_code(action: Callable[[], Result], location: str, error_cls: type[CamscopeError]) -> Result:
-    """Call code of the user. If it raises an error or exits, raise an `error_cls` that names `location`."""
+    """Call code of the user. If the code raises an error or exits, raise an `error_cls` that names `location`."""
     try:
         return action()
     except (Exception, SystemExit) as error:

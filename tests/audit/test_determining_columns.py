@@ -28,10 +28,10 @@ def context_of(columns: dict, truth: list) -> SimpleNamespace:
     table = pyarrow.table({"path": [f"{n}.png" for n in range(len(truth))], "label": truth, **columns})
     cohort = SimpleNamespace(
         manifest=SimpleNamespace(table=table),
-        get_subgroup_levels=lambda name: {
+        get_subgroup_level_by_row=lambda name: {
             n: None if v is None else str(v) for n, v in enumerate(table[name].to_pylist())
         },
-        get_truth=lambda finding: dict(enumerate(truth)),
+        get_truth_by_row=lambda finding: dict(enumerate(truth)),
     )
     data = DataConfig(manifest="x.csv", label="label", subgroups=("site",))
     names = {"findings": [SimpleNamespace(name="nodule")], "class_names": ("clear", "nodule")}

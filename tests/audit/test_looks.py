@@ -33,10 +33,10 @@ class Cohort:
     """Patients of one image each, who all have the finding."""
 
     def __init__(self, patients):
-        self.patients = self.patient_numbers = patients
+        self.patients = self.patient_number_by_row = patients
         self.config = SimpleNamespace(bootstrap_options={"n_resamples": 200, "seed": 0})
 
-    def get_truth(self, finding):
+    def get_truth_by_row(self, finding):
         return dict.fromkeys(self.patients, True)
 
 

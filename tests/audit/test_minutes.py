@@ -31,7 +31,7 @@ class Estimator:
     def __init__(self, context):
         self.context = context
 
-    def estimate(self, sizes=None, *, is_upper_bound=False):
+    def estimate_seconds_by_stage(self, sizes=None, *, is_upper_bound=False):
         sizes = self.context.sample_sizes if sizes is None else sizes
         stages = {
             name: SECONDS[name] * min(22, getattr(sizes, name)) for name in ("faithfulness", "sanity", "robustness")
@@ -105,7 +105,7 @@ class Clock:
 def run_with_budget(monkeypatch, budget, seconds_by_stage):
     """Let a clock of stages plan, where the stages take other times than estimated. Return stage -> its size, and the end."""
     config = Config.from_source({**TABLES, "budget": budget})
-    cohort = SimpleNamespace(rows=range(40), get_truth=lambda finding: dict.fromkeys(range(22), True))
+    cohort = SimpleNamespace(rows=range(40), get_truth_by_row=lambda finding: dict.fromkeys(range(22), True))
     audit = AuditContext(config, Path("audit"))
     audit.__dict__ |= {"cohort": cohort, "explainers": []}
     monkeypatch.setattr(stage_clock.StageEstimator, "from_context", staticmethod(Estimator))
@@ -190,7 +190,7 @@ def test_the_estimate_of_later_stages_follows_the_earlier_ones():
 @pytest.mark.parametrize(("positives", "size", "expected"), [(8, 24, 8), (22, 24, 220**0.5), (40, 24, 240**0.5)])
 def test_where_looks_may_end_a_stage_the_middle_is_expected(positives, size, expected):
     config = Config.from_source(TABLES)
-    cohort = SimpleNamespace(get_truth=lambda finding: dict.fromkeys(range(positives), True))
+    cohort = SimpleNamespace(get_truth_by_row=lambda finding: dict.fromkeys(range(positives), True))
     audit = SimpleNamespace(config=config, cohort=cohort, findings=["nodule"])
     estimator = StageEstimator(audit, None, ())
     assert estimator.estimate_number_of_sampled_images(size) == pytest.approx(expected)
@@ -211,7 +211,7 @@ def test_planned_sizes_replace_those_of_the_config():
 
 
 def test_robustness_takes_all_metrics_at_the_first_look_and_the_deciding_ones_later(monkeypatch):
-    cohort = SimpleNamespace(get_truth=lambda finding: dict.fromkeys(range(22), True))
+    cohort = SimpleNamespace(get_truth_by_row=lambda finding: dict.fromkeys(range(22), True))
     config = Config.from_source(TABLES)
     estimator = StageEstimator(SimpleNamespace(config=config, cohort=cohort, findings=["nodule"]), None, ())
     monkeypatch.setattr(

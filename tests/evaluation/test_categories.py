@@ -264,7 +264,7 @@ def test_the_parts_of_a_hippocampus_are_not_mixed():
 def test_an_audit_refuses_a_coco_file_without_a_choice(tmp_path):
     from camscope.audit.core.audit_context import AuditContext
     from camscope.audit.run_stages import validate_config
-    from camscope.audit.stages.check_data_and_try_model import _list_annotation_sources
+    from camscope.audit.stages.check_data_and_try_model import _iter_annotation_sources
 
     images = json.loads(CELLS.read_bytes())["images"][:24]
     with (tmp_path / "list.csv").open("w", newline="") as file:
@@ -290,7 +290,7 @@ def test_an_audit_refuses_a_coco_file_without_a_choice(tmp_path):
         validate_config(subject(str(CELLS)))
     chosen = subject({"file": str(CELLS), "category": "WBC"})
     validate_config(chosen)
-    told = {one.name: (one.source, one.categories, one.excluded_categories) for one in _list_annotation_sources(chosen)}
+    told = {one.name: (one.source, one.categories, one.excluded_categories) for one in _iter_annotation_sources(chosen)}
     assert told["0"] == ("a COCO file", ("WBC",), ("RBC", "Platelets"))
     assert told["the organ"] == ("a COCO file", ("WBC", "RBC", "Platelets"), ())
 

@@ -29,7 +29,7 @@ from camscope.evaluation import GroundTruth, evaluate  # noqa: E402
 from camscope.evaluation import model_based_metrics as module  # noqa: E402
 from camscope.evaluation.evaluate_run import DEFAULT_MODEL_METRICS  # noqa: E402
 from camscope.evaluation.method_summaries import summarize_values  # noqa: E402
-from camscope.evaluation.run_replay import RunReplay  # noqa: E402
+from camscope.evaluation.restore_inputs_and_explainers_of_run import RunReplay  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning"),

@@ -19,7 +19,7 @@ from camscope.explainers import METHODS, GradCAM, HiResCAM
 from camscope.explainers.core.evaluation_context import check_and_detach_input, inference_scope, inspect_model
 from camscope.hooks.find_layers import find_layer, find_layers
 from camscope.layers.infer_layout import infer_layout
-from camscope.layers.layout_hints import LayoutHints
+from camscope.layers.recorded_grids_and_token_counts import LayoutHints
 from camscope.targets import Box, Classes, Difference, LogProbability, Region, TextSimilarity
 from camscope.targets import OutputPart as Part
 from tests.nets import CASES, Plain, Tokens, plain, truth

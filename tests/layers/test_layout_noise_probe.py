@@ -15,12 +15,12 @@ from camscope.explainers import FullGrad, GradCAM, HiResCAM, RefineCAM, Rollout
 from camscope.explainers.fullgrad import ScoreDecomposition, decompose_scores
 from camscope.hooks.run_without_hooks import hooks_muted
 from camscope.hooks.spatial_map_tracker import SpatialMapTracker
-from camscope.layers import layout_noise_probe, layout_verdict
+from camscope.layers import judge_layout_from_noise_reactions, layout_noise_probe
 from camscope.layers.choose_layer import choose_layer
+from camscope.layers.judge_layout_from_noise_reactions import LayoutProbeResult, LayoutVerdict, judge_layout
 from camscope.layers.layout import Layout
-from camscope.layers.layout_hints import LayoutHints
 from camscope.layers.layout_noise_probe import OutputLocation, probe_layout
-from camscope.layers.layout_verdict import LayoutProbeResult, LayoutVerdict, judge_layout
+from camscope.layers.recorded_grids_and_token_counts import LayoutHints
 from camscope.layers.spatial_layers import find_spatial_layers
 from camscope.targets import Score
 from tests.nets import CASES, plain
@@ -158,7 +158,7 @@ def orders(height: int, width: int) -> dict[str, Tensor]:
 @pytest.mark.one_in(3)
 def test_an_order_that_is_wrong_in_part_is_never_verified(order, noise):
     generator = torch.Generator().manual_seed(0)
-    labels = layout_verdict.draw_noise_pattern((8, 8), 0)
+    labels = judge_layout_from_noise_reactions.draw_noise_pattern((8, 8), 0)
     apart = distances(labels) + noise * torch.rand(3, 64, generator=generator).double()
     layout = Layout("tokens", (8, 8))
     assert judge_layout(apart, layout, labels, (8, 8)).verdict is LayoutVerdict.VERIFIED
@@ -171,7 +171,7 @@ def test_an_order_that_is_wrong_in_part_is_never_verified(order, noise):
 @pytest.mark.parametrize("part", [0.08, 0.15])
 def test_uneven_reactions_in_place_are_verified_and_tokens_out_of_place_are_not(part):
     blocks, layout = (14, 14), Layout("tokens", (14, 14))
-    labels = layout_verdict.draw_noise_pattern(blocks, 0)
+    labels = judge_layout_from_noise_reactions.draw_noise_pattern(blocks, 0)
     weak = torch.rand(196, generator=torch.Generator().manual_seed(0)) < 0.25
     apart = distances(labels) + 5 * weak.double()
     assert judge_layout(apart, layout, labels, blocks) == LayoutProbeResult(LayoutVerdict.VERIFIED)
@@ -180,7 +180,7 @@ def test_uneven_reactions_in_place_are_verified_and_tokens_out_of_place_are_not(
 
 
 def test_tokens_of_a_signal_are_verified_in_place_and_not_in_another_order():
-    labels, layout = layout_verdict.draw_noise_pattern((CELLS,), 0), Layout("tokens", (CELLS,))
+    labels, layout = judge_layout_from_noise_reactions.draw_noise_pattern((CELLS,), 0), Layout("tokens", (CELLS,))
     assert judge_layout(distances(labels), layout, labels, (CELLS,)) == LayoutProbeResult(LayoutVerdict.VERIFIED)
     for order in (torch.arange(CELLS).flip(0), torch.arange(CELLS).roll(1), partly_shuffled(0.3, 4, 6)):
         assert judge_layout(distances(labels)[:, order], layout, labels, (CELLS,)).verdict is not LayoutVerdict.VERIFIED
@@ -189,7 +189,7 @@ def test_tokens_of_a_signal_are_verified_in_place_and_not_in_another_order():
 @pytest.mark.parametrize("grid", [(2, 2), (2, 3), (8,)], ids=str)
 def test_a_grid_of_few_cells_is_never_contradicted_by_what_may_be_chance(grid):
     count = math.prod(grid)
-    labels, layout = layout_verdict.draw_noise_pattern(grid, 0), Layout("tokens", grid)
+    labels, layout = judge_layout_from_noise_reactions.draw_noise_pattern(grid, 0), Layout("tokens", grid)
     assert judge_layout(distances(labels), layout, labels, grid) == LayoutProbeResult(LayoutVerdict.VERIFIED)
     assert judge_layout(distances((labels + 1) % 3), layout, labels, grid) == LayoutProbeResult(LayoutVerdict.UNDECIDED)
     for shift in range(1, count):
@@ -202,9 +202,15 @@ def test_a_grid_of_few_cells_is_never_contradicted_by_what_may_be_chance(grid):
     "blocks", [(24,), (4, 6), (7, 7), pytest.param((14, 14), marks=pytest.mark.thorough), (3, 3, 3)], ids=str
 )
 def test_the_pattern_tells_other_orders_from_its_own(blocks):
-    field = layout_verdict.compute_expected_reaction(layout_verdict.draw_noise_pattern(blocks, 0), blocks, 0.0)
-    for likeness, order in layout_verdict.iter_matches_in_other_orders(field, field, as_share_of_moved_cells=True):
-        if len(blocks) > 1 or order != layout_verdict.EXCHANGED:  # of single cells, some always have the same label
+    field = judge_layout_from_noise_reactions.compute_expected_reaction(
+        judge_layout_from_noise_reactions.draw_noise_pattern(blocks, 0), blocks, 0.0
+    )
+    for likeness, order in judge_layout_from_noise_reactions.iter_matches_in_other_orders(
+        field, field, as_share_of_moved_cells=True
+    ):
+        if (
+            len(blocks) > 1 or order != judge_layout_from_noise_reactions.EXCHANGED
+        ):  # of single cells, some always have the same label
             assert float(likeness.max()) < 0.8, order
 
 

@@ -10,7 +10,7 @@ from camscope.explainers import GradCAM
 from camscope.hooks.spatial_map_tracker import SpatialMapTracker
 from camscope.layers import choose_layer as layer_choice
 from camscope.layers import layout_noise_probe
-from camscope.layers.layout_verdict import LayoutProbeResult, LayoutVerdict
+from camscope.layers.judge_layout_from_noise_reactions import LayoutProbeResult, LayoutVerdict
 from camscope.layers.spatial_layers import find_spatial_layers
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")

@@ -237,7 +237,7 @@ def test_a_model_that_needs_more_memory_than_there_is_is_named(source, monkeypat
     def full(*_):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 2048 bytes")
 
-    monkeypatch.setattr("camscope.models.load_model_from_user_function", full)
+    monkeypatch.setattr("camscope.models.load_model_and_card_from_user_function", full)
     with pytest.raises(ModelError, match=r"mine\.py:net: out of memory .* while loading it; load a smaller model"):
         load_model(f"{source}:net")
 

@@ -19,7 +19,7 @@ from camscope.cli import app
 from camscope.errors import CamscopeWarning, InputError, MissingExtraError, ModelError, WeightsError
 from camscope.evaluation import evaluate
 from camscope.hooks.find_layers import unwrap
-from camscope.hooks.score_function import ScoreFunction
+from camscope.hooks.wrap_score_function_as_module import ScoreFunction
 from camscope.metrics import randomize_weights
 from camscope.metrics.model_scorer import scoring_scope
 from camscope.model_card import compute_model_digest

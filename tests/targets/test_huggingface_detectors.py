@@ -10,7 +10,11 @@ from torch import nn
 from camscope import LayerCAM, Layout, Preprocess, load_model
 from camscope.errors import LayerError, TargetError
 from camscope.targets import Box, OutputPart, Score
-from camscope.targets.detection_box import find_detection_heads, infer_softmax_or_sigmoid, parse_detections
+from camscope.targets.detection_box import (
+    infer_softmax_or_sigmoid,
+    parse_detections,
+    read_huggingface_detector_settings,
+)
 
 transformers = pytest.importorskip("transformers")
 
@@ -177,7 +181,7 @@ def test_a_box_is_read_as_the_familys_own_post_processing_reads_it(family):
     (expected,) = processor.post_process_object_detection(output, threshold=0.0, target_sizes=torch.tensor([size]))
     assert len(expected["labels"]) > 1
     (found,) = parse_detections(
-        output, size, infer_softmax_or_sigmoid(find_detection_heads(model), output.logits.shape[-1])
+        output, size, infer_softmax_or_sigmoid(read_huggingface_detector_settings(model), output.logits.shape[-1])
     )
     for label, score, corners in zip(*(expected[key] for key in ("labels", "scores", "boxes")), strict=True):
         same = (found.boxes - corners).abs().amax(1) < 1e-3

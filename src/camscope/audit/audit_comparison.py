@@ -76,7 +76,7 @@ class PairedDifference:
 
 @dataclass(frozen=True)
 class VerdictChange:
-    """A claim whose conclusion differs between two audits. A conclusion is "absent" if that audit lacks the claim."""
+    """A claim with different conclusions in two audits. The conclusion "absent" means that an audit lacks the claim."""
 
     claim: str
     first: str
@@ -86,7 +86,7 @@ class VerdictChange:
 
 @dataclass(frozen=True)
 class AuditComparison:
-    """The differences between two audits. `notes` list possible causes other than the model."""
+    """The differences between two audits. `notes` list possible causes in addition to the model."""
 
     weights_digests: tuple[str, str]
     differences: tuple[PairedDifference, ...]
@@ -114,7 +114,7 @@ def _to_json_fields(value: Any) -> Any:
 def compare_audits(
     first: AuditRun | str | os.PathLike[str], second: AuditRun | str | os.PathLike[str], *, seed: int = 0
 ) -> AuditComparison:
-    """Compare two audits of the same images. Raise an InputError if their settings differ in more than the model."""
+    """Compare two audits of the same images. Raise an InputError if any setting differs that does not describe the model."""
     runs = first_run, second_run = [run if isinstance(run, AuditRun) else AuditRun(run) for run in (first, second)]
     notes = check_comparable_and_list_notes(first_run, second_run)
     predictions = first_run.predictions()
@@ -253,7 +253,9 @@ def _read_metric_values(run: AuditRun, finding: str) -> dict[tuple[str, str], Va
 
 
 def _compute_intervention_effects(run: AuditRun, finding: str) -> dict[str, ValuesById]:
-    """Return intervention -> image id -> its effect on the log odds. The unit is the standard deviation of the log odds."""
+    """Return nested dicts: intervention, then image id, then the effect of the intervention on the log odds.
+    The unit is the standard deviation of the log odds.
+    """
     performances = run.summary.predict.performance
     log_odds_std = next(
         (performance.log_odds_std for performance in performances if performance.finding == finding), 0.0
@@ -270,7 +272,7 @@ def _compute_intervention_effects(run: AuditRun, finding: str) -> dict[str, Valu
 
 
 def _average_by_id(rows: Iterable[tuple[Any, str, float | None]]) -> dict[Any, ValuesById]:
-    """Average the values of each key and image, without missing values. Return key -> image id -> mean."""
+    """Average the values of each key and image. Ignore missing values. Return nested dicts: key, then image id, then mean."""
     values: dict[Any, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for key, name, value in rows:
         by_id = values[key]
@@ -332,7 +334,7 @@ def _find_positions_of_ids(id_column: Any, ids: Any) -> npt.NDArray[np.int64]:
 
 
 def _collect_maps(run: AuditRun, table: "pa.Table") -> MapsById:
-    """Return (method, finding, image id) -> map. A finding is named as in the summary of the audit."""
+    """Return a dict from (method, finding, image id) to map. A finding is named as in the summary of the audit."""
     names, maps = run.summary.resolve.class_names, {}
     for row in table_to_dicts(table):
         if row["attribution"] is not None:

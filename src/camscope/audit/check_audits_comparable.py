@@ -1,4 +1,4 @@
-"""Check that two audits differ only in the model, so that their results can be compared."""
+"""Check that two audits are comparable: only the model may differ."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -103,7 +103,7 @@ def _iter_differences(first: Settings, second: Settings) -> Iterator[Difference]
 
 
 def _find_forbidden_differences(first: Settings, second: Settings) -> Iterator[Difference]:
-    """Yield the settings that differ between two audits although they must be equal."""
+    """Yield the settings that differ between two audits but must be equal."""
     functions = {str(settings["model.source"]).rpartition(":")[2] for settings in (first, second)}
     relevant = (*VALUE_SETTINGS, *MODEL_SPECIFIC_SETTINGS) if len(functions) == 1 else VALUE_SETTINGS
     for name, value, other_value in _iter_differences(first, second):

@@ -33,7 +33,7 @@ from camscope.audit.find_manifest_columns import (
     EvidenceRoles,
     build_column_fields_of_template,
     find_first_candidate_column,
-    list_paths,
+    list_paths_in_column,
 )
 from camscope.audit.report.verdict_labels_and_groups import MARGIN_DESCRIPTIONS
 from camscope.audit.shortcuts.intervention_effects_and_reliance import compute_min_patients_to_detect
@@ -72,12 +72,14 @@ class GeneratedConfig:
 
     @property
     def lines_to_fill_in(self) -> dict[int, str]:
-        """Line number -> text, for the lines that the user must fill in before the audit can run."""
+        """A dict from line number to text. It holds the lines that the user must fill in before the audit."""
         return self._find_lines(f"# {FILL_IN}:")
 
     @property
     def optional_lines_to_fill_in(self) -> dict[int, str]:
-        """Line number -> text, for optional lines that only the user can write. The audit also runs without them."""
+        """A dict from line number to text. It holds optional lines that only the user can write.
+        The audit also runs without them.
+        """
         return self._find_lines(f"# {FILL_IN_OPTIONAL}:")
 
     def _find_lines(self, mark: str) -> dict[int, str]:
@@ -96,7 +98,7 @@ def build_config(
     modality: str | None = None,
     relative_to: Path | None = None,
 ) -> GeneratedConfig:
-    """Write a TOML config with guessed settings. A setting that cannot be guessed becomes a line that the user must fill in.
+    """Write a TOML config with guessed settings. The user must fill in a line for each setting without a guess.
 
     The arguments are the options of `camscope audit init`. `relative_to` is the folder of the config, where its paths
     start. InputError where the manifest has neither labels nor columns of 0 and 1 for the classes, or the modality is unknown.
@@ -142,14 +144,14 @@ class RootChoice(NamedTuple):
 
 
 def _choose_root(manifest: Manifest, evidence: EvidenceRoles) -> RootChoice:
-    """Choose the folder that holds all files if images or masks lie outside the manifest's folder."""
+    """Choose the root. If images or masks lie outside the manifest's folder, it is the folder that holds all files."""
     roles = (evidence.ground_truth, *evidence.candidates, evidence.organ, *evidence.markers.values(), *evidence.further)
     columns = ["path", *(column.name for column in roles if column is not None and column.kind == "masks")]
     outside = {name: manifest.find_paths_outside_root(name) for name in columns}
     paths = [path for column_paths in outside.values() for path in column_paths]
     if not paths:
         return RootChoice(None, any_path_allowed=False, notes=[])
-    common = find_common_folder([path for name in columns for path in list_paths(manifest, name)])
+    common = find_common_folder([path for name in columns for path in list_paths_in_column(manifest, name)])
     n_images, name = len(outside["path"]), "path" if outside["path"] else "mask"
     count = f"{n_images or len(paths)} of {plural(len(manifest) if n_images else len(paths), name)}"
     setting = "anywhere = true" if common is None else f"root = {_quote_toml_string(common)}"
@@ -179,12 +181,12 @@ def _guess_findings_and_label_columns(
         user_table = table.drop_columns(["row", *(["id"] if table["id"].equals(table["path"]) else [])])
         labels = _find_label_column_of_each_finding(user_table, class_names, findings, LABEL_COLUMN_NAMES)
         return {"label": None, "labels": labels, "findings": list(labels)}
-    names = list(findings) or _list_findings_in_label_column(table[label], class_names)
+    names = list(findings) or _list_positive_classes_in_label_column(table[label], class_names)
     _check_labels_match_findings(table[label], class_names, names)
     return {"label": label, "labels": {}, "findings": names}
 
 
-def _list_findings_in_label_column(column: Any, class_names: Sequence[str]) -> list[str]:
+def _list_positive_classes_in_label_column(column: Any, class_names: Sequence[str]) -> list[str]:
     """Return the classes that occur in a label column. Negative classes such as "no finding" are left out."""
     labels = _list_distinct_labels(column)
     if class_names:
@@ -220,7 +222,7 @@ def _check_labels_match_findings(column: Any, class_names: Sequence[str], findin
 def _find_label_column_of_each_finding(
     table: Any, class_names: Sequence[str], findings: Sequence[str], label_column_names: Sequence[str]
 ) -> dict[str, str]:
-    """Return class name -> its column of 0 and 1. If no findings are requested, all classes are looked up.
+    """Return a dict from class name to the column of 0 and 1. Look up all classes if no findings are requested.
 
     A finding is requested by its class name or by its column. `label_column_names` are the names by which a column with the
     class of each image would have been recognized. The error lists them.

@@ -1,4 +1,4 @@
-"""Check everything that an audit needs before its first stage, and report all faults of the config at once."""
+"""Check the requirements of an audit before the first stage. Report all faults of the config at once."""
 
 import json
 import os
@@ -30,7 +30,7 @@ MAX_REASON_CHARACTERS = 300
 
 
 def validate_config(context: AuditContext) -> None:
-    """Raise an error before the first stage runs if a setting would fail in a later stage.
+    """Check the settings of all stages before the first stage runs. Raise an error for a setting that would fail later.
 
     All faults are reported together, each as far as it can be checked without the others.
     """
@@ -50,7 +50,7 @@ def validate_config(context: AuditContext) -> None:
 
 
 def _drop_missing_columns(context: AuditContext) -> AuditContext:
-    """Record the settings that name a column missing in the manifest. Return a context without these settings."""
+    """Record each setting whose column is missing in the manifest. Return a context without these settings."""
     config, faults = context.config, context.faults
     try:
         missing = dict(context.cohort.iter_settings_with_missing_column())
@@ -84,19 +84,19 @@ def _drop_missing_columns(context: AuditContext) -> AuditContext:
 
 
 def _check_split_and_subgroup_levels(context: AuditContext, faults: FaultCollector) -> None:
-    """Check that the split has rows, and that no subgroup column has too many levels."""
+    """Check that the split has rows. Check that each subgroup column has few enough levels."""
     cohort: Cohort = context.cohort
     with faults.collect("data.split_value" if context.config.data.split else "data.manifest"):
         _ = cohort.rows
         for column in context.config.data.subgroups:
-            n_levels = len({*cohort.get_subgroup_levels(column).values()} - {None})
+            n_levels = len({*cohort.get_subgroup_level_by_row(column).values()} - {None})
             if n_levels > MAX_LEVELS_PER_SUBGROUP:
                 levels = f"{column!r} has {plural(n_levels, 'level')}; expected at most {MAX_LEVELS_PER_SUBGROUP}"
                 faults.add("data.subgroups", levels, InputError(f"subgroups: {levels}"))
 
 
 def _check_images_exist_inside_root(context: AuditContext, faults: FaultCollector) -> None:
-    """Check that most images lie inside the root, and that the first few image files exist."""
+    """Check that most images lie inside the root. Check that the first few image files exist."""
     manifest = context.cohort.manifest
     outside = manifest.find_paths_outside_root()
     if 2 * len(outside) > len(manifest):
@@ -131,7 +131,7 @@ def _list_mask_columns(context: AuditContext) -> list[str]:
 
 
 def describe_outside_paths(outside: Sequence[str], masks: Iterable[object], n_paths: int, folder: Path) -> str:
-    """Say how many image paths lie outside a folder, and which setting of the config allows these images and their masks."""
+    """State the number of image paths outside a folder. Name the config setting that allows these images and masks."""
     common = find_common_folder([*outside, *filter(is_mask_path, masks)])
     remedy = "anywhere = true" if common is None else f"root = {json.dumps(common, ensure_ascii=False)}"
     lie = (
@@ -173,7 +173,7 @@ def _check_model_and_labels(context: AuditContext, faults: FaultCollector) -> No
                 _ = context.ground_truth
             for finding in findings if has_truth else ():
                 with faults.collect(truth_key):
-                    truths = [truth for truth in cohort.get_truth(finding).values() if truth is not None]
+                    truths = [truth for truth in cohort.get_truth_by_row(finding).values() if truth is not None]
                     if not 0 < sum(truths) < len(truths):
                         raise InputError(
                             f"{sum(truths)} of {plural(len(truths), 'labeled row')} have the finding {finding.name!r}; "
@@ -191,7 +191,7 @@ def build_missing_preprocess_error() -> PreprocessError:
 
 
 def _check_masks_readable(context: AuditContext) -> None:
-    """Record a fault for each mask source if fewer than half of the tried masks can be read."""
+    """Try some masks of each mask source. Record a fault if fewer than half of the masks are readable."""
     sources = {f"data.ground_truth.{name}": source for name, source in context.ground_truth.items()}
     for name, masks in open_region_masks(context).items():
         sources["regions.organ" if name == ORGAN_REGION else f"regions.columns.{name}"] = masks
@@ -204,7 +204,7 @@ def _check_masks_readable(context: AuditContext) -> None:
 def _check_half_of_masks_readable(
     context: AuditContext, ground_truth: GroundTruth, image_sizes: dict[int, ImageSize | None]
 ) -> None:
-    """Read some masks of a source. Raise an InputError if fewer than half of them can be read."""
+    """Read some masks of a source. Raise an InputError if fewer than half of these masks are readable."""
     n_read, problems, missing = 0, list[str](), "no image has a value"
     for row in _sample_annotated_rows(context, ground_truth):
         try:
@@ -255,7 +255,9 @@ def _sample_annotated_rows(context: AuditContext, ground_truth: GroundTruth) -> 
 def _read_image_size(
     context: AuditContext, row: Mapping[str, Any], image_sizes: dict[int, ImageSize | None]
 ) -> ImageSize | None:
-    """Return the size of an image. None if the image is unreadable, or if its preprocessing moves pixels in an unknown way."""
+    """Return the size of an image. Return None for an unreadable image, and for a preprocessing that moves pixels in an
+    unknown way.
+    """
     number = row["row"]
     if number not in image_sizes:
         item = next(context.load_images([number])).item

@@ -160,7 +160,9 @@ def detect_evidence_column(manifest: Manifest, name: str) -> EvidenceColumn | No
 
 
 def _sample_filled_cells(manifest: Manifest, name: str) -> list[Any]:
-    """Return some filled cells of a column, spread over its rows. Empty if the column holds neither texts nor lists."""
+    """Return some filled cells of a column, spread over the rows.
+    For a column of other values than texts or lists, return no cell.
+    """
     column, types = manifest.table[name], import_arrow().types
     if not (types.is_string(column.type) or types.is_large_string(column.type) or types.is_nested(column.type)):
         return []
@@ -183,7 +185,7 @@ def _detect_boxes_or_points(values: Sequence[Any]) -> str | None:
 
 
 def _read_mask_labels_or_none(manifest: Manifest, values: Sequence[str]) -> tuple[str, ...] | None:
-    """Read mask files and return their labels. None if the files are not masks."""
+    """Read mask files and return their labels. Return None if the files are not masks."""
     resolver = PathResolver(manifest.root, confined=False, fetch=False)
     labels: dict[str, None] = {}
     n_read = 0
@@ -201,7 +203,7 @@ def _read_mask_labels_or_none(manifest: Manifest, values: Sequence[str]) -> tupl
     return tuple(labels) if n_read else None
 
 
-def list_paths(manifest: Manifest, name: str) -> list[str]:
+def list_paths_in_column(manifest: Manifest, name: str) -> list[str]:
     """Return the file paths in a column of images or masks."""
     return [value for value in manifest.table[name].to_pylist() if is_mask_path(value)]
 
@@ -277,7 +279,7 @@ def _choose_subgroup_columns(table: Any, patient: str | None, names: Sequence[st
 
 
 def _count_patients_per_level(name: str, values: Sequence[Any], patients: Sequence[Any]) -> dict[str, int]:
-    """Return level -> the number of patients with that level. Ages become age bands."""
+    """Return a dict from level to the number of patients with this level. Ages become age bands."""
     to_level: Callable[[Any], str | None] = format_age_band if needs_age_bands(name, values) else normalize_label
     pairs = {
         (to_level(value), patient) for value, patient in zip(values, patients, strict=True) if not is_empty_cell(value)

@@ -185,7 +185,7 @@ def _write_failures(context: AuditContext) -> None:
 def _write_report(context: AuditContext, summary: Summary, provenance: Mapping[str, Any]) -> None:
     """Write the HTML report, and the file that lists its gallery images."""
     predictions, ids = Predictions.read(context.folder), context.cohort.ids
-    truths = {finding.name: context.cohort.get_truth(finding) for finding in context.findings}
+    truths = {finding.name: context.cohort.get_truth_by_row(finding) for finding in context.findings}
     images = [
         PredictedImage(
             row,
@@ -209,11 +209,11 @@ def _write_report(context: AuditContext, summary: Summary, provenance: Mapping[s
 
 
 def _load_finding_mask(context: AuditContext, row: int, finding: str, size: tuple[int, ...]) -> Mask | None:
-    """Load the mask of a finding in an image. None if no readable annotation exists."""
+    """Load the mask of a finding in an image. Return None if no readable annotation exists."""
     ground_truth, manifest = context.ground_truth.get(finding), context.cohort.manifest
     if ground_truth is None:
         return None
-    position = context.cohort.manifest_positions[row]
+    position = context.cohort.manifest_position_by_row[row]
     try:
         return ground_truth.load_mask(manifest.rows(position, position + 1)[0], size)
     except CamscopeError:  # missing or damaged annotations are counted by the stages

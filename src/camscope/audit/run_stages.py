@@ -77,7 +77,7 @@ STAGES: dict[str, Callable[[AuditContext, StageResults], StageResult]] = {
 def prepare_folder_and_digest_inputs(
     context: AuditContext, on_progress: StageProgressCallback, *, overwrite: bool
 ) -> tuple[dict[str, str], ImageDigests]:
-    """Validate the config and reserve the folder for the audit. Return the digests of all inputs, and those of the images.
+    """Validate the config and reserve the folder for the audit. Return the digests of all inputs, and the digests of the images.
 
     The folder must be new, or belong to an audit of the same config, data, images, weights and version. All images are
     read here, before any stage uses them; `on_progress` reports them as the stage "images".
@@ -157,7 +157,7 @@ def _run_stage_and_measure_seconds(
 
 
 def _check_audit_folder(folder: Path) -> None:
-    """Raise an OutputError if a folder holds files that no audit wrote."""
+    """Raise an OutputError if a folder holds files of other programs."""
     names = (path.name for path in folder.iterdir()) if folder.is_dir() else ()
     if any(not TEMPORARY_FILE_PATTERN.fullmatch(name) for name in names) and not is_audit_plan(folder / PLAN_FILE):
         raise OutputError(f"{folder} exists and is not an audit; choose another folder")

@@ -1,4 +1,4 @@
-"""Sizes of the slow stages that fit a budget of time, what they can still find, and by how much the budget is missed."""
+"""Choose sizes of the slow stages that fit a time budget. Describe the effects that stay detectable, and a missed budget."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import sqrt
@@ -49,13 +49,13 @@ def plan_sample_sizes(
     }
     sizes = configured.model_copy(update=sizes_of_finished)
 
-    def fits(sizes: SampleSizes) -> bool:
-        expected = estimator.estimate(sizes, is_upper_bound=True)
+    def fits_into_time_budget(sizes: SampleSizes) -> bool:
+        expected = estimator.estimate_seconds_by_stage(sizes, is_upper_bound=True)
         open_stages = expected.keys() - set(finished_stages)
         return factor * sum(expected[name] for name in open_stages if getattr(sizes, name, 1)) <= seconds
 
     for smaller in _iter_smaller_sizes(sizes, [name for name in SIZES_IN_ORDER if name not in sizes_of_finished]):
-        if fits(sizes):
+        if fits_into_time_budget(sizes):
             break
         sizes = smaller
     return tuple(_list_planned_sizes(context, sizes, configured))
@@ -113,7 +113,7 @@ def _compute_interval_half_width(context: AuditContext, n_patients: int) -> floa
 def describe_missed_budget(
     budget: str, missed_seconds: float, seconds_by_stage: Mapping[str, float], explainers: Sequence[Explainer]
 ) -> str:
-    """Say by how much the time budget will be missed, which remaining stages take longest, and what helps."""
+    """Say by how much the time budget will be missed. Name the slowest remaining stages and possible remedies."""
     remedies = ['name fewer methods, such as methods = ["gradcam"]'] if len(explainers) > 1 else []
     remedies += ["lower n_steps"] if any("n_steps" in explainer.parameters for explainer in explainers) else []
     remedies.append("audit fewer images by max_images")

@@ -61,7 +61,7 @@ class StageClock:
         self._remaining_at_most.record_stage_and_test_if_estimate_changed(name, seconds)
         if self._estimator is None or budget is None or not self._has_open_sizes():
             return None
-        factor = max(1.0, self._remaining_at_most.factor)
+        factor = max(1.0, self._remaining_at_most.measured_to_estimated_ratio)
         planned = plan_sample_sizes(
             self._estimator, SHARE_FOR_STAGES * budget - self._seconds_spent, self._finished, factor
         )
@@ -94,7 +94,10 @@ class StageClock:
         """Estimate the remaining stages at their planned sizes. Return whether an estimate differs from the last one."""
         expected, at_most = (
             {name: value for name, value in estimates.items() if name not in self._finished}
-            for estimates in (estimator.estimate(), estimator.estimate(is_upper_bound=True))
+            for estimates in (
+                estimator.estimate_seconds_by_stage(),
+                estimator.estimate_seconds_by_stage(is_upper_bound=True),
+            )
         )
         is_changed = expected != self._remaining.seconds_by_stage
         self._remaining.seconds_by_stage, self._remaining_at_most.seconds_by_stage = expected, at_most

@@ -86,7 +86,9 @@ class StageEstimator:
         images = images[:N_TIMED_IMAGES]
         return cls(context, context.stack_on_device(images), tuple(image.row["row"] for image in images))
 
-    def estimate(self, sizes: SampleSizes | None = None, *, is_upper_bound: bool = False) -> dict[str, float]:
+    def estimate_seconds_by_stage(
+        self, sizes: SampleSizes | None = None, *, is_upper_bound: bool = False
+    ) -> dict[str, float]:
         """Return the estimated seconds of each stage that is not skipped.
 
         `is_upper_bound`: for all sampled images, although looks may end a stage earlier.
@@ -122,7 +124,7 @@ class StageEstimator:
 
     @cached_property
     def seconds_per_map(self) -> dict[str, float]:
-        """The seconds that one map takes with each method, at the settings that the user chose."""
+        """The seconds per map of each method, with the user's settings."""
         measured = reduce_integration_steps(self.context).seconds_by_method
         seconds = {name: times.configured for name, times in measured.items() if times.configured >= SHORT_SECONDS}
         return {
@@ -132,7 +134,7 @@ class StageEstimator:
 
     @cached_property
     def seconds_per_rank_map(self) -> dict[str, float]:
-        """The seconds that one map takes with each method, in the stages that compare ranks."""
+        """The seconds per map of each method, in the stages that compare ranks."""
         rank = reduce_integration_steps(self.context)
         reduced = {steps.method: rank.seconds_by_method.get(steps.method) for steps in rank.path_steps}
         seconds = {name: times.reduced for name, times in reduced.items() if times and times.reduced >= SHORT_SECONDS}
@@ -169,7 +171,7 @@ class StageEstimator:
 
     def count_positives(self, n_samples: int) -> list[int]:
         """Return for each finding the number of sampled images that have it."""
-        truths = [self.context.cohort.get_truth(finding).values() for finding in self.context.findings]
+        truths = [self.context.cohort.get_truth_by_row(finding).values() for finding in self.context.findings]
         return [min(n_samples, sum(truth is True for truth in values)) for values in truths]
 
     @cached_property
@@ -178,7 +180,7 @@ class StageEstimator:
         if not self.context.ground_truth:
             return 0.0
         ground_truth = next(iter(self.context.ground_truth.values()))
-        manifest, position = self.context.cohort.manifest, self.context.cohort.manifest_positions[self.rows[0]]
+        manifest, position = self.context.cohort.manifest, self.context.cohort.manifest_position_by_row[self.rows[0]]
         (row,) = manifest.rows(position, position + 1)
         item = next(iter(self.context.load_images(self.rows[:1]))).item
         if item is None or item.placement is None:
@@ -250,7 +252,9 @@ class StageEstimator:
         )
 
     def _time_comparisons(self, names: Sequence[str]) -> float:
-        """Return the seconds that some robustness metrics take for one image and method, without maps and predictions."""
+        """Return the seconds of some robustness metrics for one image and method.
+        The time of maps and predictions does not count.
+        """
         edges, x, target = METHODS["edges"](self.context.model), self.x[:1], self.context.findings[0].class_index
 
         def evaluate() -> None:
@@ -266,7 +270,7 @@ class StageEstimator:
 
     def estimate_sanity_seconds(self, n_samples: int) -> float:
         """Estimate how many seconds the sanity stage takes for `n_samples` images."""
-        n_steps, (comparison, pair) = self._n_randomization_steps, self._map_comparison_seconds
+        n_steps, (comparison, pair) = self._n_randomization_steps, self._seconds_to_compare_with_other_model_and_image
         n_tests = len(self.seconds_per_rank_map) + 1  # with the edge detector
         per_image = self.seconds_per_image_read + n_steps * (
             sum(self.seconds_per_rank_map.values()) + n_tests * comparison
@@ -289,7 +293,7 @@ class StageEstimator:
         return time_call(lambda: copy_explainer(self.context.explainers[0]))
 
     @cached_property
-    def _map_comparison_seconds(self) -> tuple[float, float]:
+    def _seconds_to_compare_with_other_model_and_image(self) -> tuple[float, float]:
         """The seconds to compare a map with the map of another model, and with the map of another image."""
         maps = np.random.default_rng(0).random((2, *self.x.shape[2:]))
         names = ("ssim", "spearman", "hog") if maps.ndim == 3 and min(maps.shape[1:]) >= 32 else ("ssim", "spearman")
@@ -379,19 +383,19 @@ class RemainingTime:
         expected = self.seconds_by_stage.pop(name, None)
         if expected is None:
             return False
-        before = self.factor
+        before = self.measured_to_estimated_ratio
         self._expected, self._taken = self._expected + expected, self._taken + seconds
-        return abs(self.factor - before) > MIN_CORRECTION * before
+        return abs(self.measured_to_estimated_ratio - before) > MIN_CORRECTION * before
 
     @property
-    def factor(self) -> float:
+    def measured_to_estimated_ratio(self) -> float:
         """The ratio of measured to estimated time, over the finished stages."""
         return 1.0 if self._expected < MIN_SECONDS_FOR_CORRECTION else self._taken / self._expected
 
     @property
     def remaining(self) -> dict[str, float]:
         """The corrected estimate of each remaining stage in seconds."""
-        return {name: self.factor * seconds for name, seconds in self.seconds_by_stage.items()}
+        return {name: self.measured_to_estimated_ratio * seconds for name, seconds in self.seconds_by_stage.items()}
 
 
 MIN_CORRECTION = 0.15  # smaller corrections are not reported
@@ -399,7 +403,9 @@ MIN_SECONDS_FOR_CORRECTION = 5.0  # of finished stages, before the others are co
 
 
 def time_call(function: Callable[[], Any]) -> float:
-    """Return the seconds that a call takes, or 0 if it fails. A fast call is repeated twice, and the faster repetition counts."""
+    """Return the duration of a call in seconds, or 0 for a call that fails.
+    A fast call is repeated twice: the faster repetition counts.
+    """
     try:
         seconds = _measure_seconds(function)
         return min(_measure_seconds(function) for _ in range(2)) if seconds < SHORT_SECONDS else seconds

@@ -6,10 +6,10 @@ Needs the extra `batch`: `pip install "camscope[batch]"`.
 from camscope.batch.batch_runner import BatchOptions, OverlayOptions, PrivacyOptions, run_batch
 from camscope.batch.build_manifest_from_source import build_manifest
 from camscope.batch.export_rows_to_files import ExportResult
-from camscope.batch.finished_batch_run import BatchRun
 from camscope.batch.image_manifest import Manifest
 from camscope.batch.inspection import DatasetInspection, DatasetIssue, inspect_images
 from camscope.batch.local_engine import BatchOutcome
+from camscope.batch.read_and_export_batch_run import BatchRun
 from camscope.batch.result_rows import OutputNames
 from camscope.batch.sql_query import Query
 

@@ -253,7 +253,9 @@ def _choose_engine(
 
 
 def apply_privacy_options(manifest: Manifest, privacy: PrivacyOptions, preprocess: object) -> Manifest:
-    """Pseudonymize a manifest if the privacy profile is "research". Without a profile, pseudonymize it if it contains scans."""
+    """Pseudonymize a manifest for the privacy profile "research".
+    Without a profile, pseudonymize a manifest that contains scans.
+    """
     reads_scans = accepts_scans(preprocess) and manifest.images is None
     if privacy.profile == "research" or (privacy.profile is None and (reads_scans or contains_scans(manifest))):
         return pseudonymize_manifest(manifest, privacy.keep_columns)
@@ -337,7 +339,7 @@ def _build_plugin_info(worker: BatchWorker) -> dict[str, Any]:
 
 
 def _build_root_info(manifest: Manifest) -> dict[str, Any]:
-    """Return the folder in which relative paths start, and whether all paths must stay inside that folder."""
+    """Return the root of relative paths, and whether all paths must stay inside this root."""
     if manifest.is_pseudonymized:
         return {"folder": "", "confined": False}
     resolver = manifest.path_resolver

@@ -54,7 +54,7 @@ class ImageBatch:
 
 @dataclass(frozen=True)
 class BatchWorker:
-    """Compute result rows with explainers of one model. `targets` are for images without a target in the manifest."""
+    """Compute result rows with explainers of one model. If the manifest has no target for an image, `targets` apply."""
 
     explainers: Sequence[Explainer]
     targets: Sequence[TargetLike]
@@ -193,7 +193,7 @@ class BatchWorker:
         return {**row, "overlay": overlay_queue(row, explanation, image, partial(self._read_overlay_images, image))}
 
     def _read_overlay_images(self, image: LoadedImage) -> OverlayImages:
-        """Return the images on which to draw an overlay. If they are no longer in memory, read the file again."""
+        """Return the images on which to draw an overlay. If the images are no longer in memory, read the file again."""
         if not image.images_dropped:
             return OverlayImages(image.image, image.model_input_image)
         try:
@@ -225,7 +225,7 @@ class BatchWorker:
         return {**{name: image.row[name] for name in names}, "sha256": image.sha256}
 
     def _format_target(self, image: LoadedImage, target_index: int) -> str | None:
-        """Return the requested target as text. None if the predicted class is the target."""
+        """Return the requested target as text. Return None if the predicted class is the target."""
         target = self.get_targets_of_image_or_run(image)[target_index]
         return None if target is None else format_without_address(target)
 

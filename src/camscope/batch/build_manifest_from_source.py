@@ -249,7 +249,7 @@ def _split_into_table_and_images(dataset: Any) -> tuple["pa.Table", DatasetImage
 
 
 def _build_path_and_label_table(dataset: Any) -> "pa.Table":
-    """Build a table of numbered paths for a torchvision dataset. If it has labels, the table has a column `class`."""
+    """Build a table of numbered paths for a torchvision dataset. For a dataset with labels, the table has a column `class`."""
     targets, class_names = getattr(dataset, "targets", None), getattr(dataset, "classes", None)
     columns = {"path": _build_numbered_paths(len(dataset))}
     labels = np.asarray(targets) if isinstance(targets, list | np.ndarray | Tensor) else np.empty(0)
@@ -274,17 +274,17 @@ def _map_labels_to_names(labels: Any, class_names: Sequence[str]) -> "pa.Array":
     return pa.array([str(name) for name in class_names], pa.string()).take(indices)
 
 
-def _extract_image(item: Any) -> Any:
+def _extract_image(dataset_item: Any) -> Any:
     """Extract the image from a dataset item. It is the item itself, its first element, or the value at an image key."""
-    if isinstance(item, np.ndarray | torch.Tensor | bytes) or not hasattr(item, "__getitem__"):
-        return item
-    if isinstance(item, Mapping):
+    if isinstance(dataset_item, np.ndarray | torch.Tensor | bytes) or not hasattr(dataset_item, "__getitem__"):
+        return dataset_item
+    if isinstance(dataset_item, Mapping):
         for key in IMAGE_KEYS:
-            if key in item:
-                return item[key]
-    elif isinstance(item, list | tuple) and item:
-        return item[0]
+            if key in dataset_item:
+                return dataset_item[key]
+    elif isinstance(dataset_item, list | tuple) and dataset_item:
+        return dataset_item[0]
     raise InputError(
-        f"a dataset item is a {type(item).__name__}; expected an image, a tuple whose first element is an image, or a "
+        f"a dataset item is a {type(dataset_item).__name__}; expected an image, a tuple whose first element is an image, or a "
         "mapping with the key 'image'"
     )

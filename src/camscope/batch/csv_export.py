@@ -105,7 +105,7 @@ def _locate_peak_row_and_column(
     input_size: Sequence[int] | None,
     placement: Sequence[float] | None,
 ) -> tuple[float | None, float | None]:
-    """Convert a peak's cell index to its row and column in image pixels. (None, None) if they are unknown."""
+    """Convert a peak's cell index to row and column in image pixels. Return (None, None) if the position is unknown."""
     if cell_index is None or placement is None or grid is None or input_size is None or len(grid) != 2:
         return None, None
     grid_row, grid_column = divmod(cell_index, grid[1])

@@ -63,7 +63,7 @@ TRIM_THRESHOLD_BYTES = 2**28  # work after which free memory is returned to the 
 
 @cache
 def _find_malloc_trim() -> Any:
-    """Return the function `malloc_trim` of the C library. None if the library does not have it."""
+    """Return the function `malloc_trim` of the C library. Return None if the library lacks this function."""
     with suppress(OSError, TypeError):
         return getattr(ctypes.CDLL(None), "malloc_trim", None)
 
@@ -217,7 +217,7 @@ def _decode_image(
 
 
 def hash_source(source: Any) -> str | None:
-    """Return the SHA-256 digest of a file, a folder or pixels. None if it cannot be computed."""
+    """Return the SHA-256 digest of a file, a folder or pixels. Return None if the digest cannot be computed."""
     if isinstance(source, bytes):
         return hashlib.sha256(source).hexdigest()
     if isinstance(source, Path):
@@ -229,7 +229,7 @@ def hash_source(source: Any) -> str | None:
 
 
 def _hash_files(location: Path) -> str | None:
-    """Return the digest of a file or folder. None if it cannot be read."""
+    """Return the digest of a file or folder. Return None if the file or folder cannot be read."""
     path, selector = split_path_and_index(location)
     digests = []
     try:
@@ -249,7 +249,7 @@ ResultT = TypeVar("ResultT")
 
 
 def require_valid_num_threads(num_threads: int | None) -> None:
-    """Raise an InputError unless `num_threads` is None or an integer from 1 to `MAX_THREADS`."""
+    """Check that `num_threads` is `None` or an integer from 1 to `MAX_THREADS`. Otherwise raise an InputError."""
     if num_threads is not None and not (isinstance(num_threads, int) and 1 <= num_threads <= MAX_THREADS):
         raise InputError(f"num_threads={num_threads}; expected 1 to {MAX_THREADS:,}, or None")
 

@@ -103,7 +103,7 @@ class Manifest:
         return [name for name in self.table.column_names if name not in RESERVED_COLUMNS]
 
     def find_paths_outside_root(self, column: str = "path") -> list[str]:
-        """Return the paths of a column that lead out of the root. Empty if paths are allowed to leave the root."""
+        """Return the paths of a column that lead out of the root. Return an empty list if paths are allowed to leave the root."""
         if not self.path_resolver.confined or (self.images is not None and column == "path"):
             return []
         values = self.table[column].to_pylist()
@@ -125,7 +125,7 @@ class Manifest:
         return rows
 
     def read_source(self, row: Mapping[str, Any]) -> Any:
-        """Return what the image of a row is read from: an image of a dataset, the bytes of a file, or the path of a scan."""
+        """Return the source of a row's image: an image of a dataset, the bytes of a file, or the path of a scan."""
         return self.path_resolver.read_source(row["path"]) if self.images is None else self.images[row["row"]]
 
     def row_by_number(self, number: int) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def hash_manifest(manifest: Manifest) -> str:
 
 
 class _HashingFile(io.BytesIO):
-    """A file that stores nothing but a hash of the bytes that are written to it."""
+    """A file-like object that hashes the written bytes and does not store them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -317,5 +317,5 @@ def pseudonymize_manifest(manifest: Manifest, keep_columns: Sequence[str] = ()) 
 
 
 def import_arrow(submodule: str = "") -> Any:
-    """Import PyArrow or one of its modules. Raise a MissingExtraError if it is not installed."""
+    """Import PyArrow or one of its modules. Raise a MissingExtraError if PyArrow is not installed."""
     return require(f"pyarrow.{submodule}" if submodule else "pyarrow", extra="batch")

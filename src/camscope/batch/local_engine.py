@@ -97,7 +97,7 @@ class BatchOutcome:
 
     @property
     def failure_counts_by_kind(self) -> Counter[Failure]:
-        """(reason, kind) -> the number of images without a map. The kind of failure is "transient" or "permanent"."""
+        """A dict from (reason, kind) to the number of images without a map. The kind of failure is "transient" or "permanent"."""
         counts: Counter[Failure] = Counter()
         for reason, count in self.failure_counts.items():
             counts[reason, result_rows.TRANSIENT] = self.transient_failure_counts[reason]
@@ -142,7 +142,7 @@ def run_chunks(
     *,
     retry_failed: bool = False,
 ) -> BatchOutcome:
-    """Compute all chunks that have no part file. Raise a RunError if more than `max_failures` images fail."""
+    """Compute all missing chunks. Raise a RunError if more than `max_failures` images fail."""
     tasks, outcome = list_open_tasks(plan, store, retry_failed)
     with closing(compute(tasks)) as steps:
         for n_images, failures in chain([(0, {})], steps if tasks else ()):

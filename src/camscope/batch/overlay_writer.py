@@ -78,7 +78,7 @@ class OverlayWriter:
 
 
 def reduce_large_image(image: PixelArray) -> PixelArray:
-    """Shrink an image (H,W,3) that has more than `MAX_OVERLAY_PIXELS` pixels. Smaller images stay unchanged."""
+    """Shrink an image (H,W,3) to at most `MAX_OVERLAY_PIXELS` pixels. Smaller images stay unchanged."""
     height, width = image.shape[:2]
     if height * width <= MAX_OVERLAY_PIXELS:
         return image

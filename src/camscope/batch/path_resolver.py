@@ -49,7 +49,7 @@ class PathResolver:
     _real_folders: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def resolve(self, path: str) -> str:
-        """Return the full location of a path or URL. Raise an InputError if it leads out of the root."""
+        """Return the full location of a path or URL. Raise an InputError for a location outside of the root."""
         if is_url(path):
             if self.confined and not is_remote_store_url(path):
                 raise InputError(
@@ -68,7 +68,7 @@ class PathResolver:
         return location
 
     def is_allowed(self, path: str) -> bool:
-        """Return whether a path is allowed. If it is not, `resolve` raises an error."""
+        """Return whether a path is allowed. For other paths, `resolve` raises an error."""
         try:
             self.resolve(path)
         except InputError:
@@ -118,7 +118,7 @@ class PathResolver:
 
 
 def find_common_folder(paths: Iterable[str]) -> str | None:
-    """Return the deepest folder that holds all paths, after resolving symlinks. None if a path is relative or a URL."""
+    """Return the deepest folder that holds all paths, after resolving symlinks. Return None if a path is relative or a URL."""
     folders = set[str]()
     for path in paths:
         if is_url(path) or not os.path.isabs(path):  # noqa: PTH117 - a Path costs as much time as a small file
@@ -183,7 +183,7 @@ def read_location_bytes(location: str) -> bytes:
 
 
 def _read_limited_bytes(file: Any) -> bytes:
-    """Read a stream to its end. Raise an OSError if it holds more than `MAX_FILE_BYTES` bytes.
+    """Read a stream to its end. Raise an OSError if the stream holds more than `MAX_FILE_BYTES` bytes.
 
     It is read in pieces, because not every server tells the size in advance.
     """

@@ -181,7 +181,7 @@ class Actor:
 def _compute_chunk_unless_finished(
     worker: BatchWorker, store: RunStore, num_threads: int, task: ChunkTask, table: "pa.Table"
 ) -> tuple[int, Mapping[Failure, int]]:
-    """Compute a chunk unless its part file exists. Return its number of images, and the counts of failures."""
+    """Compute a chunk if its part file does not exist. Return the number of images in the chunk, and the counts of failures."""
     if task.row_numbers is None and store.select_parts_of_run(store.finished_chunks() & {task.chunk}):
         # the worker that wrote it died before it could report
         return table.num_rows, store.count_failures([task.chunk])
@@ -251,7 +251,9 @@ class ActorPool(NamedTuple):
 
 
 def plan_actor_pool(nodes: list[dict[str, Any]], num_workers: int | None, on_cuda: bool) -> ActorPool:
-    """Choose the number of actors. Without `num_workers`, it is one per GPU for a model on CUDA, or else one per CPU."""
+    """Choose the number of actors: `num_workers`.
+    By default, choose one actor per GPU for a model on CUDA, or else one per CPU.
+    """
     resources = [node["Resources"] for node in nodes if node["Alive"]]
     cpus_and_gpus = [(int(resource.get("CPU", 0)), int(resource.get("GPU", 0))) for resource in resources]
     if on_cuda and not any(gpus for _, gpus in cpus_and_gpus):

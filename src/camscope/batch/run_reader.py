@@ -154,7 +154,7 @@ class RunReader:
         return read_display_image(source, self.run_info["run_config"].get("window"))
 
     def require_images(self) -> None:
-        """Raise an ImageError if images are not available: they are neither on this machine nor in a dataset from the caller.
+        """Check that the images are on this machine or in a dataset from the caller. Otherwise raise an ImageError.
 
         Raises:
             ImageError: Images are missing, and `fetch` is not set.
@@ -188,7 +188,7 @@ class RunReader:
         return PathResolver(Path(root["folder"]), confined=bool(root["confined"]), fetch=self.fetch)
 
     def read_source(self, row: Mapping[str, Any]) -> Any:
-        """Return what the image of a row is read from: the bytes of a file, the path of a scan, or an image of a dataset.
+        """Return the source of a row's image: the bytes of a file, the path of a scan, or an image of a dataset.
 
         Args:
             row: A row of `table` or `query`, as a dictionary.
@@ -229,7 +229,7 @@ class RunReader:
 
     @property
     def manifest_of_passed_images(self) -> Manifest | None:
-        """The manifest of the image source that the caller passed. None if there is no such source."""
+        """The manifest of the image source that the caller passed. The value is `None` if the caller passed no image source."""
         with self._open_lock:
             images = self._images if self._source is not None else None
         return images.manifest if isinstance(images, ImageAccessor) else None
@@ -253,7 +253,7 @@ class RunReader:
 
     @cached_property
     def _images(self) -> SupportsImageIndex | None:
-        """The images of the dataset that the caller passed or the run names. None if the images are files."""
+        """The images of the dataset that the caller passed or the run names. The value is `None` if the images are files."""
         dataset_name = self.run_info["run_config"]["manifest"]["dataset"]
         if self._source is not None:
             manifest = build_manifest(self._source)

@@ -59,12 +59,12 @@ class RunStore:
         self._lock: FolderLock | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to pickle. The lock is left out, because it belongs to the process that started the run."""
+        """Return the state to pickle, without the lock. The lock belongs to the process that started the run."""
         return {**self.__dict__, "_lock": None}
 
     @property
     def run_info(self) -> dict[str, Any] | None:
-        """The contents of run.json. None if the file does not exist."""
+        """The contents of run.json. The value is `None` if the file does not exist."""
         path = parse_output_path(self.folder / RUN_FILE)
         try:
             run_info = json.loads(read_bytes(path, MAX_JSON_BYTES))
@@ -91,7 +91,7 @@ class RunStore:
 
     @property
     def chunk_size(self) -> int | None:
-        """The number of images per part file. None if there is no run, or if its stored number is invalid."""
+        """The number of images per part file. The value is `None` if there is no run, or if the number in run.json is invalid."""
         value = (self.run_info or {"run_config": {}})["run_config"].get("chunk_size")
         return value if isinstance(value, int) and value > 0 else None
 
@@ -105,7 +105,7 @@ class RunStore:
             self._lock = FolderLock(self.folder)
             is_new = overwrite
             if overwrite:
-                self._replace_run(data)
+                self._replace_existing_run(data)
             if not self._lock.acquire_shared():
                 raise OutputError(f"{self.folder}: {FOLDER_BUSY_MESSAGE}")
             if not overwrite and self.run_info is None:
@@ -145,18 +145,18 @@ class RunStore:
             self._lock.release()
             self._lock = None
 
-    def _replace_run(self, data: bytes) -> None:
+    def _replace_existing_run(self, run_info_json: bytes) -> None:
         """Remove the existing run, and write run.json for a new run. The two runs must have the same kind of content."""
         if self._lock is None or not self._lock.acquire_exclusive():
             raise OutputError(f"{self.folder}: {FOLDER_BUSY_MESSAGE}")
         existing = self.run_info
         if existing is None:
             self._require_no_parts()
-        elif (old := describe_run_content(existing)) != (new := describe_run_content(json.loads(data))):
+        elif (old := describe_run_content(existing)) != (new := describe_run_content(json.loads(run_info_json))):
             raise OutputError(f"{self.folder} holds {old}, which cannot be replaced by {new}; choose another folder")
         else:
             self._remove_parts_and_overlays()
-        write_bytes(self.folder / RUN_FILE, data)
+        write_bytes(self.folder / RUN_FILE, run_info_json)
 
     def _require_no_parts(self) -> None:
         if self.finished_chunks():
@@ -165,7 +165,7 @@ class RunStore:
             )
 
     def _require_same_run(self, run_info: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the contents of run.json. Raise an OutputError if they belong to a different run."""
+        """Return the contents of run.json. Raise an OutputError if run.json belongs to a different run."""
         existing = self.run_info or {}
         differences = diff_run_configs(existing, run_info)
         if differences.keys() == {"chunk_size"}:
@@ -286,7 +286,7 @@ class RunStore:
                 os.close(handle)
 
     def require_current_run(self) -> None:
-        """Raise a RunError if the run was removed or replaced after `begin_or_resume`."""
+        """Raise a RunError if another process removed or replaced the run after `begin_or_resume`."""
         if self.identity is None:
             return
         run_info = self.run_info
@@ -307,15 +307,17 @@ class RunStore:
         return hashlib.sha256(values.encode()).hexdigest()[:16]
 
     def read_source_digest(self, chunk: int) -> str | None:
-        """Return the digest of the part file from which this part file was computed. None if there is no such file."""
+        """Return the digest of the part file from which this part file was computed.
+        Return None for a part file that was computed from no other file.
+        """
         return self._read_metadata(chunk, SOURCE_DIGEST_KEY)
 
-    def _read_metadata(self, chunk: int, key: bytes) -> str | None:
+    def _read_metadata(self, chunk: int, metadata_key: bytes) -> str | None:
         try:
             metadata = import_arrow("parquet").read_schema(self.part_path(chunk)).metadata or {}
         except (OSError, import_arrow().ArrowInvalid):  # `count_failures` reports what is wrong with it
             return None
-        value = metadata.get(key)
+        value = metadata.get(metadata_key)
         return None if value is None else value.decode(errors="replace")
 
 
@@ -338,7 +340,7 @@ def diff_run_configs(existing: Mapping[str, Any], new: Mapping[str, Any]) -> dic
         names = [", ".join(sorted({key.rpartition(" ")[0] for key in settings})) for settings in methods]
         if names[0] != names[1]:
             configs = [{**config, "methods": text} for config, text in zip(configs, names, strict=True)]
-    old_values, new_values = (dict(_flatten_mapping("", config)) for config in configs)
+    old_values, new_values = (dict(_flatten_to_keys_and_values("", config)) for config in configs)
     return {
         key: (old_values.get(key), new_values.get(key))
         for key in dict.fromkeys((*old_values, *new_values))
@@ -352,9 +354,11 @@ def _iter_matching_files(folder: Path, *patterns: re.Pattern[str]) -> Iterator[P
     return (folder / name for name in names if any(pattern.fullmatch(name) for pattern in patterns))
 
 
-def _flatten_mapping(name: str, value: Any) -> list[tuple[str, Any]]:
+def _flatten_to_keys_and_values(name: str, value: Any) -> list[tuple[str, Any]]:
     if not isinstance(value, Mapping) or not value:
         return [(name, value)]
     return [
-        pair for key, inner in value.items() for pair in _flatten_mapping(f"{name}.{key}" if name else str(key), inner)
+        pair
+        for key, inner in value.items()
+        for pair in _flatten_to_keys_and_values(f"{name}.{key}" if name else str(key), inner)
     ]

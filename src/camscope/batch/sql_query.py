@@ -95,7 +95,7 @@ class Query:
                 count = int(dataset.count_rows())
                 n_bytes = sum(Path(file).stat().st_size for file in dataset.files)
                 if count > MAX_EXCESS_VALUES + MAX_VALUES_PER_BYTE * n_bytes:
-                    raise InputError(f"a part of the run claims {plural(count, 'row', spec=',')}: it is damaged")
+                    raise InputError(f"a part of the run claims {plural(count, 'row', spec=',')}: the part is damaged")
             return np.arange(count if self.max_rows is None else min(count, self.max_rows))
         with self._execute(dataset, POSITION_COLUMN) as result:
             return np.asarray(result.fetchnumpy()[POSITION_COLUMN.strip('"')], np.int64)
@@ -136,7 +136,7 @@ class Query:
         return sql
 
     def _require_single_condition_and_sort(self, connection: Any) -> None:
-        """Raise a DuckDB parser error unless `where` is a single SQL expression. `sort` must be a single expression as well."""
+        """Check that `where` and `sort` are single SQL expressions. Otherwise raise a DuckDB parser error."""
         statements = [] if self.where is None else [f"SELECT {self.where}", f"SELECT (\n{self.where}\n)"]
         if self.sort is not None:  # a clause such as LIMIT would fail before a further column
             statements.append(f"SELECT 1 ORDER BY {self.sort}")
@@ -146,7 +146,7 @@ class Query:
 
 
 class RowReader:
-    """Read rows of a run by their positions. Row groups of Parquet without a requested row are not read."""
+    """Read rows of a run by position. Only Parquet row groups that hold requested rows are read."""
 
     def __init__(self, dataset: "ds.Dataset") -> None:
         self._schema, self._checked_files = dataset.schema, set[str]()
@@ -200,7 +200,7 @@ def open_map_parts(parts: Sequence[str]) -> "ds.Dataset":
 
 
 def _require_column_types(schema: "pa.Schema") -> None:
-    """Raise an InputError if a result column has the wrong type, or if two columns have the same name."""
+    """Raise an InputError for a result column of the wrong type, and for two columns with the same name."""
     repeated = sorted({name for name in schema.names if schema.names.count(name) > 1})
     if repeated:
         raise InputError(f"several columns are named {', '.join(repeated)}")

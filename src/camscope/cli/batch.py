@@ -114,7 +114,7 @@ def run(
             overlays=None if overlays is None else OverlayOptions(overlays, overlay_height),
             options=BatchOptions(
                 chunk_size=chunk_size,
-                shard=_parse_shard(shard),
+                shard=_parse_shard_index_and_count(shard),
                 max_failures=max_failures,
                 reduced_decoding=reduced_decoding,
                 window=window,
@@ -136,7 +136,7 @@ def run(
     _print_outcome_and_exit_if_failed(outcome, output)
 
 
-def _parse_shard(text: str) -> tuple[int, int]:
+def _parse_shard_index_and_count(text: str) -> tuple[int, int]:
     """Parse `--shard I/N`. N processes share the run, and I is the number of this process, counted from 0."""
     index, _, count = text.partition("/")
     if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):

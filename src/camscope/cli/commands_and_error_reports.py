@@ -113,7 +113,7 @@ class CommandGroup(TyperGroup):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command. If it fails, print the error as one line, and exit with a code."""
+        """Run the command. If the command fails, print the error as one line, and exit with a code."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:

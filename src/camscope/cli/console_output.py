@@ -41,7 +41,7 @@ def install_ascii_fallback() -> None:
 
 
 def _replace_unencodable(error: UnicodeError) -> tuple[str, int]:
-    """Handle an encoding error. Return ASCII text for the characters that cannot be encoded, and the position where they end."""
+    """Handle an encoding error. Return ASCII text that replaces the unencodable characters, and the position after them."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     return "".join(map(_transliterate_to_ascii, error.object[error.start : error.end])), error.end
@@ -81,7 +81,7 @@ def _build_console(*, stderr: bool, quiet: bool = False) -> "Console":
 
 
 def to_printable_line(value: object) -> str:
-    """Convert text from files or users to one line without control characters. A terminal can print it safely."""
+    """Convert text from files or users to one line that is safe to print on a terminal. Control characters are replaced."""
     line = " ".join(str(value).split())
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line)
 
@@ -98,7 +98,7 @@ def print_field(label: str, value: object, style: str = "") -> None:
 
 
 def build_show_command(run_folder: str, condition: str) -> str:
-    """Return the `camscope show` command that lists the rows of a run that fulfill a condition."""
+    """Return a `camscope show` command. The command lists the rows of a run that fulfill a condition."""
     return f'camscope show {run_folder} --where "{condition}"'
 
 

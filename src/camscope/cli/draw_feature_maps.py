@@ -65,9 +65,9 @@ def _extract_channels(model: "nn.Module", image: Path, layer: str, preprocess: s
     from camscope.explainers.core.model_input import read_model_input
     from camscope.hooks import extract_features, find_layer
     from camscope.images.preprocess import as_preprocess
+    from camscope.layers.judge_layout_from_noise_reactions import LayoutVerdict
     from camscope.layers.layout import returns_channels_first
     from camscope.layers.layout_noise_probe import OutputLocation, build_contradicted_layout_error, probe_layout
-    from camscope.layers.layout_verdict import LayoutVerdict
     from camscope.layers.spatial_layers import find_layout_doubt_reason, infer_layer_layout, record_layout_hints
     from camscope.model_card import get_card
 

@@ -245,7 +245,7 @@ def format_undefined_reasons(value_table: Any, summary: "MethodSummary") -> list
 
 
 def explain_missing_interval(summaries: "Sequence[MethodSummary]") -> list[str]:
-    """Explain why a metric has no confidence interval. If it has one, the list is empty."""
+    """Explain why a metric has no confidence interval. For a metric with an interval, the list is empty."""
     from camscope.evaluation.comparison_statements import explain_missing_intervals
 
     reason = explain_missing_intervals(summaries)

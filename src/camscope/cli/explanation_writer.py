@@ -76,7 +76,7 @@ class ImageExplanationWriter:
             "scan_steps": explanations[0].scan_steps,
         }
         if self.compare_classes:
-            facts["expected"] = _describe_expected_class(explanations)
+            facts["expected"] = _compare_maps_of_predicted_and_expected_class(explanations)
             if facts["expected"]["is_predicted"]:
                 notes["the model predicts the expected class: both maps are the same"] = None
         facts |= {"notes": list(notes), "files": written}
@@ -196,7 +196,7 @@ class ImageExplanationWriter:
 
 
 def build_class_differences(explanations: "Sequence[Explanation]") -> "list[Explanation]":
-    """Return one difference map for each method. It is the map of the predicted class minus that of the expected class.
+    """Return one difference map for each method: the map of the predicted class minus the map of the expected class.
 
     Its values are in units of the score.
     """
@@ -216,7 +216,7 @@ def build_class_differences(explanations: "Sequence[Explanation]") -> "list[Expl
     return differences
 
 
-def _describe_expected_class(explanations: "Sequence[Explanation]") -> dict[str, Any]:
+def _compare_maps_of_predicted_and_expected_class(explanations: "Sequence[Explanation]") -> dict[str, Any]:
     """Compare, for each method, the map of the predicted class with the map of the expected class."""
     from camscope.metrics import spearman
 

@@ -76,7 +76,7 @@ def run(
 
 
 def _resolve_single_output_file(output: str, formats: list[str]) -> Path | None:
-    """Return the output path if it names a file, which csv and coco allow. Return None if it names a folder."""
+    """Return the output path if it names a file, and None if it names a folder. Only csv and coco allow a file."""
     path = Path(output)
     if path.is_dir() or output.endswith(("/", os.sep)):
         return None

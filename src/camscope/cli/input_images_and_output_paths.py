@@ -179,7 +179,7 @@ def resolve_figure_path(
 
 
 def check_can_be_folder(path: Path, option: str = "--output") -> None:
-    """Raise typer.BadParameter if the path cannot be a folder, because it or one of its parents is a file."""
+    """Raise typer.BadParameter if the path, or a parent of the path, is a file. The path could not become a folder then."""
     for parent in (path, *path.parents):
         if parent.exists() and not parent.is_dir():
             raise shared_options.build_option_error(option, f"{parent} is a file, not a folder")

@@ -70,7 +70,7 @@ def to_json_value(value: Any) -> Any:
 
 
 def describe_explanation(explanation: "Explanation") -> dict[str, Any]:
-    """Return all fields of an explanation except its map and its images."""
+    """Return the fields of an explanation, without the map and the images."""
     from camscope.explanation import STATUS_MEANINGS
 
     names = (
@@ -87,7 +87,7 @@ def describe_explanation(explanation: "Explanation") -> dict[str, Any]:
 
 
 def _describe_peak(explanation: "Explanation") -> dict[str, Any] | None:
-    """Return the largest value of a map and its position. None if all values are equal."""
+    """Return the largest value of a map and its position. Return None if all values are equal."""
     highest = explanation.attribution.max()
     if not highest > explanation.attribution.min():
         return None

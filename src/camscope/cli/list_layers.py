@@ -1,4 +1,4 @@
-"""`camscope layers`: list the layers of a model, and mark those that can be explained."""
+"""`camscope layers`: list the layers of a model, and mark the layers that can be explained."""
 
 import dataclasses
 import re

@@ -34,7 +34,7 @@ def load_plugins(files: Iterable[str]) -> None:
 
 
 def parse_methods(method_names: str) -> "dict[str, type[Explainer]]":
-    """Parse a comma-separated list of method names. Return name -> class. `all` stands for all methods except slow ones."""
+    """Parse a comma-separated list of method names to a dict from name to class. `all` stands for all fast methods."""
     fast_names = [method.name for method in order_methods_by_cost(METHODS.values()) if not method.slow]
     requested = fast_names if method_names == "all" else split_list(method_names)
     if not requested:

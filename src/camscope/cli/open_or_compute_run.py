@@ -1,4 +1,4 @@
-"""`EvaluationRequest`: open the run that `evaluate` and `compare` get, or compute a run of the images that they get."""
+"""`EvaluationRequest`: open the run for `evaluate` or `compare`. If the user passes images, compute a run of these images."""
 
 import contextlib
 import glob
@@ -44,7 +44,7 @@ MAX_IMAGES_TRIED = 8  # when searching for a readable image
 
 
 class OpenedRun(NamedTuple):
-    """A run to evaluate, its model if a metric needs it, and the outcome if the run was computed now."""
+    """A run to evaluate. It comes with the model for metrics that need a model, and with the outcome of a new run."""
 
     run: "BatchRun"
     model: "nn.Module | None"
@@ -133,7 +133,7 @@ class EvaluationRequest:
 
     @property
     def metric_names(self) -> list[str] | None:
-        """The names of the requested metrics. None for the default metrics."""
+        """The names of the requested metrics. The value is `None` if the user requests the default metrics."""
         return None if self.metrics is None else shared_options.split_list(self.metrics)
 
     @property
@@ -242,7 +242,7 @@ def count_matching_rows_or_exit(run: "BatchRun", query: "Query") -> int:
 
 
 def open_image_source(source: str | None, root: str | None, *, allow_outside_root: bool) -> "Manifest | None":
-    """Return the manifest of `--scans`. Its paths start in `--root`. None if `--scans` is not given."""
+    """Return the manifest of `--scans`, whose paths start in `--root`. Return None if the user does not pass `--scans`."""
     from camscope.batch import build_manifest
 
     if source is None:
@@ -263,7 +263,7 @@ def print_missing_images_note(run: "BatchRun") -> None:
 
 @contextlib.contextmanager
 def add_resume_hint_on_interrupt(folder: "str | Path") -> Iterator[None]:
-    """If the user interrupts the `with` block, add a hint to the error. It says where finished work is and how to resume."""
+    """If the user interrupts the `with` block, add a hint to the error: the folder of the finished work, and how to resume."""
     try:
         yield
     except KeyboardInterrupt as error:

@@ -205,7 +205,7 @@ class ExplainerOptions:
 
 
 def _parse_layers(names: str | None, explainer_classes: "dict[str, type[Explainer]]") -> list[str] | None:
-    """Parse `--layers`. Raise typer.BadParameter if the list is empty, or if none of the methods takes a layer."""
+    """Parse `--layers`. Raise typer.BadParameter for an empty list, and for methods that take no layer."""
     from camscope.explainers.comparison.comparison_rows_and_columns import accepts_layer_choice
 
     if names is None:
@@ -235,7 +235,7 @@ class ListOf:
 
 
 def list_setting_types(explainer_cls: type) -> dict[str, tuple[Any, ...]]:
-    """Return parameter name -> types, for the constructor parameters whose values can be written as text."""
+    """Return a dict from parameter name to types. It holds the constructor parameters whose values can be written as text."""
     hints = get_type_hints(explainer_cls.__init__)  # type: ignore[misc]  # only the signature is read
     names = [name for name in inspect.signature(explainer_cls).parameters if name not in EXCLUDED_PARAMETERS]
     value_types = {name: tuple(_iter_value_types(hints.get(name))) for name in names}

@@ -50,7 +50,7 @@ class ProgressBar:
             self._progress.remove_task(task)
 
     def pause_for_methods(self, methods: "Sequence[BaseMethod]") -> None:
-        """Hide this bar if one of the methods shows its own bar. Otherwise show it."""
+        """Show this bar, but hide it if one of the methods shows its own bar."""
         has_method_bar = any(getattr(method, "progress", False) for method in methods)
         (self._progress.stop if has_method_bar else self._progress.start)()
 

@@ -42,7 +42,7 @@ class ScanOptions:
             raise shared_options.build_option_error("--export", f"{problem}; pass --profile clinical")
 
     def require_export_packages(self) -> None:
-        """Raise a MissingExtraError if a requested export format needs a package that is not installed."""
+        """Raise a MissingExtraError if the package for a requested export format is missing."""
         if self.export_formats:
             from camscope.medical.export_nifti_or_dicom import check_export_packages_installed
 
@@ -75,11 +75,11 @@ class ScanOptions:
         return replace(scan, has_burned_in_text=False) if self.allow_burned_in_text else scan
 
     def is_private(self, path: Path) -> bool:
-        """Return whether a path must not appear in any output, because it may name a patient."""
+        """Return whether a path may name a patient, and so must not appear in any output."""
         return self.profile != "clinical" and (self.all_private or self.is_read_as_scan(path))
 
     def pseudonym(self, path: Path) -> str | None:
-        """Return the pseudonym that replaces a private path, such as `scan-1f0a92bc`. None if the path is not private."""
+        """Return the pseudonym that replaces a private path, such as `scan-1f0a92bc`. Return None if the path is not private."""
         from camscope.images.files.redacted_errors_and_file_pseudonyms import pseudonymize_source
 
         return pseudonymize_source(path) if self.is_private(path) else None

@@ -247,7 +247,7 @@ def build_option_error(option: str, message: str) -> typer.BadParameter:
 
 
 def check_options_unset(context: typer.Context, parameter_names: Iterable[str], reason: str) -> None:
-    """Raise typer.BadParameter with `reason` if the user passed an option for one of the named parameters."""
+    """Raise typer.BadParameter with `reason` if the user passed any of the named parameters."""
     for parameter in context.command.params:
         if parameter.name in parameter_names and is_option_set(context, parameter.name):
             raise build_option_error(parameter.opts[0], reason)

@@ -62,7 +62,7 @@ def _find_installed_version(package: str) -> str | None:
 
 
 def _find_missing_packages() -> dict[str, list[str]]:
-    """Return pip extra -> the packages of this extra that are not installed."""
+    """Return a dict from pip extra to the missing packages of this extra."""
     missing: dict[str, list[str]] = {}
     with suppress(PackageNotFoundError):
         for line in requires("camscope") or []:

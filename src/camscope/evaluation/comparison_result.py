@@ -137,7 +137,7 @@ class ComparisonResult:
 
     @cached_property
     def statements(self) -> tuple[str, ...]:
-        """Sentences that say which methods differ, and which do not."""
+        """Sentences that name the methods with a significant difference, and the methods without one."""
         return tuple(iter_statements(self.summaries, self.agreement, self.names))
 
     def to_records(self) -> list[dict[str, Any]]:
@@ -229,7 +229,7 @@ class ComparisonResult:
 
 @dataclass(frozen=True)
 class ExampleImage:
-    """An example image of size (H,W) with one overlay for each method. There is no mask (H,W) without ground truth."""
+    """An example image of size (H,W) with one overlay for each method, and with a mask (H,W) if ground truth exists."""
 
     caption: str
     image: PixelArray

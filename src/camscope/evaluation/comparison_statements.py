@@ -44,7 +44,7 @@ def iter_statements(
 
 
 def explain_missing_intervals(summaries: Sequence[MethodSummary]) -> str:
-    """Say that intervals are missing because a few groups hold most images. Return "" if that is not the reason."""
+    """Say that intervals are missing because a few groups hold most images. For another reason, return ""."""
     all_estimates = [
         estimate
         for line in summaries
@@ -64,7 +64,7 @@ def join_names(names: Sequence[str]) -> str:
 
 
 class _MetricRanking:
-    """A ranking of methods by one metric. It marks the methods that are significantly worse than the best."""
+    """A ranking of methods by one metric. Methods significantly worse than the best are marked."""
 
     def __init__(self, summaries: Sequence[MethodSummary], names: MethodNames) -> None:
         is_ranked = METRICS[summaries[0].metric].higher_is_better is not None
@@ -88,7 +88,7 @@ class _MetricRanking:
 
 
 def _iter_control_statements(summaries: Mapping[str, Sequence[MethodSummary]], names: MethodNames) -> Iterator[str]:
-    """Yield sentences that name the metrics by which a method is not better than the best control method."""
+    """Yield sentences about methods that do not beat the best control method. They name the metrics of this comparison."""
     metrics_by_control: dict[str, list[str]] = {}
     partial_statements = []
     for metric, group in summaries.items():

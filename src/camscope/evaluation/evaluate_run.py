@@ -22,7 +22,7 @@ from camscope.evaluation.metric_value_files import (
 )
 from camscope.evaluation.model_based_metrics import ModelMetricEvaluator
 from camscope.evaluation.model_free_metrics import MapMetricEvaluator, Row, build_value_schema
-from camscope.evaluation.run_replay import RunReplay
+from camscope.evaluation.restore_inputs_and_explainers_of_run import RunReplay
 from camscope.explainers import Explainer
 from camscope.explainers.core.setting_checks import check_positive_integer
 from camscope.explainers.core.translate_keywords_of_other_toolkits import reject_foreign_keywords

@@ -89,7 +89,7 @@ class GroundTruth(ABC):
 
     @property
     def categories(self) -> tuple[str, ...]:
-        """The categories whose annotations count. Empty if annotations have no categories."""
+        """The categories whose annotations count. The tuple is empty if annotations have no categories."""
         return self.label_choice.categories
 
     def __str__(self) -> str:
@@ -118,7 +118,9 @@ class MaskFolder(GroundTruth):
 
     @property
     def digest(self) -> str:
-        """A digest of the mask files (name, size, time) and the chosen labels. It changes whenever one of them changes."""
+        """A digest of the mask files (name, size, time) and the chosen labels.
+        Any change of a file or label changes the digest.
+        """
         states = [(file, Path(file).stat()) for file in sorted(self.files)]
         parameters: dict[str, Any] = {file: (status.st_size, status.st_mtime_ns) for file, status in states}
         return hash_parameters(parameters | ({"categories": self.categories} if self.categories else {}))
@@ -153,7 +155,7 @@ class AnnotationColumn(GroundTruth):
 
     @property
     def digest(self) -> str:
-        """A digest of the chosen labels. Empty if all labels are chosen."""
+        """A digest of the chosen labels. The text is empty if all labels are chosen."""
         return hash_parameters({"categories": self.categories}) if self.categories else ""
 
     def check_mask_paths_inside_root(self, values: Iterable[object]) -> None:
@@ -330,7 +332,9 @@ def read_mask(source: str | bytes, size: ImageSize, label_choice: LabelChoice | 
     mask = (label_choice or LabelChoice()).select_mask(labels)
     if mask.shape != tuple(size):
         mask_name = name or str(source)
-        raise InputError(f"{mask_name} has size {mask.shape} and its image {tuple(size)}; expected the same size")
+        raise InputError(
+            f"{mask_name} has size {mask.shape}, but the image has size {tuple(size)}; expected the same size"
+        )
     return mask
 
 

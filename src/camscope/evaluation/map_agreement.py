@@ -45,14 +45,18 @@ AGREEMENT_COLUMNS = {
 
 @dataclass(frozen=True)
 class MapAgreement:
-    """The mean correlation between the maps of each pair of methods in a run, and the groups of methods with the same maps."""
+    """How methods of a run agree: the mean correlation of maps for each pair of methods, and groups of methods with
+    equal maps.
+    """
 
     keys: Sequence[MethodKey]  # in the run's order
     estimates: Mapping[tuple[int, int], Estimate]  # of the i-th and the j-th method over images, for i < j
     equivalent_groups: Sequence[Sequence[MethodKey]]  # whose displayed maps are the same for every image
 
     def get_correlation(self, first: MethodKey, second: MethodKey) -> Estimate | None:
-        """Return the mean correlation between the maps of two methods. None if it is undefined for all images."""
+        """Return the mean correlation between the maps of two methods.
+        Return None if the correlation is undefined for all images.
+        """
         i, j = sorted((self.keys.index(first), self.keys.index(second)))
         return self.estimates.get((i, j))
 
@@ -135,14 +139,14 @@ class _ImageMaps:
         self._is_empty = [not values.any() for values in self._display_values]
 
     def have_same_display(self, first_index: int, second_index: int) -> bool | None:
-        """Return whether two maps look the same when displayed. Return None if both are empty, since empty maps do not count."""
+        """Return whether two maps look the same when displayed. Two empty maps do not count, so return None for them."""
         if self._is_empty[first_index] or self._is_empty[second_index]:
             return None if self._is_empty[first_index] == self._is_empty[second_index] else False
         first, second = self._display_values[first_index], self._display_values[second_index]
         return first.shape == second.shape and bool(np.abs(first - second).max() <= MAX_HEATMAP_DIFFERENCE)
 
     def correlate_maps_or_give_reason(self, first_index: int, second_index: int) -> tuple[float | None, str | None]:
-        """Return Spearman's correlation between two maps. If it is undefined, return None and the reason."""
+        """Return Spearman's correlation between two maps. If the correlation is undefined, return None and the reason."""
         grids = self._maps[first_index].grid, self._maps[second_index].grid
         if len(grids[0]) != len(grids[1]):
             return None, f"maps with {len(grids[0])} and {plural(len(grids[1]), 'axis')}"

@@ -108,7 +108,7 @@ def load_and_check_ground_truth(
     *,
     allow_outside_root: bool = False,
 ) -> GroundTruth:
-    """Load the ground truth. Raise an InputError if no image has an annotation that fits it."""
+    """Load the ground truth. Raise an InputError if no image has a fitting annotation."""
     ground_truth = masks if isinstance(masks, GroundTruth) else None
     if ground_truth is None:
         source, columns = masks if isinstance(masks, str) else Path(str(masks)), manifest.table.column_names

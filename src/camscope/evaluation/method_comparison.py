@@ -128,8 +128,8 @@ def _build_display_names(
     return {(key, is_control): (names_of_controls if is_control else names)[key] for key, is_control in all_keys}
 
 
-def _build_display_name(key: MethodKey, run: BatchRun, keys: Sequence[MethodKey]) -> str:
-    method, layer, _ = key
+def _build_display_name(method_key: MethodKey, run: BatchRun, keys: Sequence[MethodKey]) -> str:
+    method, layer, _ = method_key
     same_method = [other for other in keys if other[0] == method]
     layers = Counter(other[1] for other in same_method)
     parts = [METHODS.replace_names_by_titles(method), layer if len(layers) > 1 else ""]
@@ -137,10 +137,10 @@ def _build_display_name(key: MethodKey, run: BatchRun, keys: Sequence[MethodKey]
         all_settings = run.run_info["run_config"]["methods"]
         settings, *others = [
             all_settings.get(f"{method} {other[2]}", {})
-            for other in [key, *(other for other in same_method if other[1] == layer)]
+            for other in [method_key, *(other for other in same_method if other[1] == layer)]
         ]
         different = [name for name in settings if any(other.get(name) != settings[name] for other in others)]
-        parts.append(" ".join(f"{name}={settings[name]}" for name in different) or str(key[2]))
+        parts.append(" ".join(f"{name}={settings[name]}" for name in different) or str(method_key[2]))
     return " · ".join(filter(None, parts))
 
 

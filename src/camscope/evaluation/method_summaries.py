@@ -69,7 +69,7 @@ class MethodSummary:
 
     @property
     def advantage_over_control(self) -> Estimate | None:
-        """The difference to the best control method. None if the metric is not compared with control methods."""
+        """The difference to the best control method. The value is `None` if the metric is not compared with control methods."""
         return self.difference_to_control if is_compared_with_controls(self.metric) else None
 
     @property
@@ -79,7 +79,9 @@ class MethodSummary:
 
 
 def is_compared_with_controls(metric: str) -> bool:
-    """Return whether control methods are a baseline for a metric. They are not if it only needs a map or an explainer."""
+    """Return whether control methods are a baseline for a metric.
+    A metric that only needs a map or an explainer has no baseline.
+    """
     return METRICS[metric].input_kind not in ("map", "explainer")
 
 
@@ -176,7 +178,7 @@ def check_group_column(table: "pa.Table", group_column: str | None) -> None:
 
 
 def require_some_ground_truth(table: "pa.Table") -> None:
-    """Raise an InputError if none of the metrics that need ground truth has a value."""
+    """Raise an InputError if all metrics that need ground truth lack a value."""
     columns = zip(*(table[name].to_pylist() for name in ("metric", "control", "value", "reason")), strict=True)
     rows = [row for row in columns if METRICS[row[0]].input_kind == "mask" and not row[1]]
     if rows and all(value is None for _, _, value, _ in rows):
@@ -184,7 +186,7 @@ def require_some_ground_truth(table: "pa.Table") -> None:
 
 
 def format_missing_ground_truth_error(reasons: Counter[str]) -> str:
-    """Write the error message for runs without ground truth. It gives the three most frequent reasons."""
+    """Write the error message for runs without ground truth, with the three most frequent reasons."""
     return "no image has ground truth: " + "; ".join(
         f"{reason} ({count} x)" for reason, count in reasons.most_common(3)
     )

@@ -20,7 +20,7 @@ from camscope.evaluation.model_free_metrics import (
     get_default_region_size,
     make_control_maps,
 )
-from camscope.evaluation.run_replay import RunReplay, format_method_key
+from camscope.evaluation.restore_inputs_and_explainers_of_run import RunReplay, format_method_key
 from camscope.explainers import METHODS, Explainer
 from camscope.explainers.core.evaluation_context import Mode, get_device_and_dtype
 from camscope.geometry import Placement

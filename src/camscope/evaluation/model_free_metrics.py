@@ -56,7 +56,7 @@ def crop_map_and_mask_to_model_input(explanation: Explanation, mask: Mask | None
 
 
 def make_control_maps(x: Tensor, explanation: Explanation) -> Mapping[str, FloatArray]:
-    """Return name -> control map (*S) for an image x (C,*S). Control maps do not depend on the model."""
+    """Return a dict from name to control map (*S), for an image x (C,*S). Control maps do not depend on the model."""
     image = x.detach().cpu().double()[None]
     seed = int.from_bytes(explanation.name.encode()[-8:], "little")
     noise = np.random.default_rng(seed).random(explanation.grid)
@@ -110,7 +110,7 @@ def build_value_row(
 
 
 def build_control_row(row: Mapping[str, Any], control_name: str) -> Row:
-    """Build the row of a control map. Image and target are those of the given row."""
+    """Build the row of a control map. Image and target come from the given row."""
     return {**row, "method": control_name, "layer": None, "parameters_digest": None}
 
 
@@ -143,7 +143,7 @@ class MapMetricEvaluator:
             mask = self.ground_truth.load_mask(self.run.original_row(row), size)
             if mask.shape != size:
                 raise InputError(
-                    f"{row['path']}: the mask has size {mask.shape} and its image {size}; expected the same size"
+                    f"{row['path']}: the mask has size {mask.shape}, but the image has size {size}; expected the same size"
                 )
         except UndefinedError as error:
             return None, str(error)
@@ -168,7 +168,9 @@ class MapMetricEvaluator:
             yield build_value_row(row, metric.name, *value)
 
     def _evaluate_controls(self, row: Row, mask: Mask | None, no_mask_reason: str) -> list[Row]:
-        """Evaluate the control maps of an image. Return their table rows, or no rows if the image is not available."""
+        """Evaluate the control maps of an image. Return the table rows of the control maps, or no rows for an
+        unavailable image.
+        """
         if not self.metrics:
             return []
         try:
@@ -197,7 +199,7 @@ class ValueOrReason(NamedTuple):
 
 
 def _compute_metric_value(metric: Metric, attribution: Any, mask: Mask | None, no_mask_reason: str) -> ValueOrReason:
-    """Compute a metric for one map. If it is undefined, return None with the reason."""
+    """Compute a metric for one map. If the metric is undefined, return None with the reason."""
     if metric.input_kind == "mask" and mask is None:
         return ValueOrReason(None, no_mask_reason)
     try:

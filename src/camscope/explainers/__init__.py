@@ -30,7 +30,7 @@ from camscope.explainers.cam.gradcam_variants import (
 from camscope.explainers.cam.smooth_gradcam_plus_plus import SmoothGradCAMPlusPlus
 from camscope.explainers.cam.finer_cam import FinerCAM
 from camscope.explainers.cam.shapley_cam import ShapleyCAM
-from camscope.explainers.cam.layer_features import LayerFeatures
+from camscope.explainers.cam.layer_features_and_perturbed_scores import LayerFeatures
 from camscope.explainers.cam.original_cam import CAM
 from camscope.explainers.cam.score_cam import ISCAM, SSCAM, ScoreCAM
 from camscope.explainers.cam.group_cam import GroupCAM

@@ -15,10 +15,10 @@ from camscope.hooks.intercept_torch_functions import BaseFunctionMode
 from camscope.hooks.spatial_map_tracker import SpatialMapTracker
 from camscope.hooks.thread_local_hooks import register_gradient_hook
 from camscope.layers.infer_layout import infer_image_token_layout, infer_layout
+from camscope.layers.judge_layout_from_noise_reactions import LayoutVerdict
 from camscope.layers.layout import CHANNELS_FIRST, Layout
-from camscope.layers.layout_hints import LayoutHints
 from camscope.layers.layout_noise_probe import OutputLocation, probe_layout
-from camscope.layers.layout_verdict import LayoutVerdict
+from camscope.layers.recorded_grids_and_token_counts import LayoutHints
 from camscope.pytree import iter_leaves, replace_leaf
 from camscope.targets import Score
 
@@ -94,7 +94,7 @@ def is_any_map_unverified(score: Score, x: Tensor, capture: "BiasCapture") -> bo
 
 
 class FirstOutputCapture(BaseFunctionMode):
-    """A function mode that keeps the first output with a given shape of some functions. `shape` is without the samples."""
+    """A function mode that keeps the first output of some functions that has a given shape. `shape` omits the sample axis."""
 
     def __init__(self, functions: Collection[object], shape: Sequence[int], sample_axis: int) -> None:
         super().__init__()
@@ -147,8 +147,8 @@ def _test_output_layout_with_noise(
 
 
 class BiasCapture(BaseFunctionMode):
-    """A function mode that calls `on_bias_gradient` with each bias that a model adds and the gradient at the output
-    there.
+    """A function mode that calls `on_bias_gradient` for each bias that a model adds.
+    It passes the bias, and the gradient at the output of the addition.
 
     The call happens in the backward pass, which may come after the `with`. With `include_clipping`, the value at which
     an activation is clipped counts as a bias. A `tracker` must be entered before, and tells which maps have their cells
@@ -198,7 +198,7 @@ class BiasCapture(BaseFunctionMode):
         return result
 
     def _record_misplaced_or_untracked_maps(self, output: Tensor) -> None:
-        """Record the shape of maps (N,K,*grid) whose cells are misplaced, or whose cells the tracker cannot follow."""
+        """Record the shapes of maps (N,K,*grid) with misplaced or untracked cells."""
         if self._tracker is None or math.prod(output.shape[2:]) <= 1:
             return
         if self._tracker.is_misplaced(output):
@@ -251,7 +251,7 @@ def _compute_clipping_values(
 
 
 class NormBias(NamedTuple):
-    """The tensors from which the bias of a norm comes, and the bias, or None if the norm has none."""
+    """The tensors that determine the bias of a norm layer, and the bias itself. A norm layer without a bias has None."""
 
     tensors: list[Tensor | None]
     values: Tensor | None

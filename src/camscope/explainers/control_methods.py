@@ -1,4 +1,4 @@
-"""Control methods: maps that hold no information about the prediction, with which methods are compared."""
+"""Control methods: uninformative maps that serve as a baseline for methods. They hold no information about the prediction."""
 
 import math
 from abc import abstractmethod
@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from camscope.explainers.cam.layer_features import LayerFeatures
+from camscope.explainers.cam.layer_features_and_perturbed_scores import LayerFeatures
 from camscope.explainers.cam.weighted_channels_explainer import BaseWeightedChannels
 from camscope.explainers.core.base_explainer import Explainer, register
 from camscope.explainers.core.evaluation_context import check_finite

@@ -84,7 +84,7 @@ class ScoreDecomposition:
         """Add the contribution of a bias. `gradient` is the gradient at the output to which the bias is added."""
         check_finite(f"the gradient at {bias.layer}", gradient, self.explainer.on_nonfinite)
         gradient = full_precision(gradient).movedim(bias.sample_axis, 0)
-        values = self.explainer.layer_term(gradient, bias)
+        values = self.explainer.compute_bias_term(gradient, bias)
         maps = bias.to_maps(values, self.x, self.layouts)
         placed = 0 if maps is None else maps.flatten(1).sum(1)
         self.mapped_bias_part += placed
@@ -187,7 +187,7 @@ def sum_scaled_magnitudes(values: Tensor) -> ScaledSums:
 
 
 class BaseFullGrad(Explainer):
-    """Base class of maps ψ(x ∘ ∂f/∂x) + Σ_layers ψ(term), summed over channels. A subclass implements `layer_term`.
+    """Base class of maps ψ(x ∘ ∂f/∂x) + Σ_layers ψ(term), summed over channels. A subclass implements `compute_bias_term`.
 
     ψ: the absolute value, scaled to 0..1 and linearly enlarged to the input. The scaling is over all channels of a layer
     together, as in the authors' code. The paper may be read as channel by channel, but then a channel without any
@@ -199,7 +199,7 @@ class BaseFullGrad(Explainer):
     includes_clipping: ClassVar[bool] = False  # whether what an activation is clipped to counts as a bias
 
     @abstractmethod
-    def layer_term(self, gradient: Tensor, bias: Bias) -> Tensor:
+    def compute_bias_term(self, gradient: Tensor, bias: Bias) -> Tensor:
         """Compute the term (N,K,*s) of a bias. `gradient` is the gradient at the output to which the bias is added."""
 
     def attribution(self, x: Tensor, score: Score) -> Tensor:
@@ -243,7 +243,7 @@ class FullGrad(BaseFullGrad):
     name, title, paper = "fullgrad", "FullGrad", "arXiv:1905.00780"
     includes_clipping: ClassVar[bool] = True
 
-    def layer_term(self, gradient: Tensor, bias: Bias) -> Tensor:
+    def compute_bias_term(self, gradient: Tensor, bias: Bias) -> Tensor:
         """Return the bias times the gradient: b ∘ ∂f/∂z (N,K,*s)."""
         return gradient * bias.values()
 
@@ -275,7 +275,7 @@ class SimpleFullGrad(BaseFullGrad):
 
     name, title, paper = "simplefullgrad", "Simple FullGrad", "arXiv:1905.00780"
 
-    def layer_term(self, gradient: Tensor, bias: Bias) -> Tensor:
+    def compute_bias_term(self, gradient: Tensor, bias: Bias) -> Tensor:
         """Return the gradient alone: ∂f/∂z (N,K,*s)."""
         return gradient
 

@@ -169,15 +169,15 @@ class AttentionCapture(BaseFunctionMode):
             output = F.dropout(attention.probabilities, dropout_p).view(*q.shape[:-1], q.shape[-2]) @ v
             attention.query, attention.key, attention.value = map(self._add_head_axis, (q, k, v))
             attention.output = self._add_head_axis(output)
-            return _copy_for_model(attention.output, output.shape, dtype)
+            return _copy_with_shape_and_dtype(attention.output, output.shape, dtype)
 
     def _record_softmax(self, result: Tensor, dim: int | None) -> Tensor:
-        """Record the result of a softmax if it is attention. Return the probabilities that the model uses from here."""
+        """Record the result of a softmax that computes attention. Return the probabilities that the model uses from here."""
         rank = 3 if self._n_heads else 4
         if result.ndim < rank or dim not in (-1, result.ndim - 1) or not _is_square(result.shape[-2:]):
             return result
         attention = self._record_attention(_widen_to_float32(result))
-        probabilities = _copy_for_model(attention.probabilities, result.shape, result.dtype)
+        probabilities = _copy_with_shape_and_dtype(attention.probabilities, result.shape, result.dtype)
         if self._last_product is not None and self._last_product[0].shape == result.shape:
             query, key = map(_widen_to_float32, self._last_product[1:])
             attention.query, attention.key = self._add_head_axis(query), self._add_head_axis(key)
@@ -192,7 +192,7 @@ class AttentionCapture(BaseFunctionMode):
             attention, self._last_probabilities = self._last_probabilities[1], None
             attention.value = self._add_head_axis(_widen_to_float32(right))
             attention.output = self._add_head_axis(result)
-            return _copy_for_model(attention.output, result.shape, result.dtype)
+            return _copy_with_shape_and_dtype(attention.output, result.shape, result.dtype)
         if result.ndim >= 3 and _is_square(result.shape[-2:]):
             self._last_product = result, left, right.transpose(-2, -1)
         return result
@@ -231,7 +231,7 @@ def _compute_attention_probabilities(
     return scores.masked_fill(blind, 0).softmax(-1).masked_fill(blind, 0)
 
 
-def _copy_for_model(values: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def _copy_with_shape_and_dtype(values: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return a copy of recorded values. The model may change this copy in place, and gradients flow through it."""
     return values.view(shape).to(dtype, copy=True)
 
@@ -276,8 +276,8 @@ class AttentionBlockFinder(Hooks):
                 )
 
     def find_blocks(self, attentions: Sequence[Attention]) -> list[AttentionBlock]:
-        """Return the block around each attention. Raise LayerError if there is no block around an attention, or if the
-        blocks have different types.
+        """Return the block around each attention. Raise LayerError for an attention outside of a block, and for blocks
+        of different types.
         """
         number_by_id = {id(recorded): number for number, recorded in enumerate(self._attentions)}
         numbers = [number_by_id[id(attention)] for attention in attentions]

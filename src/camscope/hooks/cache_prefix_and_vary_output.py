@@ -117,8 +117,8 @@ class PrefixCache:
 
 
 def _find_cacheable_modules(model: nn.Module, name: str) -> list[nn.Module]:
-    """Return the layer and those modules before it whose outputs can be cached. Return [] if the output of the layer
-    itself cannot be cached.
+    """Return the layer and the preceding modules with cacheable outputs.
+    Return [] if the output of the layer itself is not cacheable.
     """
     path, candidates = [model], list[nn.Module]()
     for part in name.split(".") if name else []:

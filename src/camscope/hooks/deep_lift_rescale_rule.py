@@ -46,7 +46,7 @@ class RescaleRule(BaseFunctionMode):
         self._is_comparing = True
 
     def run_intercepted_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call a function and return its result. If it is elementwise, its backward pass follows the Rescale rule."""
+        """Call a function and return its result. The backward pass of an elementwise function follows the Rescale rule."""
         name, keywords = get_function_name(func), dict(kwargs)
         first = args[0] if args else keywords.pop("input", None)
         several = name != "prelu" and any(isinstance(arg, Tensor) for arg in (*args[1:], *keywords.values()))

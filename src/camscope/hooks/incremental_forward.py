@@ -40,12 +40,12 @@ class CostTracker:
     min_saved_multiplications: float = 0.0
 
     def update_max_row_bytes(self, values: Tensor) -> None:
-        """Raise `max_row_bytes` to the bytes per row of a tensor, if that is more."""
+        """Increase `max_row_bytes` to the bytes per row of a tensor, if the tensor has more."""
         self.max_row_bytes = max(self.max_row_bytes, values.nbytes // max(1, len(values)))
 
 
 class NotWorthwhileError(Exception):
-    """Error that ends a forward pass which needs full tensors before enough multiplications are saved."""
+    """Error that ends a forward pass. The pass needs full tensors too early to save enough multiplications."""
 
 
 class WindowTensor(Tensor):
@@ -157,7 +157,7 @@ def _run_on_full_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, An
 
 
 def _run_pointwise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> WindowTensor | None:
-    """Run a pointwise operation on the windows only. Return None if it needs full tensors."""
+    """Run a pointwise operation on the windows only. Return None for an operation that needs full tensors."""
     variants = [arg for arg in args if isinstance(arg, WindowTensor)]
     if any(isinstance(arg, Tensor) and not _is_per_channel(arg, variants[0]) for arg in args):
         return None
@@ -205,7 +205,7 @@ def _is_large(window_size: Sequence[int], size: Sequence[int]) -> bool:
 
 
 def _run_batch_norm(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """Run a batch norm with running statistics on the windows only. Return None if it needs full tensors."""
+    """Run a batch norm with running statistics on the windows only. Return None for a batch norm that needs full tensors."""
     x, trains = args[0], func.overloadpacket is not aten._native_batch_norm_legit_no_training and args[5]
     if not isinstance(x, WindowTensor) or trains or kwargs:
         return None

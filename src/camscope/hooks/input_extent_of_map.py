@@ -138,7 +138,7 @@ def covers_input_evenly(extent: Extent | None, grid: Sequence[int]) -> bool:
 
 
 def average_agreeing_extents(extents: Sequence[Extent | None], grid: Sequence[int]) -> Extent | None:
-    """Return the mean extent of several maps of the same grid. Return None if they cover different parts of the input.
+    """Return the mean extent of several maps of the same grid. Return None if the maps cover different parts of the input.
 
     A crop that fits one map to a smaller one, which convolutions without padding made, does not count as a crop.
     """

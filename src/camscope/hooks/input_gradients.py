@@ -65,7 +65,7 @@ class GradientsEnabledMode(BaseFunctionMode):
 
 
 def _compute_gradient(values: Tensor, leaf: Tensor, *, retain_graph: bool) -> Tensor | None:
-    """Return the gradient (N,C,*S) of values at an input `leaf`. Return None if they do not depend on this input."""
+    """Return the gradient (N,C,*S) of values at an input `leaf`. Return None if the values do not depend on this input."""
     if not values.requires_grad:
         return None
     if leaf.dtype != torch.float16:

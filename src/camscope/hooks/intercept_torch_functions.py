@@ -132,7 +132,7 @@ LOWER_BOUND_ARGUMENTS: dict[str, tuple[int, str, float | None]] = {
 }
 
 
-def activation_lower_bound(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
+def find_activation_lower_bound(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
     """Return the smallest value that an activation function can return. `args` are the arguments after its input."""
     if name in ("relu", "relu6", "sigmoid", "hardsigmoid", "softplus"):
         return 0.0
@@ -145,6 +145,6 @@ def activation_lower_bound(name: str, args: Sequence[Any], kwargs: Mapping[str, 
     return -math.inf if bound is None else float(bound.min() if isinstance(bound, Tensor) else bound)
 
 
-def may_average_with_negative_weights(kwargs: Mapping[str, Any]) -> bool:
+def selects_bicubic_interpolation(kwargs: Mapping[str, Any]) -> bool:
     """Whether the keywords of an averaging function select bicubic interpolation, whose weights can be negative."""
     return kwargs.get("mode") == "bicubic"

@@ -13,7 +13,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 from camscope.errors import warn_caller
 from camscope.hooks.evaluation_mode import evaluation_mode
 from camscope.hooks.find_layers import check_lazy_layers_initialized, find_layers, unwrap
-from camscope.hooks.layer_record import GradientAccumulator, LayerCall, LayerRecord, Recording, TensorGradients
+from camscope.hooks.recorded_layer_calls import GradientAccumulator, LayerCall, LayerRecord, Recording, TensorGradients
 from camscope.hooks.thread_local_hooks import (
     Hooks,
     is_in_backward_pass,

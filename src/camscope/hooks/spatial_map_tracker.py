@@ -192,7 +192,7 @@ class SpatialMapTracker(BaseFunctionMode):
     def _compute_moved_cell_numbers(
         self, func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Tensor | Sequence[Tensor] | None:
-        """Return the cell numbers after a function that only moves values. Return None if they are unknown.
+        """Return the cell numbers after a function that only moves values. Return None if the cell numbers are unknown.
 
         The function is applied to the cell numbers of its arguments.
         """
@@ -284,7 +284,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return is_one_cell or (bool(planes) and all(covers_input_evenly(plane, tensor.shape[2:]) for plane in planes))
 
     def _find_record(self, tensor: Tensor) -> _CellRecord | None:
-        """Return the record of a tensor. Return None if there is no record, or if the tensor has changed since."""
+        """Return the record of a tensor. Return None for an unrecorded tensor, and for a tensor that changed after recording."""
         if id(tensor) in self._records_before:
             return self._records_before[id(tensor)]
         record = self._records.get(id(tensor))
@@ -318,7 +318,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return cells.data_ptr() == self._build_unknown_cell_numbers_like(cells).data_ptr()
 
     def _comes_from_no_cell(self, tensor: Tensor) -> bool:
-        """Whether the values of a tensor are known to come from no cell, like those of a parameter."""
+        """Whether the values of a tensor certainly come from no cell, like the values of a parameter."""
         cells = self._read_cell_numbers_or_none(tensor)
         return cells is not None and self._depends_on_no_cell(cells)
 
@@ -334,7 +334,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return None if record is None else record.cells
 
     def _require_cell_numbers(self, tensor: Tensor) -> Tensor:
-        """Return the cell numbers of a tensor. Raise LookupError if they are unknown."""
+        """Return the cell numbers of a tensor. Raise LookupError for unknown cell numbers."""
         if (cells := self._read_cell_numbers_or_none(tensor)) is None:
             raise LookupError
         return cells.detach()
@@ -390,7 +390,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return columns[..., :1, :].expand(shape)
 
     def _find_cells_of_einsum(self, equation: object, sources: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
-        """Return the cell numbers of an einsum, taken from its first operand. Return None if they are unknown."""
+        """Return the cell numbers of an einsum, taken from its first operand. Return None for unknown cell numbers."""
         inputs, _, axes = str(equation).replace(" ", "").partition("->")
         own_axes, _, other_axes = inputs.partition(",")
         cells = self._read_cell_numbers_or_none(sources[0])
@@ -411,7 +411,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return cells[tuple(slice(None) if axis in order else None for axis in axes)].expand(shape)
 
     def _find_cells_of_reduction(self, source: Tensor, shape: torch.Size) -> Tensor | None:
-        """Return the cell numbers of a reduction along one axis. Return None if they are unknown."""
+        """Return the cell numbers of a reduction along one axis. Return None for unknown cell numbers."""
         cells = self._read_cell_numbers_or_none(source)
         if cells is None:
             return None
@@ -470,7 +470,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return None
 
     def _find_common_extent(self, maps: Sequence[Tensor]) -> Extent | None:
-        """Return the extent that several tensors share. Return None if they differ, or if a tensor is not a map."""
+        """Return the extent that several tensors share. Return None for different extents, and for tensors that are not maps."""
         records = list(map(self._find_record, maps))
         extents = [None if record is None else record.extent for record in records]
         return average_agreeing_extents(extents, maps[0].shape[2:]) if maps else None
@@ -510,7 +510,7 @@ def _get_first_tensor_argument(args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 
 def _have_same_cells(cells: Tensor, other: Tensor, *, compare: bool = True) -> bool:
-    """Whether two tensors of cell numbers are equal. If they are views of the same memory, no comparison is needed."""
+    """Whether two tensors of cell numbers are equal. Views of the same memory need no comparison."""
     if cells.data_ptr() == other.data_ptr() and cells.stride() == other.stride():
         return True
     return compare and torch.equal(cells, other)

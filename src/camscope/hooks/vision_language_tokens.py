@@ -28,7 +28,7 @@ def is_vision_language_model(model: nn.Module) -> bool:
 
 
 def _find_nearest_config(model: nn.Module, layer: str) -> object:
-    """Return the config of a layer. If the layer has none, return that of its nearest parent with a config, or None."""
+    """Return the config of a layer, or of the nearest parent with a config. Return None if no parent has a config."""
     parts = layer.split(".") if layer else []
     for end in range(len(parts), -1, -1):
         config = getattr(unwrap(model).get_submodule(".".join(parts[:end])), "config", None)

@@ -125,7 +125,9 @@ class CallablePreprocess:
             return placement if is_confirmed else None
 
     def _is_confirmed_on_image(self, placement: Placement, pixels: Pixels, model_input: Tensor) -> bool:
-        """Test the placement: add squares to the image. Return whether they appear in the model's input where predicted."""
+        """Test the placement: add squares to the image.
+        Return whether the squares appear at the predicted place of the model's input.
+        """
         from PIL import Image
 
         squares = SquarePattern.fit_squares_to_placement(placement)
@@ -139,7 +141,7 @@ class CallablePreprocess:
         return after.shape == before.shape and squares.compute_agreement(before, after) >= MIN_AGREEMENT
 
     def _is_confirmed_on_central_square(self, placement: Placement, black_output: Floats, white_output: Floats) -> bool:
-        """Test the placement with a central square on a probe image. Return whether it appears where predicted."""
+        """Test the placement with a central square on a probe image. Return whether the square appears at the predicted place."""
         contrast, size = white_output - black_output, np.array(placement.image_size)
         visible = (contrast**2).sum(0) > (contrast**2).sum(0).max() / 4
         distance_from_center = abs(placement.to_image(np.argwhere(visible) + 0.5) / size - 0.5).max(1)

@@ -134,7 +134,7 @@ def read_reduced_photo(data: bytes, required_size: Callable[[Size], Size]) -> Re
 
 
 def find_suffix_and_frame_warnings(data: bytes, name: str) -> tuple[str, ...]:
-    """Return warnings if the suffix of an image file does not match its format, or if some frames are not read."""
+    """Return warnings for an image file: the suffix does not match the format, or only some frames are read."""
     from PIL import Image
 
     suffix = Path(name).suffix.lower()
@@ -145,7 +145,7 @@ def find_suffix_and_frame_warnings(data: bytes, name: str) -> tuple[str, ...]:
 
 
 def _find_warnings_of_open_image(image: "Image", file_suffix: str) -> tuple[str, ...]:
-    """Return warnings if the suffix of an open image does not match its format, or if some frames are not read."""
+    """Return warnings for an open image: the suffix does not match the format, or only some frames are read."""
     from PIL import Image
 
     format_name = "JPEG" if image.format == "MPO" else str(image.format)
@@ -159,21 +159,25 @@ def _find_warnings_of_open_image(image: "Image", file_suffix: str) -> tuple[str,
     return tuple(flags)
 
 
-def _has_expected_signature(data: bytes, suffix: str) -> bool:
+def _has_expected_signature(file_bytes: bytes, suffix: str) -> bool:
     """Return whether a .jpg or .png file begins with the signature of its format. For an animated PNG, return False."""
     if suffix in {".jpg", ".jpeg"}:
-        return data.startswith(b"\xff\xd8\xff")
-    return suffix == ".png" and data.startswith(b"\x89PNG\r\n\x1a\n") and b"acTL" not in data[: data.find(b"IDAT")]
+        return file_bytes.startswith(b"\xff\xd8\xff")
+    return (
+        suffix == ".png"
+        and file_bytes.startswith(b"\x89PNG\r\n\x1a\n")
+        and b"acTL" not in file_bytes[: file_bytes.find(b"IDAT")]
+    )
 
 
 @contextmanager
-def _open_image_bytes(data: bytes) -> "Iterator[Image]":
+def _open_image_bytes(file_bytes: bytes) -> "Iterator[Image]":
     from PIL import Image
 
     with _convert_decoding_errors("the file"), suppress_library_output():
-        if not data:
+        if not file_bytes:
             raise ImageError("the file is empty")
-        with Image.open(io.BytesIO(data)) as image:
+        with Image.open(io.BytesIO(file_bytes)) as image:
             yield image
 
 

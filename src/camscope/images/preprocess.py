@@ -358,7 +358,8 @@ class Preprocess:
         return Image.merge("RGB", [plane.resize(size[::-1], resampling) for plane in planes])
 
     def _compute_crop_start(self, surplus: int) -> int:
-        """Return the index of the first pixel of a center crop. `surplus` is the length of the image minus that of the crop.
+        """Return the index of the first pixel of a center crop.
+        `surplus` is the length of the image minus the length of the crop.
 
         Both numbers are negative if the crop is longer than the image.
         """

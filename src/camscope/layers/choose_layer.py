@@ -10,15 +10,15 @@ from torch.nn.modules.conv import _ConvNd
 
 from camscope.errors import LayerError, Remedy
 from camscope.hooks.find_layers import find_layer, unwrap
-from camscope.hooks.layer_tap import Tap
+from camscope.hooks.tap_layer_output_and_gradient import Tap
 from camscope.hooks.thread_local_hooks import Hooks, thread_local_hook
 from camscope.hooks.vision_language_tokens import (
     find_vocabulary_sizes,
 )
 from camscope.layers.infer_layout import advise_on_per_frame_output
+from camscope.layers.judge_layout_from_noise_reactions import LayoutVerdict
 from camscope.layers.layout import TOKENS
 from camscope.layers.layout_noise_probe import build_contradicted_layout_error
-from camscope.layers.layout_verdict import LayoutVerdict
 from camscope.layers.spatial_layers import SpatialLayer, find_spatial_layers, hook_layer_outputs, probe_layer_layout
 from camscope.pytree import iter_leaves
 from camscope.targets.no_target import NoTarget
@@ -32,12 +32,12 @@ def _advise_on_per_frame_layer(model: nn.Module, forward: Callable[[], object], 
     """Return advice for an error: name the last layer with one map per video frame. Return "" if there is no such layer."""
     remedies: list[str] = []
 
-    def collect_advice(name: str, module: nn.Module, output: object) -> None:
+    def collect_remedy_for_layer(name: str, module: nn.Module, output: object) -> None:
         if isinstance(output, Tensor) and (remedy := advise_on_per_frame_output(output.shape, input_shape)):
             remedies.append(f"layer {name!r}: {remedy}")
 
     with torch.no_grad(), Hooks() as hooks:
-        hook_layer_outputs(model, hooks, collect_advice)
+        hook_layer_outputs(model, hooks, collect_remedy_for_layer)
         forward()
     return remedies[-1] if remedies else ""
 
@@ -52,7 +52,7 @@ def choose_feature_layer(model: nn.Module, score: Score, x: Tensor) -> SpatialLa
     def mix_outputs(inputs: Tensor) -> Tensor:
         return NoTarget().mix_output(score.forward(inputs), len(inputs))
 
-    return choose_layer(model, mix_outputs, x, dense=True, for_features=True)
+    return choose_layer(model, mix_outputs, x, target_selects_positions=True, for_features=True)
 
 
 def choose_layer(
@@ -60,21 +60,21 @@ def choose_layer(
     score: Callable[[Tensor], Tensor],
     x: Tensor,
     *,
-    dense: bool = False,
+    target_selects_positions: bool = False,
     for_features: bool = False,
 ) -> SpatialLayer:
     """Return the last layer that has a spatial grid, holds features and affects the score (N,).
 
     A backward pass shows whether a layer affects the score. In a transformer with a class token, the patch tokens after
-    the last attention do not. With `dense`, the score is one of many places, as in segmentation, and layers of the head
-    would predict it already. Then the last layer of the backbone or encoder is returned, or of the coarsest grid if
-    none has such a name. For `for_features` see `choose_feature_layer`.
+    the last attention do not. With `target_selects_positions`, the score is one of many places, as in segmentation, and
+    layers of the head would predict it already. Then the last layer of the backbone or encoder is returned, or of the
+    coarsest grid if none has such a name. For `for_features` see `choose_feature_layer`.
     """
     other_inputs = score.extra_tensors if isinstance(score, Score) else ()
     class_name, layers = type(model).__name__, find_spatial_layers(model, lambda: score(x), x, other_inputs)
     if for_features:
         layers = _drop_head_layers(model, layers, lambda: score(x))
-    layers = _select_encoder_layers(model, layers) if dense else layers
+    layers = _select_encoder_layers(model, layers) if target_selects_positions else layers
     if not layers and x.ndim == 5 and (remedy := _advise_on_per_frame_layer(model, lambda: score(x), x.shape)):
         raise LayerError(f"no layer of {class_name} has maps (N,K,T,h,w); {remedy}")
     if not layers:
@@ -84,7 +84,7 @@ def choose_layer(
     holds_tokens, found_gradient = layers[-1].layout.kind == TOKENS, False
     if holds_tokens:
         layers = [layer for layer in layers if layer.layout.kind == TOKENS]
-    step = len(layers) if dense or holds_tokens else LAYERS_PER_PASS
+    step = len(layers) if target_selects_positions or holds_tokens else LAYERS_PER_PASS
     contradicted: list[LayerError] = []
     for end in range(len(layers), 0, -step):
         last = layers[max(0, end - step) : end]
@@ -93,7 +93,10 @@ def choose_layer(
         read = {
             layer: channels
             for layer in reversed(last)
-            if (channels := _find_channels_that_affect_score(layer, gradients.get(layer.name), dense)) is not None
+            if (
+                channels := _find_channels_that_affect_score(layer, gradients.get(layer.name), target_selects_positions)
+            )
+            is not None
         }
         if for_features and not found_gradient:
             read = {layer: torch.ones(0, dtype=torch.float32, device="cpu") for layer in reversed(last)}
@@ -112,7 +115,7 @@ def choose_layer(
             contradicted.append(build_contradicted_layout_error(f"layer {layer.name!r}", layer.layout, result.reason))
     if contradicted:
         raise contradicted[0]
-    where = "in" if dense else "at the patch tokens of"
+    where = "in" if target_selects_positions else "at the patch tokens of"
     reason = f"the score's gradient is zero {where} every layer of {class_name} (an untrained head?)"
     fix = "name a layer"
     if not found_gradient:
@@ -137,12 +140,15 @@ def _compute_score_gradients(
         return {name: gradient for name in names if (gradient := tap.select_call(name).gradient) is not None}
 
 
-def _find_channels_that_affect_score(layer: SpatialLayer, gradient: Tensor | None, dense: bool) -> Tensor | None:
+def _find_channels_that_affect_score(
+    layer: SpatialLayer, gradient: Tensor | None, target_selects_positions: bool
+) -> Tensor | None:
     """Return a mask (K,) of those channels of a layer that affect the score. Return None if no channel does."""
     if gradient is None:
         return None
     channels = layer.layout.to_maps(gradient).transpose(0, 1).flatten(1).any(1)
-    any_gradient_suffices = layer.layout.kind != TOKENS and not dense  # a dense score may be read at another resolution
+    # the score of such a target may be read at another resolution
+    any_gradient_suffices = layer.layout.kind != TOKENS and not target_selects_positions
     return channels if any_gradient_suffices or bool(channels.any()) else None
 
 

@@ -16,7 +16,7 @@ from camscope.layers.layout import (
     build_ambiguous_layout_error,
     returns_channels_first,
 )
-from camscope.layers.layout_hints import NO_HINTS, LayoutHints
+from camscope.layers.recorded_grids_and_token_counts import NO_HINTS, LayoutHints
 from camscope.plurals import plural
 
 MAX_PREFIX_TOKENS = (5, 9)  # a class token and four registers; eight, where no grid is found with fewer
@@ -139,7 +139,7 @@ def has_unequal_strides(grid: Sequence[int], size: Sequence[int]) -> bool:
 
 
 def _require_fitting_layout(layout: Layout, shape: tuple[int, ...]) -> Layout:
-    """Return the layout that the user passed. Raise LayerError if it does not fit the shape of the output."""
+    """Return the layout that the user passed. Raise LayerError if the layout does not fit the shape of the output."""
     grid = tuple(layout.grid)
     expected_shapes = {
         CHANNELS_FIRST: shape[2:] == grid,
@@ -230,7 +230,7 @@ def infer_image_token_layout(shape: Sequence[int], input_shape: Sequence[int], h
 def _find_grids_with_prefix(
     n_tokens: int, grids: Collection[Grid], max_prefixes: Sequence[int] = MAX_PREFIX_TOKENS
 ) -> list[Grid]:
-    """Return the grids that fit a number of tokens if at most a few of them are prefix tokens. The largest grid is first."""
+    """Return the grids that fit a number of tokens, with at most a few prefix tokens. The largest grid is first."""
     levels = ([grid for grid in grids if 0 <= n_tokens - math.prod(grid) <= prefix] for prefix in max_prefixes)
     return sorted(next(filter(None, levels), []), key=math.prod, reverse=True)
 

@@ -23,8 +23,7 @@ from camscope.hooks.find_layers import find_layer, unwrap
 from camscope.hooks.restore_buffers_and_rng import all_rng_restored
 from camscope.hooks.run_without_hooks import hooks_muted
 from camscope.hooks.thread_local_hooks import Hooks, autocast_uncached, thread_local_hook
-from camscope.layers.layout import CHANNELS_FIRST, TOKENS, Layout
-from camscope.layers.layout_verdict import (
+from camscope.layers.judge_layout_from_noise_reactions import (
     N_RUNS,
     LayoutProbeResult,
     LayoutVerdict,
@@ -32,6 +31,7 @@ from camscope.layers.layout_verdict import (
     judge_layout,
     upsample_nearest,
 )
+from camscope.layers.layout import CHANNELS_FIRST, TOKENS, Layout
 from camscope.pytree import find_main_tensor
 
 MAX_TOKENS_WITHOUT_BLOCKS = 64**2  # more of them are replaced in blocks, as the cells of maps
@@ -143,7 +143,9 @@ def probe_layout(
 
 
 def _lower_verdict_of_misplaced_layer(result: LayoutProbeResult) -> LayoutProbeResult:
-    """Lower the layout verdict of a layer with misplaced cells to UNDECIDED. If it is CONTRADICTED, only add the reason."""
+    """Lower the layout verdict of a layer with misplaced cells to UNDECIDED.
+    Keep the verdict CONTRADICTED, and only add the reason.
+    """
     if result.verdict is LayoutVerdict.CONTRADICTED:
         cause = (
             "the model crops, pads or shifts its maps: apply that to the image first, and explain the rest of the model"
@@ -160,9 +162,7 @@ def probe_output_layouts(
     *,
     input_shares: Sequence[float] | None = None,
 ) -> list[LayoutProbeResult]:
-    """Test with noise whether the tensors that `read_outputs` returns have the given layout. Return [] if the model
-    fails on noise.
-    """
+    """Test with noise whether the tensors from `read_outputs` have the given layout. Return [] if the model fails on noise."""
     blocks = _count_blocks_per_axis(layout)
     labels = draw_noise_pattern(blocks, seed=0)
     cells_of_pixels = [

@@ -1,4 +1,4 @@
-"""Find the layers whose output has a spatial grid, and check that its cells lie in the order of the image."""
+"""Find the layers whose output has a spatial grid. Check that the cells of the grid lie in the order of the image."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -22,10 +22,10 @@ from camscope.hooks.vision_language_tokens import (
     record_text_lengths,
 )
 from camscope.layers.infer_layout import has_unequal_strides, infer_image_token_layout, infer_layout
+from camscope.layers.judge_layout_from_noise_reactions import LayoutProbeResult, LayoutVerdict
 from camscope.layers.layout import CHANNELS_FIRST, CHANNELS_LAST, TOKENS, Layout
-from camscope.layers.layout_hints import ConcatRecorder, LayoutHints
 from camscope.layers.layout_noise_probe import OutputLocation, probe_layout
-from camscope.layers.layout_verdict import LayoutProbeResult, LayoutVerdict
+from camscope.layers.recorded_grids_and_token_counts import ConcatRecorder, LayoutHints
 from camscope.plurals import plural
 from camscope.pytree import find_main_tensor, has_attention_rows
 
@@ -175,7 +175,7 @@ def find_layout_doubt_reason(model: nn.Module, layout: Layout, shape: Sequence[i
 
 
 def _find_token_merge_factor(model: nn.Module) -> int:
-    """Return by which factor a model such as Hiera reduces its tokens when it merges windows. For other models return 1."""
+    """Return the factor by which a model such as Hiera merges tokens. For other models return 1."""
     for module in unwrap(model).modules():
         schedule = getattr(module, "schedule" if type(module).__name__ == "Unroll" else "unroll_schedule", None)
         if isinstance(schedule, list | tuple):
@@ -186,7 +186,7 @@ def _find_token_merge_factor(model: nn.Module) -> int:
 def find_spatial_layers(
     model: nn.Module, forward: Callable[[], object], x: Tensor, other_inputs: Sequence[Tensor] = ()
 ) -> list[SpatialLayer]:
-    """Call `forward()`, a forward pass of x. Return all layers with more than one cell, in the order in which they finish.
+    """Call `forward()`, a forward pass of x. Return all layers with more than one cell, in the order of completion.
 
     `other_inputs` are tensors that the model takes in addition to x.
     """

@@ -206,7 +206,7 @@ def to_secondary_capture(
 
 
 def _is_camscope_capture(file: Path) -> bool:
-    """Return whether a file is a DICOM Secondary Capture that camscope wrote."""
+    """Return whether a file is a DICOM Secondary Capture from camscope."""
     try:
         with redact_errors(file.name):
             header, _ = load_dicom_dataset(file, file.name, with_pixels=False)

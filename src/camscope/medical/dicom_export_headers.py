@@ -54,7 +54,7 @@ DIRECTION_LETTERS = ("LR", "PA", "HF")  # high and low end of each LPS axis
 
 
 def check_profile_is_clinical(profile: str, object_name: str) -> None:
-    """Raise an OutputError unless `profile` is "clinical". Only this profile allows patient data in the output."""
+    """Check that `profile` is "clinical", which allows patient data in the output. Otherwise raise an OutputError."""
     if profile not in PROFILES:
         raise InputError(f"profile={profile!r}; expected one of {', '.join(PROFILES)}")
     if profile != "clinical":
@@ -240,7 +240,7 @@ def copy_slice_geometry(image: "Dataset", source: DicomSource, index: int) -> No
 
 
 def get_patient_orientation(header: "Dataset", frame: int) -> list[str] | None:
-    """Return the body directions of rows and columns, such as ["L", "P"]. None if the header has no directions."""
+    """Return the body directions of rows and columns, such as ["L", "P"]. Return None if the header has no directions."""
     declared = header.get("PatientOrientation")
     if declared and len(declared) == 2:
         return list(declared)

@@ -17,7 +17,7 @@ from camscope.explainers.core.setting_checks import check_positive_integer
 from camscope.explanation import STATUS_OK, Explanation
 from camscope.geometry import Placement
 from camscope.images.scans.scan import Scan, convert_scan_to_display_pixels, rescale_to_display_range
-from camscope.images.scans.scan_preprocess import ScanPreprocess, reorient_scan
+from camscope.images.scans.scan_preprocess import ScanPreprocess, reorient_scan_and_placement
 from camscope.images.scans.scan_reader import read_scan
 from camscope.plurals import plural
 from camscope.targets import TargetLike
@@ -133,7 +133,7 @@ def _orient_volume(explainer: Explainer, scan: Scan) -> OrientedVolume:
         return OrientedVolume(explainer, scan, placement)
     slice_explainer = copy.copy(explainer)
     slice_explainer.preprocess = replace(preprocess, orientation=None)
-    reoriented, placement = reorient_scan(scan, preprocess.orientation)
+    reoriented, placement = reorient_scan_and_placement(scan, preprocess.orientation)
     steps = (*scan.steps, f"reoriented to {preprocess.orientation}")
     return OrientedVolume(slice_explainer, replace(reoriented, steps=steps), placement)
 

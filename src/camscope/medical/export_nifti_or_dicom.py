@@ -15,7 +15,7 @@ EXPORT_KINDS = ("nifti", "pmap", "sc")
 
 
 def check_export_packages_installed(kind: str) -> None:
-    """Raise a MissingExtraError if the package that writes the export format `kind` is not installed."""
+    """Raise a MissingExtraError if the package for the export format `kind` is missing."""
     if kind == "nifti":
         require("nibabel", extra="medical")
     else:

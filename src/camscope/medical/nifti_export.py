@@ -91,7 +91,7 @@ def to_nifti(
 
 
 def _is_camscope_map(path: Path) -> bool:
-    """Return whether a file is a NIfTI map that camscope wrote."""
+    """Return whether a file is a NIfTI map from camscope."""
     import nibabel
 
     try:

@@ -26,7 +26,7 @@ class ScanSpaceMap:
 
     @property
     def value_range(self) -> tuple[float, float]:
-        """The smallest and the largest value of the voxels that the map covers. (0, 0) if it covers none."""
+        """The smallest and the largest value of the voxels that the map covers. A map that covers no voxel gives (0, 0)."""
         covered_values = self.values[self.covered]
         return (float(covered_values.min()), float(covered_values.max())) if covered_values.size else (0.0, 0.0)
 
@@ -37,7 +37,7 @@ class ScanSpaceMap:
 
 
 def resample_map_to_scan(explanation: Explanation, scan: Scan | None = None) -> ScanSpaceMap:
-    """Resample a map to the resolution of its scan. Raise a GeometryError if `scan` is not the scan that was explained."""
+    """Resample a map to the resolution of its scan. Raise a GeometryError if `scan` differs from the explained scan."""
     values = explanation.heatmap("image", scale=None).astype(np.float32)
     affine = explanation.affine
     if values.ndim not in (2, 3):

@@ -245,7 +245,7 @@ def _compute_coherency_and_simplicity(
 
 
 def _compute_harmonic_mean(*parts: Tensor) -> Tensor:
-    """Return the harmonic mean (N,) of several numbers (N,). It is 0 if one of the numbers is 0 or negative."""
+    """Return the harmonic mean (N,) of several numbers (N,). A number of 0 or less gives the mean 0."""
     smallest = torch.stack(parts).amin(0)
     harmonic = len(parts) / torch.stack([1 / torch.where(part > 0, part, 1) for part in parts]).sum(0)
     return torch.where(smallest > 0, harmonic, 0)

@@ -78,14 +78,14 @@ class ExplainerProbe:
         with evaluation_context(model_info, explainer, x) as context:
             resolved = explainer.resolve_target(target)
 
-            def predict() -> tuple[Score, FloatArray]:
+            def predict_score_and_probabilities() -> tuple[Score, FloatArray]:
                 score = context.create_score(resolved)
                 output = score.forward(context.x)
                 return score, _to_float_array(score.probability(output, len(context.x)))
 
             settings = explainer.mode, explainer.precision, explainer.class_names, explainer.forward_options
             key = ("prediction", repr(resolved), repr(settings))
-            score, probabilities = compute_once(key, (unwrap(explainer.model), x), predict)
+            score, probabilities = compute_once(key, (unwrap(explainer.model), x), predict_score_and_probabilities)
             explainer = explainer.with_chosen_layers(context.x, score)
         logits = score.logits
         return cls(explainer, x, score, probabilities, None if logits is None else logits.shape[1])
@@ -145,7 +145,7 @@ class ExplainerProbe:
 
 
 def require_single_sample(x: Tensor) -> Tensor:
-    """Return x if it holds exactly one sample (1,C,*S). Otherwise raise an InputError."""
+    """Check that x holds exactly one sample (1,C,*S), and return x. Otherwise raise an InputError."""
     if x.ndim < 3 or len(x) != 1:
         raise InputError(
             f"x has shape {tuple(x.shape)}: expected one sample (1,C,*S). Call the metric once for each sample"

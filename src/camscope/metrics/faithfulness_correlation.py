@@ -1,4 +1,6 @@
-"""Infidelity, sensitivity-n and related metrics: compare the attribution of a pixel set with the loss if it is removed."""
+"""Infidelity, sensitivity-n and related metrics: compare the attribution of a pixel set with the loss of score after
+its removal.
+"""
 
 from collections.abc import Sequence
 from functools import partial

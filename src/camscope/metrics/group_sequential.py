@@ -1,4 +1,4 @@
-"""Interim looks at a growing sample: when to look, and how much of the error each look may spend.
+"""Interim looks at a growing sample: the sample size of each look, and the error that each look may spend.
 
 A spending rule in the sense of Lan and DeMets (1983, doi:10.1093/biomet/70.3.659): every interim look spends very little of the
 error (Haybittle 1971, doi:10.1259/0007-1285-44-526-793), and the last look has the rest. The shares add up: if each interval has

@@ -39,7 +39,9 @@ def impute_linearly(x: Tensor, removed_mask: Tensor, tolerance: float = 1e-4) ->
 
 
 def _find_scale_of_gray_channels(deviations: Tensor) -> Tensor | None:
-    """Return the factor between each channel and the first channel, as in gray images. None if a channel is not a multiple."""
+    """Return the factor between each channel and the first channel, as in gray images.
+    Return None if a channel is no multiple of the first channel.
+    """
     if deviations.shape[1] == 1:
         return None
     first = deviations[:, :1]

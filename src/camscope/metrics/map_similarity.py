@@ -43,7 +43,7 @@ def pearson(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
     1.0
 
     """
-    return _correlate_vectors(*(values.ravel() for values in _require_arrays_of_same_shape(first, second)))
+    return _correlate_vectors(*(values.ravel() for values in _convert_to_two_arrays_of_same_shape(first, second)))
 
 
 @_register(
@@ -68,7 +68,7 @@ def spearman(first: npt.ArrayLike, second: npt.ArrayLike) -> float:
     1.0
 
     """
-    return _correlate_vectors(*(rank_values(values) for values in _require_arrays_of_same_shape(first, second)))
+    return _correlate_vectors(*(rank_values(values) for values in _convert_to_two_arrays_of_same_shape(first, second)))
 
 
 @_register(
@@ -105,7 +105,7 @@ def ssim(
     1.0
 
     """
-    scaled = [divide_by_peak(values) for values in _require_arrays_of_same_shape(first, second)]
+    scaled = [divide_by_peak(values) for values in _convert_to_two_arrays_of_same_shape(first, second)]
     signed = any(bool((values < 0).any()) for values in scaled) if is_signed is None else is_signed
     left, right = (shift_to_unit_interval(values, signed) for values in scaled)
     return compute_ssim(left, right, data_range=data_range, window_size=window_size)
@@ -138,7 +138,7 @@ def hog_correlation(first: npt.ArrayLike, second: npt.ArrayLike, cell_size: int 
 
     """
     return _correlate_vectors(
-        *(compute_hog_features(values, cell_size) for values in _require_arrays_of_same_shape(first, second))
+        *(compute_hog_features(values, cell_size) for values in _convert_to_two_arrays_of_same_shape(first, second))
     )
 
 
@@ -172,7 +172,7 @@ def jaccard(first: npt.ArrayLike, second: npt.ArrayLike, top_share: float = 0.1)
     if not 0 < top_share < 1:
         raise InputError(f"top_share={top_share}: expected a number between 0 and 1")
     left, right = (
-        _compute_top_membership(map_.ravel(), top_share) for map_ in _require_arrays_of_same_shape(first, second)
+        _compute_top_membership(map_.ravel(), top_share) for map_ in _convert_to_two_arrays_of_same_shape(first, second)
     )
     return float(np.minimum(left, right).sum() / np.maximum(left, right).sum())
 
@@ -235,7 +235,7 @@ def compute_ssim(
 
 
 def correlate_rows(first_rows: FloatArray, second_rows: FloatArray) -> FloatArray:
-    """Return Pearson's correlation between each row of one array and the same row of the other. Constant rows give NaN."""
+    """Return Pearson's correlation between each row of one array and the same row of another array. Constant rows give NaN."""
     products = center_and_normalize_rows(first_rows) * center_and_normalize_rows(second_rows)
     return np.asarray(products.sum(-1).clip(-1, 1))
 
@@ -266,7 +266,7 @@ def _compute_top_membership(values: FloatArray, top_share: float) -> FloatArray:
     return np.asarray(above + tied * ((n_top - above.sum()) / tied.sum()))
 
 
-def _require_arrays_of_same_shape(left: npt.ArrayLike, right: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
+def _convert_to_two_arrays_of_same_shape(left: npt.ArrayLike, right: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
     first, second = to_finite_array(left), to_finite_array(right)
     if first.shape != second.shape:
         raise GeometryError(f"the maps have shapes {first.shape} and {second.shape}: resize one of them to the other")

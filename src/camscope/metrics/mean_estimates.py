@@ -87,7 +87,7 @@ class Estimate:
         )
 
     def explain_missing_intervals(self, group_name: str = "group") -> str:
-        """Explain that the interval is missing because a few groups hold most values. Return "" if that is not the reason."""
+        """Explain that the interval is missing because a few groups hold most values. For another reason, return ""."""
         if not self.is_dominated_by_few_groups or self.n_effective_groups is None or self.largest_group_share is None:
             return ""
         values = "images" if self.n_limiting_groups is None else "images of one class"

@@ -62,7 +62,7 @@ class Metric:
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """The smallest and the largest possible value. None if the metric is unbounded."""
+        """The smallest and the largest possible value. The value is `None` if the metric is unbounded."""
         return None if self.lower_bound is None or self.upper_bound is None else (self.lower_bound, self.upper_bound)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -85,7 +85,7 @@ DEFAULT_N_SETS = 100  # random sets of removed pixels, or squares
 
 
 class ScoreDrops(NamedTuple):
-    """How far score and probability (2,N,M) fall if one of M sets is removed, and the attribution of each set (N,M)."""
+    """The drops of score and probability (2,N,M) after removing each of M sets, and the attribution of each set (N,M)."""
 
     score_drops: Tensor
     attribution_sums: Tensor
@@ -262,21 +262,25 @@ class PerturbationTest:
         counts = torch.tensor([count for _, count in new], device=device).view(-1, *[1] * (self.maps.ndim - 1))
         strongest = torch.tensor([order == "strongest" for order, _ in new], device=device).view_as(counts)
 
-        def build_variants(part: slice) -> tuple[Tensor, Tensor]:
+        def build_masked_inputs_and_sample_index(part: slice) -> tuple[Tensor, Tensor]:
             rows = torch.arange(part.start, part.stop, device=device)
             point, sample_index = rows // n_images, rows % n_images
             ranks, count = self.region_ranks[sample_index], counts[point]
             removed = torch.where(strongest[point], ranks < count, ranks >= self.n_regions - count)
             return self._imputer(removed, sample_index), sample_index
 
-        scores = iter(self.scorer.score_variants(len(new) * n_images, build_variants).view(2, -1, n_images).unbind(1))
+        scores = iter(
+            self.scorer.score_variants(len(new) * n_images, build_masked_inputs_and_sample_index)
+            .view(2, -1, n_images)
+            .unbind(1)
+        )
         return [next(scores) if count else self.scorer.clean_scores for _, count in points]
 
     def _compute_drops(self, masks: MaskBuilder, n_sets: int, unit: AttributionUnit) -> ScoreDrops:
         n_images, x, maps = len(self.maps), self.scorer.x, self.maps.flatten(1)
         attribution_sums = torch.empty(n_sets, n_images, dtype=torch.float64, device=x.device)
 
-        def build_variants(part: slice) -> tuple[Tensor, Tensor]:
+        def build_masked_inputs_and_sample_index(part: slice) -> tuple[Tensor, Tensor]:
             rows = torch.arange(part.start, part.stop, device=x.device)
             set_index, sample_index = rows // n_images, rows % n_images
             sets = slice(part.start // n_images, (part.stop - 1) // n_images + 1)
@@ -289,7 +293,11 @@ class PerturbationTest:
                 attribution_sums[set_index, sample_index] = (maps[sample_index] * change).sum(1)
             return variants, sample_index
 
-        scores = self.scorer.score_variants(n_sets * n_images, build_variants).view(2, n_sets, n_images).mT
+        scores = (
+            self.scorer.score_variants(n_sets * n_images, build_masked_inputs_and_sample_index)
+            .view(2, n_sets, n_images)
+            .mT
+        )
         return ScoreDrops(self.scorer.clean_scores[..., None] - scores, attribution_sums.T)
 
 

@@ -198,7 +198,7 @@ class RandomizationResult:
 
     @property
     def no_verdict_reason(self) -> str:
-        """The reason why the test gives no verdict. Empty if there is a verdict."""
+        """The reason why the test gives no verdict. The text is empty if there is a verdict."""
         if self.order != "cascading":
             return "only the cascading order ends with an untrained model: use order='cascading' for a verdict"
         if not self.covers_whole_model:
@@ -209,7 +209,7 @@ class RandomizationResult:
 
     @property
     def passes(self) -> bool | None:
-        """Whether the test passes by every similarity measure. None if the test cannot decide."""
+        """Whether the test passes by every similarity measure. The value is `None` if the test cannot decide."""
         outcomes = {verdict.passes for verdict in self.verdicts.values()}
         return False if False in outcomes else None if None in outcomes else True
 

@@ -229,7 +229,7 @@ def _compare_features(similarity: str, first: FloatArray, second: FloatArray) ->
 
 
 def _select_depths(n_parts: int, n_depths: int | None) -> list[int]:
-    """Return the steps after which maps are compared. They are evenly spaced, and include the first and the last step."""
+    """Return the steps after which maps are compared: evenly spaced steps, with the first and the last step."""
     if n_depths is None or n_depths >= n_parts:
         return list(range(n_parts))
     return [n_parts - 1] if n_depths == 1 else [round(i * (n_parts - 1) / (n_depths - 1)) for i in range(n_depths)]

@@ -275,7 +275,7 @@ def acquisition_stability(
 
 
 class CoveredSimilarity(NamedTuple):
-    """The similarity of two maps on shared pixels, the share of these pixels, and a reason if it is undefined."""
+    """The similarity of two maps on shared pixels, the share of these pixels, and the reason for an undefined similarity."""
 
     similarity: float | None
     covered_share: float

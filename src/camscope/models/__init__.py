@@ -18,12 +18,16 @@ from camscope.models.checkpoint import (
     load_state_dict_strictly,
     read_state_dict,
 )
-from camscope.models.clip_image_encoder import load_clip_image_encoder
-from camscope.models.huggingface import load_huggingface_model
-from camscope.models.onnx_file import load_onnx_file
-from camscope.models.torchvision_timm import load_timm_model, load_torchvision_model
-from camscope.models.ultralytics_yolo import is_ultralytics_object, load_yolo, wrap_model
-from camscope.models.user_function import load_model_from_user_function
+from camscope.models.clip_image_encoder import load_clip_image_encoder_and_card
+from camscope.models.huggingface import load_huggingface_model_and_card
+from camscope.models.onnx_file import load_onnx_model_and_card
+from camscope.models.torchvision_timm import load_timm_model_and_card, load_torchvision_model_and_card
+from camscope.models.ultralytics_yolo import (
+    is_ultralytics_object,
+    load_yolo_model_and_card,
+    wrap_yolo_model_and_build_card,
+)
+from camscope.models.user_function import load_model_and_card_from_user_function
 
 __all__ = ["load_model", "load_state_dict_strictly", "read_state_dict"]
 
@@ -34,12 +38,12 @@ MODEL_SPEC_FORMS = (
     "FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION"
 )
 LOADER_BY_LIBRARY = {
-    "torchvision": load_torchvision_model,
-    "timm": load_timm_model,
-    "hf": load_huggingface_model,
-    "clip": load_clip_image_encoder,
-    "yolo": load_yolo,
-    "onnx": load_onnx_file,
+    "torchvision": load_torchvision_model_and_card,
+    "timm": load_timm_model_and_card,
+    "hf": load_huggingface_model_and_card,
+    "clip": load_clip_image_encoder_and_card,
+    "yolo": load_yolo_model_and_card,
+    "onnx": load_onnx_model_and_card,
 }
 
 
@@ -86,9 +90,9 @@ def load_model(spec: str | nn.Module, *, weights: WeightsSource = None, trust_co
     return model
 
 
-def _wrap_once(yolo: Any) -> tuple[nn.Module, ModelCard]:
+def _wrap_yolo_once(yolo: Any) -> tuple[nn.Module, ModelCard]:
     """Wrap a `YOLO` object. Return the same wrapper each time, until the object gets another model."""
-    model, card = wrap_model(yolo)
+    model, card = wrap_yolo_model_and_build_card(yolo)
     existing = _wrappers.get(yolo)
     if existing is not None and existing.model is yolo.model:
         return existing, card
@@ -125,20 +129,20 @@ def _load_model_and_card(
     if is_ultralytics_object(spec):
         if weights is not None:
             raise ModelError("a YOLO object has its own weights; omit weights=")
-        return _wrap_once(spec)
+        return _wrap_yolo_once(spec)
     if not isinstance(spec, str) or not spec:
         raise ModelError(f"the model is {spec!r}; expected one of {MODEL_SPEC_FORMS}")
     if spec == "phantom":
-        return load_bundled_model(weights)
+        return load_bundled_model_and_card(weights)
     library, colon, name = spec.partition(":")
     if trust_code:
         if library != "yolo":
             raise ModelError(f"{spec}: trust_code is for yolo:FILE.pt; other files of weights never execute code")
-        return load_yolo(name, weights, trust_code=True)
+        return load_yolo_model_and_card(name, weights, trust_code=True)
     if colon and library in LOADER_BY_LIBRARY:
         return LOADER_BY_LIBRARY[library](name, weights)
     if colon:
-        return load_model_from_user_function(spec, weights)
+        return load_model_and_card_from_user_function(spec, weights)
     if spec.endswith(".py"):
         raise ModelError(
             f"{spec} is a file; expected also the name of the function that returns the model: {spec}:FUNCTION"
@@ -146,12 +150,12 @@ def _load_model_and_card(
     if spec.endswith((".pt", ".pth", ".bin", ".ckpt", ".safetensors")):
         raise ModelError(f"{spec} contains weights without an architecture; pass the model's name and weights={spec!r}")
     try:
-        return load_torchvision_model(spec, weights)
+        return load_torchvision_model_and_card(spec, weights)
     except ModelError as error:
         raise ModelError(f"{error}; a model is one of {MODEL_SPEC_FORMS}") from error.__cause__
 
 
-def load_bundled_model(weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
+def load_bundled_model_and_card(weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
     """Load PhantomNet, a small model that comes with the package. It was trained on the images of `camscope.phantom`."""
     from camscope.phantom import CATEGORIES, PREPROCESSING, PhantomNet, load_phantom_model
 

@@ -79,7 +79,7 @@ def read_state_dict(path: str | os.PathLike[str]) -> StateDict:
 
 
 def check_tensors_dense_and_stored(state: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
-    """Raise WeightsError if a tensor is not dense, or if the file does not store its values.
+    """Check that all tensors are dense and that the file stores their values. Otherwise raise WeightsError.
 
     A view with a stride of 0 can declare any shape for one stored value. A copy of the view would allocate the whole shape.
     """
@@ -205,12 +205,12 @@ def fixed_seed_scope() -> Iterator[None]:
 
 
 def format_model_source(source: str, weights: WeightsSource) -> str:
-    """Return a text that names the model and, if there is one, its weights file."""
+    """Return a text with the name of the model, and with the weights file if there is one."""
     return source if weights is None else f"{source}, weights={os.fspath(weights)}"
 
 
 def _is_safetensors(file: Path) -> bool:
-    """Return whether the suffix or the first bytes of a file show that it is a safetensors file."""
+    """Return whether a file is a safetensors file, by its suffix or its first bytes."""
     with file.open("rb") as opened:
         start = opened.read(9)
     header = int.from_bytes(start[:8], "little") <= file.stat().st_size - 8 and start[8:] == b"{"
@@ -271,7 +271,7 @@ def _is_loadable(value: object, expected: Tensor) -> bool:
 
 
 def _find_checkpoint_class_count(state: StateDict, model_state: StateDict) -> int | None:
-    """Return the number of classes in a checkpoint. Return None if more than the last layer differs from the model."""
+    """Return the number of classes in a checkpoint. Return None if other layers than the last differ from the model."""
     shapes = [(state[name].shape, model_state[name].shape) for name in state.keys() & model_state.keys()]
     differing = [pair for pair in shapes if pair[0] != pair[1]]
     heads = {stored[0] for stored, _ in differing if stored}

@@ -34,7 +34,7 @@ class CLIPImageEncoder(nn.Module):
         return _extract_embedding(self.full_model.get_image_features(pixel_values=pixel_values))
 
 
-def load_clip_image_encoder(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
+def load_clip_image_encoder_and_card(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
     """Load the image encoder of a CLIP or SigLIP model. The source is a repository ("org/name") or a folder.
 
     The model card holds the text encoder of the same model, which `TextSimilarity` uses.

@@ -41,7 +41,7 @@ IMAGE_MODEL_CLASS_SUFFIXES = (
 VISION_ENCODER_BY_CLASS = {"CLIPModel": "CLIPVisionModelWithProjection", "SiglipModel": "SiglipVisionModel"}
 
 
-def load_huggingface_model(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
+def load_huggingface_model_and_card(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
     """Load a Hugging Face model. The source is a repository ("org/name") or a folder.
 
     `weights` is a checkpoint file, "random" or None for the published weights. The model is a classifier unless
@@ -151,7 +151,7 @@ def _check_all_weights_loaded(loading_report: Mapping[str, Any], source: str) ->
 
 
 def load_preprocessing(transformers: Any, source: str) -> Callable[..., Any] | None:
-    """Load the preprocessing from a repository or folder. Return None if it has no preprocessing file."""
+    """Load the preprocessing from a repository or folder. Return None for a source without a preprocessing file."""
     file_name = "preprocessor_config.json"
     for name in (file_name, "processor_config.json"):  # new versions of transformers read the second, if it exists
         check_settings_file(source, name)

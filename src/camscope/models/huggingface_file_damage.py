@@ -1,4 +1,4 @@
-"""Check the files of a Hugging Face folder before transformers reads them, so that an error names the damaged file."""
+"""Check the files of a Hugging Face folder before transformers reads the folder. Errors name the damaged file."""
 
 import json
 import math
@@ -26,13 +26,13 @@ def check_settings_file(source: str, name: str) -> None:
 
 
 def check_tokenizer_files(source: str) -> None:
-    """Raise ModelError if one of the tokenizer's JSON files is not a JSON object."""
+    """Raise ModelError if a JSON file of the tokenizer does not hold a JSON object."""
     for name in TOKENIZER_FILES:
         _check_json_file(Path(source, name))
 
 
 def check_weight_files(source: str) -> None:
-    """Raise WeightsError if model.safetensors is damaged. If it is missing, check the index file and the files that it lists."""
+    """Raise WeightsError for a damaged model.safetensors. If this file is missing, check the index file and the listed files."""
     index_path, names = Path(source, WEIGHTS_INDEX_FILE), [WEIGHTS_FILE]
     if not Path(source, WEIGHTS_FILE).is_file():
         if not index_path.is_file():  # a repository, or transformers reports what is missing
@@ -75,7 +75,7 @@ def _read_json_object(path: Path, object_hook: Callable[[dict[str, Any]], Any] |
 
 
 def _reject_excessive_counts(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings unchanged. Raise ModelError if they declare too many layers or classes."""
+    """Return the settings unchanged. Raise ModelError for settings that declare too many layers or classes."""
     for key, value in settings.items():
         limit = next((limit for part, limit in MAX_COUNTS.items() if part in key), math.inf)
         for count in value if isinstance(value, list) else [value]:

@@ -1,4 +1,4 @@
-"""Load an ONNX file, which ONNX Runtime runs on the CPU. It has scores, but neither layers nor gradients."""
+"""Load an ONNX file, which ONNX Runtime runs on the CPU. The loaded model gives scores, but has no layers or gradients."""
 
 import hashlib
 from pathlib import Path
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from camscope.atomic_writes_and_folder_locks import describe_file_problem, read_bytes
 from camscope.errors import InputError, ModelError, WeightsError
-from camscope.hooks.score_function import ScoreFunction
+from camscope.hooks.wrap_score_function_as_module import ScoreFunction
 from camscope.model_card import ModelCard
 from camscope.models.checkpoint import WeightsSource, format_model_source
 from camscope.optional_packages import require
@@ -99,7 +99,7 @@ def _cut_rows(value: Any, n_rows: int, step: int) -> Any:
     return value[:n_rows] if value.ndim and len(value) == step else np.atleast_1d(value)
 
 
-def load_onnx_file(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
+def load_onnx_model_and_card(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
     """Load an ONNX file that contains its weights. ONNX Runtime runs the model on the CPU."""
     file, spec = Path(name).expanduser(), f"onnx:{name}"
     if weights is not None:

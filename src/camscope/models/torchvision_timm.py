@@ -39,7 +39,7 @@ def make_weights_unavailable_error(spec: str, error: Exception, advice: str) -> 
 ModelBuilder = Callable[..., nn.Module]
 
 
-def load_torchvision_model(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
+def load_torchvision_model_and_card(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
     """Load a torchvision model. `weights` is a checkpoint file or "random". None means the published weights."""
     from torchvision.models import get_model_weights
 
@@ -116,7 +116,7 @@ def _get_builder_options(builder: ModelBuilder, state: StateDict) -> dict[str, A
     return options
 
 
-def load_timm_model(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
+def load_timm_model_and_card(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
     """Load a timm model. `weights` is a checkpoint file or "random". None means the published weights."""
     timm = require("timm", extra="hub")
     if not timm.is_model(name):

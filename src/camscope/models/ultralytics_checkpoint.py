@@ -93,7 +93,7 @@ def _describe_refusal(file: Path, error: Exception) -> str:
 
 
 def _load_trusted(file: Path) -> Any:
-    """Load a checkpoint by `pickle`, which executes what the file says, and warn about it."""
+    """Load a checkpoint by `pickle`, and warn the user: `pickle` executes code in the file."""
     warn_caller(f"{file} is read with trust_code: the code in it is executed")
     try:
         return torch.load(file, map_location="cpu", weights_only=False)
@@ -102,7 +102,7 @@ def _load_trusted(file: Path) -> Any:
 
 
 def build_from_yaml(name: str) -> nn.Module:
-    """Build a model with random weights from a YAML file: one in the package of Ultralytics, such as yolo11n.yaml, or a path.
+    """Build a model with random weights from a YAML file: a path, or a file of the package Ultralytics such as yolo11n.yaml.
 
     Args:
         name: The name or path.
@@ -130,7 +130,7 @@ def build_from_yaml(name: str) -> nn.Module:
 
 
 def _check_description(tasks: Any, name: str, description: Any) -> None:
-    """Raise ModelError for an activation or a layer that is no plain layer, because Ultralytics evaluates both as code."""
+    """Raise ModelError if an activation or a layer is code instead of a plain layer. Ultralytics would execute the code."""
     activation = description.get("activation")
     if activation is not None and not SAFE_ACTIVATION.fullmatch(str(activation)):
         raise ModelError(
@@ -164,7 +164,7 @@ def _select_class(tasks: Any, description: Any) -> Any:
 
 @contextmanager
 def _messages_hidden() -> Iterator[None]:
-    """Hide the messages that Ultralytics logs, other than errors, inside the `with`."""
+    """Hide the log messages of Ultralytics inside the `with`, but show errors."""
     logger = logging.getLogger("ultralytics")
     level = logger.level
     logger.setLevel(logging.ERROR)

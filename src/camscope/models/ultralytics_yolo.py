@@ -48,7 +48,7 @@ class NeckLevels(nn.Module):
 
 
 class UltralyticsDetector(nn.Module):
-    """A detector of Ultralytics: images (N,C,H,W) to `DetectionRows`, which are all rows before suppression or top-k.
+    """A detector of Ultralytics that converts images (N,C,H,W) to `DetectionRows`: all rows before suppression or top-k.
 
     The model inside is not changed. Its layers have the names that they have in a `YOLO` object, `model.model.16`. The
     layer `neck` holds the levels that the head reads.
@@ -102,8 +102,10 @@ class UltralyticsClassifier(nn.Module):
         return logits
 
 
-def load_yolo(name: str, weights: WeightsSource, *, trust_code: bool = False) -> tuple[nn.Module, ModelCard]:
-    """Load a model of Ultralytics: a checkpoint FILE.pt, or NAME.yaml with random weights or those of a file."""
+def load_yolo_model_and_card(
+    name: str, weights: WeightsSource, *, trust_code: bool = False
+) -> tuple[nn.Module, ModelCard]:
+    """Load a model of Ultralytics: a checkpoint FILE.pt, or NAME.yaml with random weights or the weights of a file."""
     require("ultralytics", extra=EXTRA)
     source = format_model_source(f"yolo:{name}", weights)
     if name.endswith(YAML_SUFFIXES):
@@ -111,12 +113,12 @@ def load_yolo(name: str, weights: WeightsSource, *, trust_code: bool = False) ->
             model = build_from_yaml(name)
         if weights is not None and weights != RANDOM_WEIGHTS:
             load_state_dict_strictly(model, read_state_dict(weights), weights)
-        return wrap_model(model, source)
+        return wrap_yolo_model_and_build_card(model, source)
     if not name.endswith(".pt"):
         raise ModelError(f"yolo:{name}: expected a checkpoint FILE.pt, or NAME.yaml")
     if weights is not None:
         raise WeightsError(f"yolo:{name} has its own weights; omit weights=, or pass yolo:NAME.yaml")
-    return wrap_model(read_checkpoint(name, trust_code=trust_code), source)
+    return wrap_yolo_model_and_build_card(read_checkpoint(name, trust_code=trust_code), source)
 
 
 def is_ultralytics_object(model: object) -> bool:
@@ -124,7 +126,7 @@ def is_ultralytics_object(model: object) -> bool:
     return any(cls.__module__ == "ultralytics.engine.model" for cls in type(model).__mro__)
 
 
-def wrap_model(model: Any, source: str | None = None) -> tuple[nn.Module, ModelCard]:
+def wrap_yolo_model_and_build_card(model: Any, source: str | None = None) -> tuple[nn.Module, ModelCard]:
     """Wrap a `YOLO` object, or the module inside of it, for explanations. The object stays unchanged.
 
     Args:
@@ -167,7 +169,7 @@ def wrap_model(model: Any, source: str | None = None) -> tuple[nn.Module, ModelC
 
 
 def _get_class_names(network: Any) -> tuple[str, ...] | None:
-    """Return the class names. Return None if they are only numbers, as in a model without training."""
+    """Return the class names. Return None if all names are numbers, as in an untrained model."""
     names = getattr(network, "names", None) or {}
     texts = [str(names[key]) for key in sorted(names)] if isinstance(names, dict) else list(map(str, names))
     return tuple(texts) if texts and not all(map(str.isdecimal, texts)) else None
@@ -191,7 +193,9 @@ def _select_inputs(index: int | Sequence[int], previous: Any, outputs: Sequence[
 
 
 def _predict_cells(head: Any, levels: list[Tensor]) -> DetectionRows:
-    """Predict one row for each cell of the levels. An end-to-end head predicts by its one-to-one branch, if it has one left."""
+    """Predict one row for each cell of the levels.
+    An end-to-end head predicts by its one-to-one branch, if this branch is left.
+    """
     boxes_module = require("ultralytics.utils.tal", extra=EXTRA)
     has_one_to_one_branch = getattr(head, "one2one_cv2", None) is not None
     raw = head.forward_head(levels, **(head.one2one if has_one_to_one_branch else head.one2many))
@@ -228,7 +232,7 @@ def _predict_queries(head: Any, levels: list[Tensor], images: Tensor) -> Detecti
 
 @contextmanager
 def _attributes_restored(module: nn.Module, names: Sequence[str]) -> Iterator[None]:
-    """Restore attributes of a module at the end of the `with`. Remove those that it did not have."""
+    """Restore attributes of a module at the end of the `with`. Remove attributes that the module did not have."""
     before = {name: vars(module)[name] for name in names if name in vars(module)}
     try:
         yield

@@ -23,7 +23,7 @@ from torch import nn
 
 from camscope.atomic_writes_and_folder_locks import describe_file_problem
 from camscope.errors import ModelError, WeightsError
-from camscope.hooks.score_function import ScoreFunction
+from camscope.hooks.wrap_score_function_as_module import ScoreFunction
 from camscope.images.preprocess import Preprocess, as_preprocess
 from camscope.model_card import ModelCard
 from camscope.models.checkpoint import (
@@ -44,7 +44,7 @@ class DeclaredMetadata(NamedTuple):
     target_layer: str | None
 
 
-def load_model_from_user_function(spec: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
+def load_model_and_card_from_user_function(spec: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
     """Call a function of the user that returns a model. If there are `weights`, load them into the model."""
     location, _, function_name = spec.rpartition(":")
     if weights == RANDOM_WEIGHTS:

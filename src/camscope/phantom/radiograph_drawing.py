@@ -84,11 +84,17 @@ def draw_radiograph(
     body, evidence, film = (Generator(Philox(stream)) for stream in SeedSequence(seed).spawn(3))
     chosen = int(evidence.integers(len(CATEGORIES)))
     label = chosen if finding is None else find_class_index_of_finding(finding)
-    scene, expose = draw_chest(body, size), _create_exposure(film, size)
+    scene, convert_attenuation_to_gray = draw_chest(body, size), _create_exposure(film, size)
     change, stamp = _FINDING_DRAWERS[label](evidence, scene), _draw_marker(film, marker_corner, size)
-    image = expose(scene.attenuation + change + stamp)
-    mask = image != expose(scene.attenuation + stamp) if label else np.zeros_like(image, dtype=np.bool_)
-    marker_mask = image != expose(scene.attenuation + change) if marker_corner else np.zeros_like(mask)
+    image = convert_attenuation_to_gray(scene.attenuation + change + stamp)
+    mask = (
+        image != convert_attenuation_to_gray(scene.attenuation + stamp)
+        if label
+        else np.zeros_like(image, dtype=np.bool_)
+    )
+    marker_mask = (
+        image != convert_attenuation_to_gray(scene.attenuation + change) if marker_corner else np.zeros_like(mask)
+    )
     return Phantom(image, mask, label, CATEGORIES[label], marker_mask)
 
 
@@ -121,11 +127,11 @@ def _create_exposure(random: Generator, size: int) -> Callable[[FloatImage], NDA
     gain, dark, span = random.uniform(1.1, 1.6), random.uniform(8, 24), random.uniform(205, 240)
     grain = random.standard_normal((size, size), dtype=np.float32) * random.uniform(2.0, 4.5)
 
-    def expose(attenuation: FloatImage) -> NDArray[np.uint8]:
+    def convert_attenuation_to_gray(attenuation: FloatImage) -> NDArray[np.uint8]:
         light = np.exp(np.maximum(attenuation, -0.2) * -gain)
         return np.clip(dark + span * (1 - light) + grain + 0.5, 0, 255).astype(np.uint8)
 
-    return expose
+    return convert_attenuation_to_gray
 
 
 def _draw_nodule(random: Generator, chest: Chest) -> FloatImage:

@@ -110,7 +110,7 @@ def find_boxes(values: Values, threshold: float) -> list[Box]:
 def draw_contours(
     image: RGBImage, values: Values, levels: float | Sequence[float], *, colormap: str = "inferno"
 ) -> RGBImage:
-    """Draw contours of a map (H,W) on an image (H,W,3). The color of a contour is that of its level in the colormap.
+    """Draw contours of a map (H,W) on an image (H,W,3). A contour has the color of its level in the colormap.
 
     Args:
         image: (H,W,3) uint8 RGB.
@@ -183,7 +183,7 @@ def draw_polygon(out: RGBImage, polygon: NDArray[np.float64], color: Color, *, t
 
 
 def _paste_label(out: RGBImage, tile: RGBImage, box: Box) -> None:
-    """Paste the image of a label above a box, in place. If it would leave the image there, paste it inside the box."""
+    """Paste the image of a label above a box, in place. If the label would leave the image, paste the label inside the box."""
     rows, columns = min(tile.shape[0], out.shape[0]), min(tile.shape[1], out.shape[1])
     top = box.top - rows if box.top >= rows else box.top
     top, left = min(top, out.shape[0] - rows), min(box.left, out.shape[1] - columns)

@@ -64,7 +64,7 @@ def draw_text(
 
 
 def _wrap_text(text: str, max_lines: int, fits: Callable[[str], bool]) -> list[str]:
-    """Wrap a text to at most `max_lines` lines. If it is longer, end it with an ellipsis. `fits` tests the width of a line."""
+    """Wrap a text to at most `max_lines` lines. End a longer text with an ellipsis. `fits` tests the width of a line."""
     lines: list[str] = []
     for paragraph in text.splitlines():
         remaining = paragraph.strip()

@@ -32,7 +32,7 @@ IMAGE_FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def require_rgb_image(image: RGBImage) -> RGBImage:
-    """Return the image unchanged. Raise InputError if it is not a uint8 array (H,W,3)."""
+    """Return the image unchanged. Raise InputError for anything else than a uint8 array (H,W,3)."""
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
         raise InputError(f"the image is {_describe_array(image)}; expected a uint8 array (H,W,3), RGB")
     if image.size == 0:
@@ -41,12 +41,12 @@ def require_rgb_image(image: RGBImage) -> RGBImage:
 
 
 def to_finite_float64(values: Values, *, image: RGBImage | None = None) -> NDArray[np.float64]:
-    """Convert a map (H,W) to float64. Raise an error if a value is not finite, or if map and `image` differ in size."""
+    """Convert a map (H,W) to float64. Raise an error for NaN or infinite values, and for a map of another size than `image`."""
     return np.asarray(require_finite_map(np.asarray(values, dtype=np.float64), image=image), dtype=np.float64)
 
 
 def require_finite_map(values: Values, *, image: RGBImage | None = None) -> Values:
-    """Return a map (H,W) unchanged. Raise an error if a value is not finite, or if map and `image` differ in size."""
+    """Return a map (H,W) unchanged. Raise an error for NaN or infinite values, and for a map of another size than `image`."""
     if values.ndim != 2 or values.size == 0:
         raise InputError(f"the values are {_describe_array(values)}; expected one map (H,W)")
     bad = ~np.isfinite(values)
@@ -61,7 +61,7 @@ def require_finite_map(values: Values, *, image: RGBImage | None = None) -> Valu
 
 
 def require_fraction(name: str, value: float) -> float:
-    """Return the value unchanged. If it is not in 0..1, raise an InputError about the argument `name`."""
+    """Return the value unchanged. For a value outside of 0..1, raise an InputError about the argument `name`."""
     if not 0 <= value <= 1:
         raise InputError(f"{name}={value}; expected a number in 0..1")
     return value

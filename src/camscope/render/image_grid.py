@@ -25,7 +25,7 @@ WARNING_COLOR: Color = (255, 191, 0)
 def add_caption(
     image: RGBImage, caption: str, *, flag: str | None = None, font_size: int | None = None, width: int | None = None
 ) -> RGBImage:
-    """Add a caption below an image (H,W,3). If it needs more than three lines, it ends with an ellipsis.
+    """Add a caption below an image (H,W,3). A caption of more than three lines ends with an ellipsis.
 
     Args:
         image: (H,W,3) uint8 RGB.

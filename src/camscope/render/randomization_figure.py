@@ -33,7 +33,9 @@ class SimilarityCurve(NamedTuple):
 def draw_randomization_figure(
     title: str, layer_names: Sequence[str], maps: FloatArray, curves: Sequence[SimilarityCurve]
 ) -> RGBImage:
-    """Draw the maps (1 + steps,*S) of an image, with similarity curves below them. The first map is that of the trained model."""
+    """Draw the maps (1 + steps,*S) of an image, with similarity curves below the maps.
+    The first map is from the trained model.
+    """
     matplotlib, figures, agg = (
         require(f"matplotlib{module}", extra="metrics") for module in ("", ".figure", ".backends.backend_agg")
     )

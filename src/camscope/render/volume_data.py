@@ -73,7 +73,7 @@ class AnatomicalView:
         return row, shape[self.column_axis] - column if self.is_column_flipped else column
 
     def get_edge_letters(self, axis_letters: tuple[AxisLetters, ...] | None) -> EdgeLetters:
-        """Return the patient direction at each edge of a slice, such as "A" at the top, or "" if it is unknown."""
+        """Return the patient direction at each edge of a slice, such as "A" at the top. An unknown direction gives ""."""
         if axis_letters is None:
             return EdgeLetters("", "", "", "")
         top, bottom = axis_letters[self.row_axis][:: -1 if self.is_row_flipped else 1]
@@ -148,12 +148,12 @@ class Volume:
 
     @cached_property
     def affine_matrix(self) -> NDArray[np.float64] | None:
-        """The affine as a float64 array, after a check. None if there is no affine."""
+        """The affine as a float64 array, after a check. The value is `None` if there is no affine."""
         return None if self.affine is None else require_valid_affine(self.affine)
 
     @cached_property
     def voxel_size(self) -> tuple[float, float, float]:
-        """The millimeters per voxel along each axis. If they are unknown, 1."""
+        """The millimeters per voxel along each axis. An unknown voxel size counts as 1."""
         if self.spacing is not None:
             return self.spacing
         return (1.0, 1.0, 1.0) if self.affine_matrix is None else compute_spacing(self.affine_matrix)
@@ -165,7 +165,9 @@ class Volume:
 
     @cached_property
     def axis_end_letters(self) -> tuple[AxisLetters, ...] | None:
-        """The patient directions at the low and high end of each axis, such as ("L", "R"). None if they are unknown."""
+        """The patient directions at the low and high end of each axis, such as ("L", "R").
+        The value is `None` if the directions are unknown.
+        """
         if self.axis_letters is not None:
             return self.axis_letters
         return None if self.affine_matrix is None else get_axis_letters(self.affine_matrix)
@@ -200,7 +202,7 @@ class Volume:
 
     @cached_property
     def map_warning(self) -> str | None:
-        """The warning to display: `flag`, or a text that the map is empty or flat. None if there is nothing to warn of."""
+        """The warning to display: `flag`, or a text that the map is empty or flat. The value is `None` if no warning applies."""
         if self.flag is not None:
             return self.flag or None
         covered_values = self.values if self.covered is None else self.values[self.covered]
@@ -284,7 +286,7 @@ def choose_views(axis_letters: tuple[AxisLetters, ...] | None) -> tuple[Anatomic
 
 
 def require_valid_affine(affine: ArrayLike) -> NDArray[np.float64]:
-    """Return an affine (4,4) as float64. Raise InputError if it is not finite or not invertible."""
+    """Return an affine (4,4) as float64. Raise InputError for an affine that is not finite or not invertible."""
     matrix = np.asarray(affine, np.float64)
     if matrix.shape != (4, 4) or not np.isfinite(matrix).all() or np.linalg.matrix_rank(matrix[:3, :3]) < 3:
         raise InputError(

@@ -11,7 +11,7 @@ from camscope.targets.base import ImageContext, Target
 from camscope.targets.best_box import BestBox
 from camscope.targets.class_targets import Class, Classes, Difference, LogProbability, TargetLike
 from camscope.targets.detection_box import Box
-from camscope.targets.detection_rows import DetectionRows
+from camscope.targets.detector_rows_before_nms import DetectionRows
 from camscope.targets.embedding_similarity import Similarity, TextSimilarity, image_embedding
 from camscope.targets.find_class_scores import class_scores, full_precision
 from camscope.targets.output_part import OutputPart

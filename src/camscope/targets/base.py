@@ -64,7 +64,7 @@ class Target(ABC):
     """
 
     @property
-    def dense(self) -> bool:
+    def selects_positions(self) -> bool:
         """Whether the target selects some of many positions at which the output has scores."""
         return False
 
@@ -81,7 +81,7 @@ class Target(ABC):
         return None
 
     def prepare_for_model(self, model: nn.Module) -> "Target":
-        """Return the target after it has read what it needs from the model. Each `Score` calls this method once."""
+        """Read what the target needs from the model, and return the resulting target. Each `Score` calls this method once."""
         return self
 
     def prepare_for_image(self, image_context: ImageContext) -> "Target":
@@ -97,7 +97,7 @@ class Target(ABC):
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "Target":
         """Return the target for a changed input, which is flipped along the axes `flips` and then resized to `size`."""
-        if self.dense:
+        if self.selects_positions:
             raise TargetError(
                 f"{type(self).__name__} is a position in the image, so flips need its method flipped(flips, size): implement the "
                 "method, or explain without flips"

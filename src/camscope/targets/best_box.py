@@ -12,11 +12,11 @@ from camscope.targets.base import ClassNameLookup, ImageContext, PointTransform,
 from camscope.targets.class_targets import parse_class_label, resolve_class_index
 from camscope.targets.detection_box import (
     Box,
-    DetectionHead,
     Detections,
-    find_detection_heads,
+    HuggingFaceDetectorSettings,
     infer_softmax_or_sigmoid,
     parse_detections,
+    read_huggingface_detector_settings,
 )
 from camscope.targets.find_class_scores import get_output_tensor
 from camscope.targets.score_per_sample import PerSampleTarget
@@ -31,7 +31,7 @@ class BestBox(Target):
 
     Args:
         label: Index or name of the class, or None for the class of the best detection.
-        heads: The detection heads of the model, which `prepare_for_model` sets.
+        detector_settings: The settings of the Hugging Face detectors in the model, which `prepare_for_model` sets.
         to_image: Converts points of the input to points of the image, which `prepare_for_image` sets.
 
     >>> BestBox("dog")
@@ -40,10 +40,10 @@ class BestBox(Target):
     """
 
     label: int | str | None = None
-    heads: tuple[DetectionHead, ...] = field(default=(), kw_only=True, repr=False)
+    detector_settings: tuple[HuggingFaceDetectorSettings, ...] = field(default=(), kw_only=True, repr=False)
     to_image: PointTransform | None = field(default=None, kw_only=True, repr=False)
 
-    dense = True
+    selects_positions = True
 
     def __post_init__(self) -> None:
         label = None if self.label is None else parse_class_label(self.label, "label", "BestBox")
@@ -51,7 +51,7 @@ class BestBox(Target):
 
     def prepare_for_model(self, model: nn.Module) -> "BestBox":
         """Return the target with the settings of the Hugging Face detectors in the model."""
-        return replace(self, heads=find_detection_heads(model))
+        return replace(self, detector_settings=read_huggingface_detector_settings(model))
 
     def prepare_for_image(self, image_context: ImageContext) -> "BestBox":
         """Return the target for one image. The box is described in pixels of this image."""
@@ -60,7 +60,7 @@ class BestBox(Target):
     def resolve_choices(self, output: Any, input_size: Sequence[int], class_names: Sequence[str] | None) -> Target:
         """Return the box of the best detection, or one box per sample. Raise TargetError if a sample has no detection."""
         logits = get_output_tensor(output, "logits")
-        activation = None if logits is None else infer_softmax_or_sigmoid(self.heads, logits.shape[-1])
+        activation = None if logits is None else infer_softmax_or_sigmoid(self.detector_settings, logits.shape[-1])
         samples = parse_detections(output, tuple(input_size), activation)
         boxes = [
             replace(self._find_box(number, detections, class_names), activation=activation)

@@ -127,7 +127,9 @@ class Classes(Target):
     class_indices: tuple[int, ...] | None = field(default=None, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
-        labels = tensor_to_list(self.labels) if isinstance(self.labels, np.ndarray | Tensor) else self.labels
+        labels = (
+            convert_tensor_target_to_list(self.labels) if isinstance(self.labels, np.ndarray | Tensor) else self.labels
+        )
         if isinstance(labels, str) or not isinstance(labels, Sequence) or not labels:
             raise TargetError(f"Classes({labels!r}): expected a list of classes, e.g. ['tabby', 'tiger cat']")
         parsed = [parse_class_label(label, "labels", "Classes") for label in labels]
@@ -202,14 +204,14 @@ class LogProbability(ClassTarget):
 
 
 def parse_class_label(value: object, parameter: str, target_name: str) -> int | str:
-    """Return a class label as an int or str. Raise TargetError if it is neither an index nor a name."""
+    """Return a class label as an int or str. A label is an index or a name. Otherwise raise TargetError."""
     label = normalize_target(value)
     if not isinstance(label, int | str):
         raise TargetError(f"{parameter}={label!r} of a {target_name}: expected one class index or name")
     return label
 
 
-def tensor_to_list(target: Any) -> Any:
+def convert_tensor_target_to_list(target: Any) -> Any:
     """Convert a tensor or array of class indices to a list. Convert a scalar to a number.
 
     Any other target is returned unchanged. Raises TargetError for an unusual tensor, such as a sparse one.
@@ -225,7 +227,7 @@ def tensor_to_list(target: Any) -> Any:
 def normalize_target(target: object) -> int | str | Difference | list[int | str | Difference | None] | None:
     """Convert a target that names classes to class indices and names. Raise TargetError for other types, such as a float."""
     if hasattr(target, "tolist"):
-        target = tensor_to_list(target)
+        target = convert_tensor_target_to_list(target)
     if isinstance(target, list | tuple):
         targets = [normalize_target(item) for item in target]
         if any(isinstance(item, list) for item in targets):

@@ -12,7 +12,7 @@ from camscope.errors import TargetError
 from camscope.plurals import plural
 from camscope.targets.base import ClassNameLookup, ImageContext, Target, parse_finite_numbers
 from camscope.targets.class_targets import parse_class_label, resolve_class_index
-from camscope.targets.detection_rows import DetectionRows
+from camscope.targets.detector_rows_before_nms import DetectionRows
 from camscope.targets.find_class_scores import full_precision, get_output_tensor
 
 MIN_MATCH_IOU = 0.5  # overlap from which a detection matches the box
@@ -21,7 +21,7 @@ DETECTION_MODELS = re.compile("For(ObjectDetection|(Instance|Panoptic)?Segmentat
 
 
 @dataclass(frozen=True)
-class DetectionHead:
+class HuggingFaceDetectorSettings:
     """The settings of a Hugging Face detector that tell how to read its logits.
 
     `n_labels` is the number of classes. A detector whose classes are texts of the caller has the value None.
@@ -70,7 +70,7 @@ class Box(Target):
         activation: How class logits become probabilities: "softmax" where the last class means "no object" (DETR,
             YOLOS), "sigmoid" where there is no such class (Deformable DETR, RT-DETR). None follows the config of a
             Hugging Face model.
-        heads: The detection heads of the model, which `prepare_for_model` sets.
+        detector_settings: The settings of the Hugging Face detectors in the model, which `prepare_for_model` sets.
         input_size: Size of the model's input, which `prepare_for_image` and `resolve_choices` set.
         image_corners: The corners in pixels of the original image, which `prepare_for_image` sets.
         is_best: Whether the box is the best of its class, which `BestBox` sets. Then results store the class as their target.
@@ -90,13 +90,13 @@ class Box(Target):
     y1: float
     label: int | str | None = None
     activation: Activation | None = field(default=None, kw_only=True)
-    heads: tuple[DetectionHead, ...] = field(default=(), kw_only=True, repr=False)
+    detector_settings: tuple[HuggingFaceDetectorSettings, ...] = field(default=(), kw_only=True, repr=False)
     input_size: tuple[int, ...] | None = field(default=None, kw_only=True, repr=False)
     image_corners: tuple[float, float, float, float] | None = field(default=None, kw_only=True, repr=False)
     strides: tuple[float, ...] = field(default=(), kw_only=True, repr=False)
     is_best: bool = field(default=False, kw_only=True, repr=False)
 
-    dense = True
+    selects_positions = True
 
     def __post_init__(self) -> None:
         corners = parse_finite_numbers(self.corners)
@@ -125,8 +125,8 @@ class Box(Target):
 
         A score of one sample or one part of an output has no model, and gets a prepared box.
         """
-        heads = find_detection_heads(model) if self.activation is None else ()
-        return replace(self, heads=heads) if heads else self
+        detector_settings = read_huggingface_detector_settings(model) if self.activation is None else ()
+        return replace(self, detector_settings=detector_settings) if detector_settings else self
 
     def prepare_for_image(self, image_context: ImageContext) -> "Box":
         """Return the box for one image: convert pixels of the image to pixels of the model's input."""
@@ -139,7 +139,7 @@ class Box(Target):
         return replace(self, x0=left, y0=top, x1=right, y1=bottom, image_corners=image_corners)
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "Box":
-        """Return the box at the place to which its content moves when the input is flipped and resized."""
+        """Return the box for a flipped and resized input. The new box has the same content."""
         sides = []
         for axis, ends in enumerate(((self.y0, self.y1), (self.x0, self.x1))):
             before = (self.input_size or tuple(size))[axis]
@@ -194,7 +194,9 @@ class Box(Target):
     def _resolve_activation(self, output: Any) -> Activation | None:
         """Return the activation that turns class logits into probabilities. Return None if the activation is unknown."""
         logits = get_output_tensor(output, "logits")
-        return self.activation or (None if logits is None else infer_softmax_or_sigmoid(self.heads, logits.shape[-1]))
+        return self.activation or (
+            None if logits is None else infer_softmax_or_sigmoid(self.detector_settings, logits.shape[-1])
+        )
 
     def _score_sample(self, detections: Detections) -> Tensor:
         if len(detections.boxes) == 0:
@@ -209,7 +211,7 @@ class Box(Target):
         return int((overlaps * self._select_class_probabilities(detections).detach()).argmax())
 
     def _select_class_probabilities(self, detections: Detections) -> Tensor:
-        """Return one probability (D,) per detection: that of the target's class, or the largest if the target has no class."""
+        """Return one probability (D,) per detection: for the target's class, or the largest one for a target without a class."""
         probabilities = detections.probabilities
         if not isinstance(self.label, int):
             return probabilities.amax(1)
@@ -232,24 +234,26 @@ class Box(Target):
         return BoxMatch(overlap, self.label if isinstance(self.label, int) else top_class, nearest)
 
 
-def find_detection_heads(model: nn.Module) -> tuple[DetectionHead, ...]:
+def read_huggingface_detector_settings(model: nn.Module) -> tuple[HuggingFaceDetectorSettings, ...]:
     """Return the settings of each Hugging Face detector in a model. The outermost module comes first."""
-    heads = []
+    detector_settings = []
     for module in model.modules():
         config = getattr(module, "config", None)
         if config is None or not any(DETECTION_MODELS.search(cls.__name__) for cls in type(module).__mro__):
             continue
         n_labels = None if hasattr(config, "text_config") else getattr(config, "num_labels", None)
-        heads.append(DetectionHead(n_labels, getattr(config, "use_focal_loss", True)))
-    return tuple(heads)
+        detector_settings.append(HuggingFaceDetectorSettings(n_labels, getattr(config, "use_focal_loss", True)))
+    return tuple(detector_settings)
 
 
-def infer_softmax_or_sigmoid(heads: Sequence[DetectionHead], n_logits: int) -> Activation | None:
+def infer_softmax_or_sigmoid(
+    detector_settings: Sequence[HuggingFaceDetectorSettings], n_logits: int
+) -> Activation | None:
     """Infer whether class logits need a softmax or a sigmoid. Return None if this is uncertain.
 
     A softmax has one more logit than classes, for "no object".
     """
-    for head in heads:
+    for head in detector_settings:
         if head.n_labels is None:
             return "sigmoid"
         if n_logits in (head.n_labels, head.n_labels + 1):

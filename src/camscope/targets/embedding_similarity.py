@@ -153,7 +153,7 @@ class TextSimilarity(Target):
         object.__setattr__(self, "similarities", tuple(Similarity(vector.detach().reshape(-1)) for vector in vectors))
 
     def prepare_for_image(self, image_context: ImageContext) -> "TextSimilarity":
-        """Return the target with a text encoder: the one that the user passed, or that of the model."""
+        """Return the target with a text encoder: the user's encoder, or else the model's encoder."""
         return self if self.encode is not None else replace(self, encode=image_context.embed_text)
 
     def resolve_choices(

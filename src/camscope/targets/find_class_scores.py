@@ -11,7 +11,7 @@ from torch import Tensor
 from camscope.errors import Remedy, TargetError
 from camscope.plurals import plural
 from camscope.pytree import iter_leaves, map_leaves
-from camscope.targets.detection_rows import DetectionRows
+from camscope.targets.detector_rows_before_nms import DetectionRows
 from camscope.unusual_tensors import describe_unusual_tensor
 
 HF_EMBEDDING_FIELDS = ("pooler_output", "image_embeds", "text_embeds")  # of Hugging Face: embeddings, not class scores
@@ -30,7 +30,7 @@ def class_scores(output: object, label: object = None) -> Tensor:
         (N,K) scores in the output's own dtype.
 
     Raises:
-        TargetError: The output has no class scores, is that of a detector, or has scores at every position.
+        TargetError: The output has no class scores, comes from a detector, or has scores at every position.
 
     >>> class_scores({"logits": torch.tensor([[1.0, 2.0]])}).tolist()
     [[1.0, 2.0]]
@@ -105,7 +105,7 @@ def check_no_detections(output: object) -> None:
     has_rows_of_boxes = any(isinstance(row, Mapping) and "boxes" in row for row in rows)
     if has_rows_of_boxes or (boxes is not None and boxes.ndim == 3) or isinstance(output, DetectionRows):
         raise TargetError(
-            "the output is that of a detector, in which a class alone does not select a box",
+            "the output comes from a detector: a class alone does not select a box",
             fix=f"pass target=Box(x0, y0, x1, y1, label=class), or BestBox(class) for its best detection, {NO_TARGET_ADVICE}",
             remedy=Remedy.SET_TARGET,
         )
@@ -134,7 +134,7 @@ def full_precision(values: Tensor) -> Tensor:
 
 
 def require_scores_of_callable_target(scores: object, target: object) -> Tensor:
-    """Return the result of a callable target, its scores (N,). Raise TargetError unless there is one float per sample."""
+    """Return the result of a callable target, its scores (N,). Raise TargetError if the result is not one float per sample."""
     name = getattr(target, "__name__", type(target).__name__)
     if isinstance(scores, Tensor) and (kind := describe_unusual_tensor(scores, "scores")) is not None:
         raise TargetError(

@@ -26,7 +26,7 @@ FLOAT_TYPE_NAMES = {torch.float64: "double", torch.float32: "float", torch.float
 def forward_errors_explained(
     model: nn.Module, x: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[None]:
-    """Convert errors that the model's forward raises inside the `with` to an error that names the cause.
+    """Convert errors of the model's forward inside the `with` to an error that names the cause.
 
     Known causes are mixed dtypes, and arguments or weights that are unusual tensors. Other errors stay unchanged.
     """
@@ -63,7 +63,7 @@ def _raise_if_dtypes_mixed(error: RuntimeError, model: nn.Module, x: Tensor) -> 
 def _raise_if_tensor_unusual(
     error: Exception, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
-    """Raise a CamscopeError if one of the arguments or weights is an unusual tensor, for example a sparse tensor."""
+    """Raise a CamscopeError if an argument or weight is an unusual tensor, for example a sparse tensor."""
     reason = f"the forward of {type(model).__name__} raised {type(error).__name__}"
     for path, value in iter_argument_leaves(args, kwargs):
         if (kind := describe_unusual_tensor(value, "value")) is not None:

@@ -21,7 +21,7 @@ class NoTarget(Target):
     """
 
     @property
-    def dense(self) -> bool:
+    def selects_positions(self) -> bool:
         """Whether the layer is chosen as for an output with scores at many positions, before the head. Always True."""
         return True
 

@@ -44,9 +44,9 @@ class OutputPart(Target):
         object.__setattr__(self, "path", self.path if isinstance(self.path, str) else int(self.path))
 
     @property
-    def dense(self) -> bool:
+    def selects_positions(self) -> bool:
         """Whether the inner target selects some of many positions of the output."""
-        return isinstance(self.target, Target) and self.target.dense
+        return isinstance(self.target, Target) and self.target.selects_positions
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "OutputPart":
         """Return a target whose inner target is flipped."""
@@ -86,10 +86,10 @@ class OutputPart(Target):
         """Return the part of the output to which `path` leads."""
         part = output
         for key in [self.path] if isinstance(self.path, int) else self.path.split("."):
-            part = self._get_item(part, key)
+            part = self._get_part_by_key(part, key)
         return part
 
-    def _get_item(self, container: Any, key: str | int) -> Any:
+    def _get_part_by_key(self, container: Any, key: str | int) -> Any:
         keys: list[Any] = list(container) if isinstance(container, Mapping) else []
         if key in keys:
             return container[key]
@@ -103,5 +103,5 @@ class OutputPart(Target):
         raise TargetError(f"OutputPart({self.path!r}): a {kind} has no {key!r}; it has {keys or 'no parts'}")
 
 
-def _count_samples(part: Any) -> int:
-    return next((len(leaf) for _, leaf in iter_leaves(part) if leaf.ndim), 0)
+def _count_samples(output_part: Any) -> int:
+    return next((len(leaf) for _, leaf in iter_leaves(output_part) if leaf.ndim), 0)

@@ -37,7 +37,7 @@ def find_class_score_maps(output: Any, input_size: Sequence[int] = ()) -> Tensor
         (N,K,*s) in the output's own dtype, or in float32 or float64 for mask queries.
 
     Raises:
-        TargetError: The output is that of a detector, or has no unique tensor of scores at every position.
+        TargetError: The output comes from a detector, or has no unique tensor of scores at every position.
 
     >>> find_class_score_maps({"predicted_depth": torch.zeros(1, 8, 8)}, (32, 32)).shape
     torch.Size([1, 1, 8, 8])

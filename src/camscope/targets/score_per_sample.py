@@ -17,9 +17,9 @@ from camscope.targets.base import ClassNameLookup, Target
 from camscope.targets.class_targets import (
     Difference,
     TargetLike,
+    convert_tensor_target_to_list,
     normalize_target,
     resolve_class_pair,
-    tensor_to_list,
 )
 from camscope.targets.find_class_scores import (
     ScoreRange,
@@ -125,7 +125,9 @@ class Score:
             self._input_size = tuple(x.shape[2:])
             return concatenate_structures([self._forward_row(x, row, sample_index) for row in range(len(x))])
         version, self._input_size = x._version, tuple(x.shape[2:])
-        args, kwargs = (self._args, self._kwargs) if sample_index is None else self._select_extra_inputs(sample_index)
+        args, kwargs = (
+            (self._args, self._kwargs) if sample_index is None else self._select_extra_args_and_kwargs(sample_index)
+        )
         args, kwargs = map_leaves((args, kwargs), self._copy_caller_tensor)  # the model may change them in place
         with torch._C.DisableTorchFunction():  # the copy is no call of the model
             before = x.detach().clone() if self.values is None else None
@@ -143,7 +145,7 @@ class Score:
         return output
 
     def _copy_caller_tensor(self, value: Tensor) -> Tensor:
-        """Copy a tensor of the caller. If it has been selected by rows, return it unchanged, because it is a copy."""
+        """Copy a tensor of the caller. A tensor that was selected by rows is a copy already, so return it unchanged."""
         is_own = all(value is not leaf for _, leaf in iter_leaves((self._args, self._kwargs)))
         return value if is_own else value.clone()
 
@@ -152,7 +154,7 @@ class Score:
         if sample_index is not None or self.values is not None:
             return self.forward(x[row : row + 1], index)
         single = copy.copy(self)  # in the first forward pass each row has its own extra inputs
-        single._args, single._kwargs = self._select_extra_inputs(index, len(x))
+        single._args, single._kwargs = self._select_extra_args_and_kwargs(index, len(x))
         return single.forward(x[row : row + 1])
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "Score":
@@ -231,7 +233,7 @@ class Score:
         return values
 
     def check_extra_inputs(self, x: Tensor) -> None:
-        """Raise InputError if an extra argument has N entries that do not belong to the N samples of x (N,C,*S).
+        """Raise InputError for an extra argument of N entries that do not belong to the N samples of x (N,C,*S).
 
         To test this, the model is run on the samples in reversed order, which must not change their scores.
         """
@@ -246,7 +248,9 @@ class Score:
                 "entries do not belong to the samples: explain one image at a time"
             )
 
-    def _select_extra_inputs(self, sample_index: Tensor, n_samples: int | None = None) -> tuple[Any, dict[str, Any]]:
+    def _select_extra_args_and_kwargs(
+        self, sample_index: Tensor, n_samples: int | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Return the extra positional and keyword arguments of the model for R samples. `sample_index` (R,) selects them."""
         if n_samples is None:
             n_samples = 0 if self.values is None else len(self.values)
@@ -331,7 +335,9 @@ class Score:
         return score
 
     def class_index(self, sample: int) -> int | None:
-        """Return the class index of one sample. Return None before the first call, or if the target is not one class."""
+        """Return the class index of one sample. Return None before the first call, and for a target that is not a
+        single class.
+        """
         if isinstance(self.target, Target):
             return self.target.get_class_index(sample)
         first, second = self._get_class_pair(sample)
@@ -391,7 +397,7 @@ def replace_class_targets(model: nn.Module, target: TargetLike) -> TargetLike:
     card = get_card(model)
     if card is None or card.build_class_target is None or callable(target):
         return target
-    target = tensor_to_list(target) if hasattr(target, "tolist") else target
+    target = convert_tensor_target_to_list(target) if hasattr(target, "tolist") else target
     if isinstance(target, list | tuple):
         return [cast(Any, replace_class_targets(model, item)) for item in target]  # one per sample
     result: TargetLike = card.build_class_target(normalize_target(target))
@@ -411,9 +417,9 @@ class PerSampleTarget(Target):
         )
 
     @property
-    def dense(self) -> bool:
+    def selects_positions(self) -> bool:
         """Whether any of the targets selects some of many positions of the output."""
-        return any(isinstance(target, Target) and target.dense for target in self.targets)
+        return any(isinstance(target, Target) and target.selects_positions for target in self.targets)
 
     def flipped(self, flips: Sequence[int], size: Sequence[int]) -> "PerSampleTarget":
         """Return the targets for an input that is flipped along the axes `flips`."""

@@ -51,7 +51,7 @@ class Region(ClassTarget):
     point: Sequence[float] | None = None
     cell_weights: Tensor | None = None
 
-    dense = True
+    selects_positions = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -133,7 +133,7 @@ class Region(ClassTarget):
         return f"{self.describe_class(sample, class_name)} {place}"
 
     def _compute_cell_weights(self, maps: Tensor, input_size: tuple[int, ...]) -> Tensor:
-        """Return how much of each cell lies in the region, as (N,*s). The cells are those of the output `maps` (N,K,*s)."""
+        """Return the share (N,*s) of each cell that lies in the region. The output `maps` (N,K,*s) defines the cells."""
         grid = maps.shape[2:]
         if self.mask is None:
             point = tuple(self.point or ())

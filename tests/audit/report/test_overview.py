@@ -30,11 +30,7 @@ from camscope.audit.core.stage_result_schema import (
 )
 from camscope.audit.core.summary_schema import RegionOverlap, Summary, Verdict
 from camscope.audit.report.concerns import iter_concerns
-from camscope.audit.report.open_questions import OPEN_QUESTIONS, SHORT_NAMES, iter_open_questions
-from camscope.audit.report.overview import build_overview, describe_model, iter_unproven_conclusions, write_plain_text
-from camscope.audit.report.render_html_page import render_one_page_overview, render_page
-from camscope.audit.report.result_sentences import build_result_sentence, describe_effect, explain_conclusion
-from camscope.audit.report.sentences import (
+from camscope.audit.report.data_and_method_sentences import (
     describe_clusters,
     describe_config_declarations,
     describe_explained_output,
@@ -49,6 +45,10 @@ from camscope.audit.report.sentences import (
     join_texts,
     list_interval_methods,
 )
+from camscope.audit.report.open_questions import OPEN_QUESTIONS, SHORT_NAMES, iter_open_questions
+from camscope.audit.report.overview import build_overview, describe_model, iter_unproven_conclusions, write_plain_text
+from camscope.audit.report.render_html_page import render_one_page_overview, render_page
+from camscope.audit.report.verdict_and_auroc_sentences import build_result_sentence, describe_effect, explain_conclusion
 from camscope.audit.report.verdict_labels_and_groups import describe_sample, format_sentence, group_verdicts_by_topic
 from camscope.audit.shortcuts.intervention_effects_and_reliance import judge_reliance
 from camscope.audit.verdicts import NO_PERFORMANCE_REASON, derive_verdicts
@@ -367,7 +367,7 @@ def templates_of(module) -> list[str]:
 def test_every_template_is_filled_by_one_of_these_results():
     summaries = [made() for made in SUMMARIES.values()]
     texts = "\n".join(text for summary in summaries for text in sentences_of(summary))
-    names = ("overview", "concerns", "result_sentences", "open_questions", "sentences")
+    names = ("overview", "concerns", "verdict_and_auroc_sentences", "open_questions", "data_and_method_sentences")
     missing = [
         pattern
         for name in names

@@ -19,8 +19,7 @@ from camscope.audit.core.summary_schema import ClusterAnalysis, ColumnLeakage, I
 from camscope.audit.performance.auc import auroc, average_precision
 from camscope.audit.performance.feature_probes import probe_leakage
 from camscope.audit.performance.subgroup_differences import compare_level_aurocs, compare_level_means
-from camscope.audit.report.render_html_page import render_page
-from camscope.audit.report.sentences import (
+from camscope.audit.report.data_and_method_sentences import (
     describe_clusters,
     describe_config_declarations,
     describe_explained_output,
@@ -32,6 +31,7 @@ from camscope.audit.report.sentences import (
     iter_estimates,
     list_interval_methods,
 )
+from camscope.audit.report.render_html_page import render_page
 from camscope.audit.report.verdict_labels_and_groups import TOPIC_DESCRIPTIONS, find_topic
 from camscope.audit.shortcuts.intervention_effects_and_reliance import estimate_insertion_effect
 from camscope.audit.verdicts import derive_verdicts

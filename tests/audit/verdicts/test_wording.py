@@ -442,7 +442,7 @@ def test_a_reliance_is_judged_as_its_rule_says(low, high, word):
 def test_an_insertion_that_could_not_be_tried_says_what_is_lacking():
     # two images of one patient, both with the region: nothing of it is missing but other patients
     truths = {0: True, 1: False}
-    cohort = SimpleNamespace(get_truth=lambda finding: truths, patients={0: "a", 1: "a"})
+    cohort = SimpleNamespace(get_truth_by_row=lambda finding: truths, patients={0: "a", 1: "a"})
     context = SimpleNamespace(cohort=cohort, config=SimpleNamespace(seed=0))
     mask = np.ones((2, 2), np.bool_)
     scenes = [SimpleNamespace(row=row, regions={"border": mask}) for row in truths]

@@ -9,7 +9,7 @@ from torch import nn
 
 from camscope.errors import LayerError
 from camscope.explainers import AblationCAM, ReciproCAM
-from camscope.explainers.cam.layer_features import LayerFeatures
+from camscope.explainers.cam.layer_features_and_perturbed_scores import LayerFeatures
 from camscope.hooks import edit_layers
 from camscope.layers.infer_layout import infer_layout
 from tests.nets import CASES, Plain, Pooled, plain

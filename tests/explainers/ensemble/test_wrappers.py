@@ -257,7 +257,7 @@ def test_a_question_of_a_place_goes_along_with_every_scale(kind, question):
 
 def test_a_place_that_cannot_be_carried_along_is_an_error():
     class Mine(Target):
-        dense = True
+        selects_positions = True
 
         def __call__(self, output):
             return output["out"][:, 1, 0, 0]

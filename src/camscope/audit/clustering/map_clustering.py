@@ -87,12 +87,12 @@ class PointCloud:
 
     @cached_property
     def labels_by_count(self) -> dict[int, IntArray]:
-        """Number of clusters k -> the cluster label of every point (N,). Labels range from 0 to k-1."""
+        """A dict from the number of clusters k to the cluster label of every point (N,). Labels range from 0 to k-1."""
         return {k: assign_labels_qr(self.eigenvalues_and_eigenvectors[1], k) for k in self.cluster_counts}
 
     @cached_property
     def eigengap_by_count(self) -> dict[int, float]:
-        """Number of clusters k -> the eigengap 1 - λ_k / λ_(k+1).
+        """A dict from the number of clusters k to the eigengap 1 - λ_k / λ_(k+1).
 
         It is 1 if the graph has k connected parts, and 0 if it has more.
         """
@@ -104,7 +104,7 @@ class PointCloud:
         return {k: round(gap, EIGENVALUE_DIGITS) for k, gap in gaps.items()}
 
     def compute_stability(self, n_resamples: int, rng: np.random.Generator) -> dict[int, float]:
-        """Return number of clusters -> the mean stability of that clustering over random subsamples.
+        """Return a dict from the number of clusters to the mean stability of this clustering over random subsamples.
 
         It is the mean adjusted Rand index with clusters of subsamples of the patients.
         """
@@ -123,7 +123,7 @@ class PointCloud:
 
 
 def sample_reference_points(points: FloatArray, rng: np.random.Generator) -> FloatArray:
-    """Sample points from a Gaussian, which has a single cluster. Its principal variances are those of the given points (N,d).
+    """Sample points from a Gaussian, which has a single cluster. It has the principal variances of the given points (N,d).
 
     The shape of a cloud alone can make clusters stable: an elongated cloud is cut across its middle every time (John et al.
     2020, doi:10.1038/s41598-020-58766-1).
@@ -207,7 +207,7 @@ class Partition:
 
     @property
     def is_stable(self) -> bool:
-        """Whether the clusters are more stable than clusters found in random points without cluster structure."""
+        """Whether clusters of the maps are more stable than clusters of random points."""
         return self.stability > self.reference_stability
 
 
@@ -289,7 +289,7 @@ def _select_feasible_cluster_counts(n_patients: int, n_maps: int) -> tuple[int, 
 def _measure_stability_and_eigengap(
     cloud: PointCloud, points: FloatArray, n_resamples: int, rng: np.random.Generator
 ) -> tuple[dict[int, float], dict[int, float]]:
-    """Draw random points without clusters. Return their stability and their eigengap for each number of clusters."""
+    """Draw random points without clusters. Return the stability and the eigengap of the points for each number of clusters."""
     distances = compute_distances(sample_reference_points(points, rng))
     reference = PointCloud(distances, cloud.patient_index, cloud.cluster_counts)
     stability = reference.compute_stability(max(MIN_REFERENCE_RESAMPLES, n_resamples // 5), rng)

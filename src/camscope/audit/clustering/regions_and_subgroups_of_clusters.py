@@ -32,7 +32,7 @@ def cluster_and_describe_maps(
 
     Where no number of clusters is supported, the clusters of the smallest number are returned.
     """
-    truths = context.cohort.get_truth(finding)
+    truths = context.cohort.get_truth_by_row(finding)
     positive_rows = [sample.row for sample in samples.samples if truths[sample.row]]
     attributions = load_attributions(context, explainer.composed_name, finding, positive_rows)
     rows, shapes = sorted(attributions), {attribution.shape for attribution in attributions.values()}
@@ -44,7 +44,7 @@ def cluster_and_describe_maps(
             raise UndefinedError(f"the maps have {plural(len(shapes), 'size')}; expected one size")
         clustering = cluster_maps(
             np.stack([attributions[row] for row in rows]),
-            [context.cohort.patient_numbers[row] for row in rows],
+            [context.cohort.patient_number_by_row[row] for row in rows],
             seed=context.config.seed,
         )
     except UndefinedError as error:
@@ -102,7 +102,7 @@ def _build_map_clusters(
 def _compute_mass_shares(
     rows: Sequence[int], attributions: Mapping[int, FloatArray], samples: RegionSamples
 ) -> dict[str, FloatArray]:
-    """Return region name -> the share of each map's attribution inside the region (N,). NaN if an image lacks the region."""
+    """Return a dict from region name to the share (N,) of each map's attribution inside the region. Without the region: NaN."""
     samples_by_row = {sample.row: sample for sample in samples.samples}
     mass_shares = {name: np.full(len(rows), np.nan) for name in samples.region_names}
     for i, row in enumerate(rows):
@@ -116,9 +116,9 @@ def _iter_clusters_and_enriched_levels(
     context: AuditContext, partition: Partition, rows: Sequence[int]
 ) -> Iterator[tuple[int, str]]:
     """Yield (cluster number, text) for levels that are frequent in a cluster, such as `site B: 80 % here, 41 % elsewhere`."""
-    patients = [context.cohort.patient_numbers[row] for row in rows]
+    patients = [context.cohort.patient_number_by_row[row] for row in rows]
     for column in context.config.data.subgroups:
-        levels = context.cohort.get_subgroup_levels(column)
+        levels = context.cohort.get_subgroup_level_by_row(column)
         try:
             enrichments = compute_level_enrichment(partition.labels, [levels[row] for row in rows], patients)
         except UndefinedError:
@@ -144,7 +144,7 @@ class LevelEnrichment:
 def compute_level_enrichment(
     labels: npt.NDArray[np.int64], column_values: Sequence[Hashable], groups: Sequence[Hashable] | None = None
 ) -> tuple[LevelEnrichment, ...]:
-    """Test whether some subgroup levels are more frequent in one cluster than in the others.
+    """Compare how frequent each subgroup level is in one cluster and in the others. Test the differences.
 
     The results are sorted by p-value, with Holm's correction over all tests. Each patient counts once, by the first row,
     because images of one patient are not independent. Rows in no cluster (-1) or without a level are left out. Of two

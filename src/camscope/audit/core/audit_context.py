@@ -33,14 +33,14 @@ MAX_TRIAL_IMAGES = 32  # images tried to find one that can be explained
 
 
 class MapSeconds(NamedTuple):
-    """The seconds of a map with the configured steps, and with those of stages that compare ranks."""
+    """The seconds of a map with the configured steps, and with the steps of stages that compare ranks."""
 
     configured: float
     reduced: float
 
 
 class RankExplainers(NamedTuple):
-    """The explainers of stages that compare ranks, and what was found about those that take steps along a path.
+    """The explainers of stages that compare ranks, and the step counts of explainers that integrate along a path.
 
     Attributes:
         explainers: Those of the context, in the same order. Some take fewer steps.
@@ -92,7 +92,7 @@ class AuditContext:
 
     @cached_property
     def class_names(self) -> tuple[str, ...]:
-        """The class names of the model. Empty if the model declares none."""
+        """The class names of the model. The tuple is empty if the model declares no class names."""
         card = get_card(self.model)
         return (card.class_names if card else None) or ()
 
@@ -146,7 +146,7 @@ class AuditContext:
 
     @cached_property
     def ground_truth(self) -> dict[str, GroundTruth]:
-        """Finding name -> the masks, boxes or points of the finding. Findings without annotations are left out."""
+        """A dict from finding name to the masks, boxes or points of the finding. It lists only findings with annotations."""
         source, findings = self.config.data.ground_truth, self.findings
         if source is None:
             return {}
@@ -167,7 +167,9 @@ class AuditContext:
 
     @cached_property
     def first_maps(self) -> list[dict[str, Any]]:
-        """The maps of the first image for which every method succeeds. Methods that fail raise an error before all images run."""
+        """The maps of the first image for which every method succeeds.
+        If a method fails, raise an error before all images run.
+        """
         reasons = []
         for image in self.load_images(self.cohort.rows[:MAX_TRIAL_IMAGES]):
             rows = [] if image.item is None else self.worker.compute_rows(self.worker.collate([image]))
@@ -184,7 +186,7 @@ class AuditContext:
 
     def load_images(self, rows: Sequence[int] | None = None) -> Iterator[LoadedImage]:
         """Load the given rows as model inputs, or all rows by default. An unreadable image has an error instead of an input."""
-        positions = (self.cohort.manifest_positions[row] for row in (self.cohort.rows if rows is None else rows))
+        positions = (self.cohort.manifest_position_by_row[row] for row in (self.cohort.rows if rows is None else rows))
         manifest = self.cohort.manifest_with_display_names
         manifest_rows = (manifest.rows(position, position + 1)[0] for position in positions)
         return load_images(manifest, manifest_rows, self.worker.prepare_model_input, NUM_READ_THREADS)

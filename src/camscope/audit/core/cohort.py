@@ -42,7 +42,7 @@ class Cohort:
 
     @cached_property
     def full_manifest(self) -> Manifest:
-        """The manifest with all rows and columns. Raises an InputError if the config names a column that does not exist."""
+        """The manifest with all rows and columns. Raises an InputError if the config names a missing column."""
         for _, problem in self.iter_settings_with_missing_column():
             raise InputError(problem)
         return self._source_manifest
@@ -110,7 +110,7 @@ class Cohort:
 
     @property
     def hides_file_names(self) -> bool:
-        """Whether outputs must not contain file names."""
+        """Whether outputs must hide file names."""
         return self.config.report.profile == "research"
 
     @cached_property
@@ -120,42 +120,46 @@ class Cohort:
 
     @cached_property
     def ids(self) -> dict[int, str]:
-        """Row number -> the image name that outputs show."""
+        """A dict from row number to the image name in the outputs."""
         return dict(zip(self.rows, self.manifest_with_display_names.table["id"].to_pylist(), strict=True))
 
     @cached_property
-    def manifest_positions(self) -> dict[int, int]:
-        """Row number -> the position of that row in the manifest."""
+    def manifest_position_by_row(self) -> dict[int, int]:
+        """A dict from row number to the position of the row in the manifest."""
         return {row: position for position, row in enumerate(self.rows)}
 
-    def get_column(self, name: str) -> dict[int, Any]:
-        """Return row number -> the value in a manifest column."""
+    def get_column_values_by_row(self, name: str) -> dict[int, Any]:
+        """Return a dict from row number to the value in a manifest column."""
         return dict(zip(self.rows, self.manifest.table[name].to_pylist(), strict=True))
 
-    def get_subgroup_levels(self, column: str) -> dict[int, str | None]:
-        """Return row number -> the level in a subgroup column. None if the cell is empty. Ages become age bands."""
-        values = {row: None if is_empty_cell(value) else value for row, value in self.get_column(column).items()}
+    def get_subgroup_level_by_row(self, column: str) -> dict[int, str | None]:
+        """Return a dict from row number to the level in a subgroup column. The level of an empty cell is `None`.
+        Ages become age bands.
+        """
+        values = {
+            row: None if is_empty_cell(value) else value for row, value in self.get_column_values_by_row(column).items()
+        }
         if needs_age_bands(column, values.values()):
             return {row: None if age is None else format_age_band(age) for row, age in values.items()}
         return {row: normalize_label(value) for row, value in values.items()}
 
     @cached_property
     def patients(self) -> dict[int, Any]:
-        """Row number -> the patient. An image without a patient counts as a separate patient."""
+        """A dict from row number to patient. An image with an empty patient cell counts as a separate patient."""
         if self.config.data.patient is None:
             return {row: row for row in self.rows}
-        patients = self.get_column(self.config.data.patient)
+        patients = self.get_column_values_by_row(self.config.data.patient)
         return {row: f"row {row}" if is_empty_cell(patient) else patient for row, patient in patients.items()}
 
     @cached_property
-    def patient_numbers(self) -> dict[int, int]:
-        """Row number -> an anonymous number for the patient."""
+    def patient_number_by_row(self) -> dict[int, int]:
+        """A dict from row number to an anonymous number for the patient."""
         patients = dict.fromkeys(self.patients[row] for row in self.rows)
         numbers = {patient: number for number, patient in enumerate(patients)}
         return {row: numbers[self.patients[row]] for row in self.rows}
 
-    def get_truth(self, finding: Finding) -> dict[int, bool | None]:
-        """Return row number -> whether the image has the finding. None if the label is missing."""
+    def get_truth_by_row(self, finding: Finding) -> dict[int, bool | None]:
+        """Return a dict from row number to True if the image has the finding, else False. A missing label gives None."""
         data = self.config.data
         names = (finding.name, str(finding.class_index))
         column = data.label or data.labels.get(names[0]) or data.labels.get(names[1])
@@ -166,7 +170,7 @@ class Cohort:
             )
         if column is None:
             raise InputError(f"labels has no column for the finding {finding.name!r}")
-        labels = {row: normalize_label(value) for row, value in self.get_column(column).items()}
+        labels = {row: normalize_label(value) for row, value in self.get_column_values_by_row(column).items()}
         if data.label:
             return {row: None if label is None else label in names for row, label in labels.items()}
         return {row: None if label is None else _parse_truth(label, column) for row, label in labels.items()}
@@ -179,7 +183,11 @@ class Cohort:
         column = self.config.data.label
         if column is None or not class_names:
             return
-        labels = {label for value in self.get_column(column).values() if (label := normalize_label(value)) is not None}
+        labels = {
+            label
+            for value in self.get_column_values_by_row(column).values()
+            if (label := normalize_label(value)) is not None
+        }
         if unknown := sorted(labels - {*class_names, *map(str, range(len(class_names)))}, key=str):
             by_lower_name = {name.casefold(): name for name in class_names}
             in_other_case = [
@@ -199,7 +207,7 @@ class Cohort:
         """Return what the image of a row is read from: bytes of a file, a location, or an image in a dataset."""
         if self.manifest.images is not None:
             return self.manifest.images[row]
-        position = self.manifest_positions[row]
+        position = self.manifest_position_by_row[row]
         return self.manifest.read_source(self.manifest.rows(position, position + 1)[0])
 
     def open_ground_truth(self, mask_source: str | MaskSource) -> GroundTruth:
@@ -246,7 +254,7 @@ class Cohort:
         self, candidate_rows: Iterable[int], n_rows: int, salt: int, finding: Finding, *, only_positives: bool = False
     ) -> list[int]:
         """Draw at most `n_rows` rows in random order. Half of them have the finding. With `only_positives`, all have it."""
-        truths, candidates = self.get_truth(finding), list(candidate_rows)
+        truths, candidates = self.get_truth_by_row(finding), list(candidate_rows)
         rng = np.random.default_rng((self.config.seed, salt, finding.class_index))
         selected_classes = (True,) if only_positives else (True, False)
         classes = [[row for row in candidates if truths[row] is truth] for truth in selected_classes]

@@ -34,7 +34,7 @@ IDENTIFIER_COLUMNS = ("row", "id", "path")  # columns with a different value for
 
 
 def _reject_duplicates(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Raise a ValueError if a value occurs twice, because it would also be counted twice."""
+    """Raise a ValueError if a value occurs twice. Otherwise the audit would count this value twice."""
     if repeated := [value for value, count in Counter(values).items() if count > 1]:
         raise ValueError(f"{repeated[0]!r} is listed twice; expected each value once")
     return values
@@ -309,7 +309,7 @@ class Config(_ConfigTable):
     def parse_source(
         cls, source: "Config | Mapping[str, Any] | str | os.PathLike[str]"
     ) -> "tuple[Config | None, FaultCollector]":
-        """Return the config, or None if it is invalid. The second value holds the faults, which are not raised.
+        """Return the config, or None for an invalid config. Also return the collected faults, without raising an error.
 
         Args:
             source: As for `from_source`.
@@ -388,13 +388,13 @@ class Config(_ConfigTable):
 
     @property
     def budget_seconds(self) -> float | None:
-        """The time limit of the audit in seconds. None if there is no limit."""
+        """The time limit of the audit in seconds. The value is `None` if there is no limit."""
         match = DURATION_PATTERN.fullmatch(self.budget or "")
         return None if match is None else float(match[1]) * SECONDS_BY_UNIT[match[2]]
 
     @property
     def budget_in_words(self) -> str:
-        """The time limit of the audit as text, such as "4 minutes". Empty if there is no limit."""
+        """The time limit of the audit as text, such as "4 minutes". The text is empty if there is no limit."""
         match = DURATION_PATTERN.fullmatch(self.budget or "")
         return "" if match is None else f"{match[1]} {UNIT_NAMES[match[2]]}{'' if match[1] == '1' else 's'}"
 

@@ -73,7 +73,7 @@ class FaultCollector:
         raise ConfigError(f"{self.source_name} has {plural(len(faults), 'fault')}:\n{listed}")
 
     def find_line(self, key: KeyPath) -> int | None:
-        """Return the line number of a key in the file. A key without a line gets the line of the innermost table around it."""
+        """Return the line number of a key in the file. A missing key gets the line of the innermost table around the key."""
         return next((self.lines[key[:n]] for n in range(len(key), 0, -1) if key[:n] in self.lines), None)
 
     def _format_fault(self, fault: ConfigFault) -> str:
@@ -116,7 +116,7 @@ def _iter_key_paths(parsed: Mapping[str, Any]) -> Iterator[KeyPath]:
 
 
 def suggest_nearest_name(name: str, names: Iterable[str]) -> str:
-    """Return a hint such as `; did you mean 'Label'?`. Empty if no name is similar. Case is ignored."""
+    """Return a hint such as `; did you mean 'Label'?`. Return "" if no name is similar. Case is ignored."""
     by_lower_name = {other.casefold(): other for other in names}
     nearest = difflib.get_close_matches(name.casefold(), by_lower_name, n=1, cutoff=MIN_SIMILARITY)
     return f"; did you mean {by_lower_name[nearest[0]]!r}?" if nearest else ""

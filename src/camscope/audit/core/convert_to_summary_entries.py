@@ -87,7 +87,7 @@ def summarize_estimate(
 def summarize_estimate_or_reason(
     compute: Callable[[], Estimate], baseline: float, baseline_name: str
 ) -> EstimateSummary:
-    """Compute an estimate and convert it into a summary entry. If it is undefined, the entry holds the reason."""
+    """Compute an estimate and convert it into a summary entry. For an undefined estimate, the entry holds the reason."""
     try:
         return summarize_estimate(compute(), baseline, baseline_name)
     except UndefinedError as error:
@@ -123,7 +123,7 @@ def summarize_finding_metrics(cohort: Cohort, evaluation: EvaluationResult, find
 
 
 def collect_formulas(metric_summaries: Iterable[MetricSummary]) -> dict[str, str]:
-    """Return metric name -> formula as text."""
+    """Return a dict from metric name to formula as text."""
     return {name: METRICS[name].formula for name in dict.fromkeys(line.metric for line in metric_summaries)}
 
 
@@ -154,14 +154,14 @@ def summarize_metrics(
 
 def add_patient_column(cohort: Cohort, table: "pa.Table") -> "pa.Table":
     """Return the table with an additional column of patient numbers."""
-    numbers = [cohort.patient_numbers[row] for row in table["row"].to_pylist()]
+    numbers = [cohort.patient_number_by_row[row] for row in table["row"].to_pylist()]
     return table.append_column(PATIENT_COLUMN, import_arrow().array(numbers, import_arrow().int64()))
 
 
 def select_metric_values_of_finding(
     cohort: Cohort, table: "pa.Table", finding: Finding, has_finding: bool | None = None
 ) -> "pa.Table":
-    """Select the metric values of a finding. Optionally keep only images that have the finding, or only images without it.
+    """Select the metric values of a finding. Optionally select only images with the finding, or only images without the finding.
 
     Control maps without a class count for every finding.
     """
@@ -173,7 +173,7 @@ def select_metric_values_of_finding(
     selected = table.filter(compute.or_(compute.and_(has_target, compute.invert(is_control)), controls))
     if has_finding is None:
         return selected
-    truths = cohort.get_truth(finding)
+    truths = cohort.get_truth_by_row(finding)
     return selected.filter(pa.array([truths[row] is has_finding for row in selected["row"].to_pylist()], pa.bool_()))
 
 
@@ -211,7 +211,7 @@ def _find_most_common_reason(line: evaluation_summary.MethodSummary, table: "pa.
 
 
 def get_metric_values(table: "pa.Table", metric: str, method: str, layer: str | None) -> dict[int, float]:
-    """Return row number -> metric value, for the maps of one method and layer."""
+    """Return a dict from row number to metric value, for the maps of one method and layer."""
     columns = (table[name].to_pylist() for name in ("row", "value", "metric", "method", "layer"))
     rows = zip(*columns, strict=True)
     return {row: value for row, value, *key in rows if value is not None and key == [metric, method, layer]}

@@ -41,7 +41,9 @@ def _reduce_integration_steps(context: AuditContext) -> RankExplainers:
             x = _load_compared_images(context) if x is None else x
             first = context.first_maps[number]  # rows of the first finding come first
             first_map = np.reshape(first["attribution"], first["grid"])
-            record, seconds = _choose_steps(explainer, x, context.findings[0].class_index, candidates, first_map)
+            record, seconds = _choose_steps_and_time_maps(
+                explainer, x, context.findings[0].class_index, candidates, first_map
+            )
             seconds_by_method.update({} if seconds is None else {explainer.composed_name: seconds})
         if record is not None:
             records.append(record)
@@ -50,7 +52,9 @@ def _reduce_integration_steps(context: AuditContext) -> RankExplainers:
 
 
 def _list_candidate_step_counts(explainer: Explainer) -> list[int]:
-    """Return the step counts to try, fewest first. Methods without path integration, or with a tolerance, have none to try."""
+    """Return the step counts to try, fewest first.
+    The tuple is empty for a method with a tolerance or without path integration.
+    """
     n_steps = getattr(explainer, "n_steps", None)
     if not isinstance(n_steps, int) or getattr(explainer, "tolerance", None) is not None:
         return []
@@ -64,10 +68,11 @@ def _load_compared_images(context: AuditContext) -> Tensor:
     return context.stack_on_device(batch[:N_COMPARED_IMAGES])
 
 
-def _choose_steps(
+def _choose_steps_and_time_maps(
     explainer: Explainer, x: Tensor, class_index: int, candidates: Sequence[int], first_map: FloatArray
 ) -> tuple[PathSteps | None, MapSeconds | None]:
-    """Find the fewest integration steps that keep the pixel ranks of the configured maps. None if no candidate keeps them.
+    """Find the fewest integration steps that keep the pixel ranks of the configured maps.
+    If no candidate keeps the ranks, return None.
 
     `first_map` is the configured map of the first image. The seconds of a map are those of the other images.
     """
@@ -97,7 +102,7 @@ def _compute_maps(explainer: Explainer, x: Tensor, class_index: int) -> FloatArr
 
 
 def _correlate_ranks(maps: FloatArray, full_maps: FloatArray) -> float | None:
-    """Return the mean rank correlation between paired maps (N,*s). None if it is undefined for every pair."""
+    """Return the mean rank correlation between paired maps (N,*s). Return None if the correlation is undefined for every pair."""
     correlations = []
     for first, second in zip(maps, full_maps, strict=True):
         try:

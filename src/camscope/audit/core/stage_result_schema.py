@@ -273,7 +273,7 @@ class StablePredictionShare(SchemaModel):
 
 
 class PathSteps(SchemaModel):
-    """The number of path steps of a method in a stage that compares ranks, where it is below the configured number.
+    """The reduced number of path steps of a method, in a stage that compares ranks.
 
     `rank_correlation` is Spearman's correlation of maps with this and with the configured number, the mean over `n_images`.
     """

@@ -21,7 +21,7 @@ LOG_ODDS_PREFIX = "log odds "
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """The log odds (N,F) and features (N,D) of N images, and the errors of images without a prediction.
+    """The log odds (N,F) and features (N,D) of N images, and the errors of images whose prediction failed.
 
     `errors`: row -> the reason. `outputs_are_probabilities`: the model returns probabilities, which were converted into log
     odds.
@@ -35,7 +35,7 @@ class Predictions:
     outputs_are_probabilities: bool = False
 
     def log_odds_by_row(self, finding: str) -> dict[int, float]:
-        """Return row number -> the log odds of a finding."""
+        """Return a dict from row number to the log odds of a finding."""
         return dict(zip(self.rows, self.log_odds[:, self.findings.index(finding)].tolist(), strict=True))
 
     def log_odds_std(self, finding: str) -> float:
@@ -96,7 +96,7 @@ class Predictions:
 
 
 class StageResults(dict[str, StageResult]):
-    """Stage name -> its result. Predictions are read from their file because they are large."""
+    """A dict from stage name to result. The predictions are large, so they are read from their file."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()

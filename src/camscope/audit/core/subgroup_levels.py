@@ -20,7 +20,7 @@ RARE_CLUSTER_SHARE: Final = 0.3  # a cluster with a smaller share of the maps is
 
 
 def build_level_masks(column: Sequence[Hashable]) -> dict[Hashable, Mask]:
-    """Return level -> a mask (N,) of the rows with that level. Empty cells belong to no level."""
+    """Return a dict from level to a mask (N,) of the rows with this level. Empty cells belong to no level."""
     values: list[Hashable] = [value.item() if isinstance(value, np.generic) else value for value in column]
     levels = {value for value in values if not is_empty_cell(value)}
     return {level: np.array([value == level for value in values], np.bool_) for level in sort_levels(levels)}

@@ -109,7 +109,7 @@ def _require_two_classes(ranking: Ranking) -> Ranking:
 
 
 def bootstrap_areas(ranking: Ranking, area_function: AreaFunction, n_resamples: int, seed: int) -> FloatArray:
-    """Return the area under a curve for each bootstrap resample of groups. NaN if a resample contains only one class."""
+    """Return the area under a curve for each bootstrap resample of groups. A resample that contains only one class gets NaN."""
     areas, n_groups = [], ranking.n_resampled_groups
     for drawn_groups in iter_bootstrap_indices(n_groups, n_resamples, seed, len(ranking.truth)):
         weights = count_group_draws(drawn_groups, n_groups)[:, ranking.group_index]
@@ -122,7 +122,7 @@ def bootstrap_areas(ranking: Ranking, area_function: AreaFunction, n_resamples: 
 
 
 def drop_undefined_areas(resampled_areas: FloatArray, description: str) -> FloatArray:
-    """Drop the areas that are NaN. Raise an UndefinedError if more than 10 % are NaN."""
+    """Drop NaN areas. Raise an UndefinedError if more than 10 % of the areas are NaN."""
     n_undefined = int(np.isnan(resampled_areas).sum())
     if n_undefined > MAX_UNDEFINED_SHARE * len(resampled_areas):
         raise UndefinedError(

@@ -99,7 +99,7 @@ def _find_resamples_with_class_overlap(truth: Mask, log_odds: FloatArray, weight
 
 
 def _fit_slopes_and_intercepts(truth: Mask, log_odds: FloatArray, weights: FloatArray) -> FloatArray:
-    """Return the recalibration slope and intercept of each resample (r,2). NaN if no line can be fitted."""
+    """Return the recalibration slope and intercept of each resample (r,2). A resample without a fitted line gets NaN."""
     lines = np.full((len(weights), 2), np.nan)
     can_fit = _find_resamples_with_class_overlap(truth, log_odds, weights)
     center, scale = log_odds.mean(), log_odds.std()
@@ -111,7 +111,7 @@ def _fit_slopes_and_intercepts(truth: Mask, log_odds: FloatArray, weights: Float
 def _fit_standardized_slopes_and_intercepts(
     truth: Mask, x: FloatArray, weights: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Fit the slope and intercept of each resample by Newton's method. NaN if the fit does not converge."""
+    """Fit the slope and intercept of each resample by Newton's method. A resample whose fit does not converge gets NaN."""
     share = weights @ truth / weights.sum(1)
     slope, intercept = np.zeros(len(weights)), np.log(share) - np.log1p(-share)
     step_size = np.full(len(weights), np.inf)

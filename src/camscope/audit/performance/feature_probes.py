@@ -51,7 +51,7 @@ def probe_leakage_of_subgroup_columns(cohort: Cohort, predictions: Predictions) 
     """Yield how well a linear probe predicts each subgroup column from the model's features."""
     positions = {row: n for n, row in enumerate(predictions.rows)}
     for column in cohort.config.data.subgroups:
-        levels = cohort.get_subgroup_levels(column)
+        levels = cohort.get_subgroup_level_by_row(column)
         rows = [row for row in predictions.rows if levels[row] is not None]
         features = predictions.features[[positions[row] for row in rows]]
         labels, patients = [str(levels[row]) for row in rows], [cohort.patients[row] for row in rows]
@@ -90,11 +90,11 @@ def probe_leakage(
     rows = np.logical_or.reduce(levels)
     label = np.select([level_rows[rows] for level_rows in levels], range(len(levels)))
     x, group = _standardize_features(values[rows]), np.unique(group_index[rows], return_inverse=True)[1]
-    rankings = _rank_levels(x, label, group, seed)
+    rankings = _rank_rows_for_each_level(x, label, group, seed)
     random = np.random.default_rng(seed)
     null_aurocs = []
     for _ in range(n_permutations):
-        permuted = _rank_levels(x, _permute_labels(label, group, random), group, seed)
+        permuted = _rank_rows_for_each_level(x, _permute_labels(label, group, random), group, seed)
         null_aurocs.append(float(np.mean([ranking.compute_area(compute_roc_area) for ranking in permuted])))
     areas = [bootstrap_areas(ranking, compute_roc_area, n_resamples, seed) for ranking in rankings]
     estimate = replace(estimate_mean_auroc(rankings, np.mean(areas, 0)), n_undefined=len(labels) - len(label))
@@ -134,7 +134,7 @@ def _standardize_features(x: FloatArray) -> FloatArray:
     return np.asarray(left * size)
 
 
-def _rank_levels(x: FloatArray, level_index: IntArray, group: IntArray, seed: int) -> list[Ranking]:
+def _rank_rows_for_each_level(x: FloatArray, level_index: IntArray, group: IntArray, seed: int) -> list[Ranking]:
     """Rank all rows by their out-of-fold score for each level. For all levels, resamples draw the same patients."""
     scores = _predict_level_log_odds(x, level_index, group, seed)
     rankings = [rank_scores(level_index == k, scores[:, k], None) for k in range(scores.shape[1])]

@@ -54,7 +54,7 @@ class Contrast:
 
 @dataclass(frozen=True, eq=False)
 class _MeanSide:
-    """The mean of one group of rows, with its jackknife values (G,) by patient and its degrees of freedom."""
+    """The mean over a group of rows, the jackknife values (G,) by patient, and the degrees of freedom."""
 
     estimate: Estimate
     patient_indices: IntArray
@@ -288,7 +288,7 @@ def compare_subgroups(
     numbers, groups = [values[row] for row in rows], [cohort.patients[row] for row in rows]
     fields = {"finding": finding.name, "region": region, "margin": margin}
     for column in cohort.config.data.subgroups:
-        level_by_row = cohort.get_subgroup_levels(column)
+        level_by_row = cohort.get_subgroup_level_by_row(column)
         levels = [level_by_row[row] for row in rows]
         try:
             if truth is None:

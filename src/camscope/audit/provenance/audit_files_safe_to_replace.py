@@ -1,4 +1,4 @@
-"""Find the files that an audit wrote, so that files of other programs are never replaced or removed."""
+"""Find the files that an audit wrote. Only these files may be replaced or removed."""
 
 import json
 import os
@@ -75,7 +75,7 @@ def remove_outputs(folder: Path) -> None:
 
 
 def log_interrupted_stages(folder: Path) -> None:
-    """Log the files of stages that finished but were interrupted before their files were logged."""
+    """Log the files of finished stages whose log entry is missing because of an interruption."""
     for stage in _FileLog.read(folder).open_stages:
         if (folder / STAGES_FOLDER / f"{stage}.json").is_file():
             log_stage_files(folder, stage)
@@ -166,7 +166,7 @@ def _is_stage_file(name: str, stage: str, findings: set[str]) -> bool:
 
 
 def _has_expected_content(path: Path, name: str) -> bool:
-    """Return whether the content of a file is what an audit would write under this file name."""
+    """Return whether a file has the kind of content that an audit writes under this file name."""
     with suppress(OSError, OutputError, import_arrow().ArrowException):  # it cannot be read
         if RUN_FILE_PATTERN.fullmatch(name):
             run_folder = path.parent.parent if path.parent.name == PARTS_FOLDER else path.parent
@@ -199,7 +199,7 @@ def _has_valid_seal(path: Path) -> bool:
 
 
 def read_json_or_none(path: Path) -> Any:
-    """Return the content of a JSON file. None if the file is missing, invalid or too large."""
+    """Return the content of a JSON file. Return None if the file is missing, invalid or too large."""
     with suppress(OSError, ValueError, RecursionError, MemoryError):
         return json.loads(read_bytes(path, MAX_OUTPUT_JSON_BYTES))
     return None

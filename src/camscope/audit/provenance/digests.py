@@ -37,7 +37,7 @@ FILES_PER_CHUNK = 1024  # files queued at once
 
 
 def digest_file(path: str | Path, limit: int | None = None) -> str:
-    """Return the SHA-256 digest of a file. Raise an OSError if the file is larger than `limit` bytes."""
+    """Return the SHA-256 digest of a file. Raise an OSError for a file of more than `limit` bytes."""
     with open_regular_file(path, limit) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -55,7 +55,7 @@ def digest_file_content(path: Path) -> str:
 
 
 def digest_optional_file(path: str | None) -> str | None:
-    """Return the digest of a file. None if the file does not exist."""
+    """Return the digest of a file. Return None if the file does not exist."""
     return digest_file(path) if path and Path(path).is_file() else None
 
 
@@ -76,7 +76,7 @@ def digest_model_source(source: str) -> str:
 def digest_images(
     context: AuditContext, on_progress: Callable[[int, int], None] | None = None
 ) -> dict[str, str | None]:
-    """Return image id -> the digest of the image file. None if the file cannot be read.
+    """Return a dict from image id to the digest of the image file. An unreadable file gets None.
 
     `on_progress`: called with the number of images done and their total.
     """
@@ -107,7 +107,7 @@ def _map_in_threads(function: Callable[[T], U], items: Iterable[T]) -> Iterator[
 
 
 def find_changed_images(images: Mapping[str, str | None], previous: Mapping[str, str | None]) -> list[str]:
-    """Return the ids of images whose digests differ, and of images that only one of two mappings contains."""
+    """Compare two mappings from image id to digest. Return the ids with different digests, and the ids that one mapping lacks."""
     return [name for name in {**previous, **images} if name not in images or images[name] != previous.get(name, "")]
 
 
@@ -136,12 +136,12 @@ def _iter_mask_names_and_locations(
     """Yield (name, location) for the mask files of a column, folder or COCO file, in the order of the rows."""
     ground_truth = context.cohort.open_ground_truth(mask_config)
     if isinstance(ground_truth, AnnotationColumn):
-        for row, value in context.cohort.get_column(ground_truth.name).items():
+        for row, value in context.cohort.get_column_values_by_row(ground_truth.name).items():
             if is_mask_path(value):
                 yield str(row), (ground_truth.locations, value)
     elif isinstance(ground_truth, MaskFolder):
         named = FilenameIndex(((file, file) for file in ground_truth.files), ignore_suffix=True)
-        for row, path in context.cohort.get_column("path").items():
+        for row, path in context.cohort.get_column_values_by_row("path").items():
             with suppress(UndefinedError):  # ambiguous names have no mask
                 if file := named.find_value_of_file(path):
                     yield str(row), (UNCONFINED_LOCATIONS, file)

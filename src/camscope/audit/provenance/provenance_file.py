@@ -51,7 +51,7 @@ START_EVENT = "begun"  # event of the log when an audit starts
 
 
 def compute_digests_of_config_data_and_weights(context: AuditContext) -> dict[str, str]:
-    """Return the digests of the config, the data and the weights. An audit can only resume if they are unchanged."""
+    """Return the digests of the config, the data and the weights. An audit can only resume with unchanged digests."""
     return {
         "camscope": __version__,
         "code": digest_code(),
@@ -212,7 +212,7 @@ def compute_seal(record: Mapping[str, Any]) -> str:
 
 
 def read_explained_image_digests(context: AuditContext) -> dict[str, str | None]:
-    """Return image id -> the digest of the image file from which the maps were computed."""
+    """Return a dict from image id to the digest of the explained image file."""
     table = context.maps.table(["id", "sha256"])
     return dict(sorted(zip(table["id"].to_pylist(), table["sha256"].to_pylist(), strict=True)))
 
@@ -226,7 +226,7 @@ def replace_digests_of_explained_images(
 
 
 def compute_preprocessing_digests_by_image(context: AuditContext) -> dict[str, str]:
-    """Return image id -> a digest of how the image was preprocessed: sizes, placement and scan steps."""
+    """Return a dict from image id to a digest of the preprocessing: sizes, placement and scan steps."""
     digests: dict[str, str] = {}
     for row in context.maps.table(["id", *PREPROCESSING_COLUMNS]).to_pylist():
         name = row.pop("id")
@@ -236,7 +236,7 @@ def compute_preprocessing_digests_by_image(context: AuditContext) -> dict[str, s
 
 
 def digest_outputs(folder: Path) -> dict[str, str]:
-    """Return file name -> a digest of its content, for all reproducible outputs. Time columns do not matter."""
+    """Return a dict from file name to a digest of the content, for all reproducible outputs. Time columns do not matter."""
     return {
         name: digest_file_content(path)
         for name, path in _iter_output_files(folder)
@@ -245,7 +245,7 @@ def digest_outputs(folder: Path) -> dict[str, str]:
 
 
 def digest_files(folder: Path) -> dict[str, str]:
-    """Return file name -> the digest of its bytes. "none" if the file cannot be read.
+    """Return a dict from file name to the digest of the bytes. An unreadable file gets the digest "none".
 
     A truncated table and any other file above the size limit count as unreadable.
     """

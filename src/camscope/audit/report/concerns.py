@@ -7,15 +7,15 @@ from markupsafe import Markup
 
 from camscope.audit.core.stage_result_schema import FindingPerformance, StageResult
 from camscope.audit.core.summary_schema import Summary, Verdict
+from camscope.audit.report.data_and_method_sentences import fill_sentence, join_texts
 from camscope.audit.report.open_questions import name_subject
-from camscope.audit.report.result_sentences import (
+from camscope.audit.report.verdict_and_auroc_sentences import (
     Concern,
     build_result_sentence,
     describe_interval_at_chance,
     explain_auroc,
     is_performance_verdict_of,
 )
-from camscope.audit.report.sentences import fill_sentence, join_texts
 from camscope.audit.report.verdict_labels_and_groups import classify_verdict, format_sentence
 from camscope.audit.shortcuts.region_attribution import find_overlapping_regions
 from camscope.audit.verdicts.verdict_rules import find_topic
@@ -107,7 +107,7 @@ def contradicts_model(verdict: Verdict) -> bool:
 
 
 def get_effect_size(verdict: Verdict) -> float:
-    """Return the absolute size of an effect. Return 0 if it has no value."""
+    """Return the absolute size of an effect. Return 0 for an effect without a value."""
     return abs(verdict.effect.value or 0.0)
 
 
@@ -126,7 +126,7 @@ def _iter_concerns_about_constant_output(summary: Summary) -> Iterator[Concern]:
 
 
 def _iter_concerns_about_open_performance(summary: Summary) -> Iterator[Concern]:
-    """Yield the findings that the model detects better than chance, although it is open whether well enough."""
+    """Yield a concern for each finding that is detected better than chance, but perhaps not well enough."""
     for performance in summary.predict.performance:
         verdict = next(
             (item for item in summary.verdicts if is_performance_verdict_of(item, performance.finding)), None

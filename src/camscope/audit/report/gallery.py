@@ -72,7 +72,7 @@ class GalleryMap:
 
 
 def render_outline_rgba(mask: Mask, height: int) -> NDArray[np.uint8] | None:
-    """Render the outline of a mask (H,W) as an RGBA image. Other pixels are transparent. None if the mask is empty."""
+    """Render the outline of a mask (H,W) as an RGBA image. Other pixels are transparent. Return None if the mask is empty."""
     factor = min(height / mask.shape[0], 2 * height / mask.shape[1])
     rows, columns = (max(1, round(side * factor)) for side in mask.shape)
     at_row = np.minimum(((np.arange(rows) + 0.5) / factor).astype(int), mask.shape[0] - 1)
@@ -104,7 +104,7 @@ def _dilate(mask: Mask, n_pixels: int) -> Mask:
 def load_gallery_image_or_reason(
     run: BatchRun, rows: Sequence[RunRow], *, allow_burned_in_text: bool
 ) -> tuple[PixelArray | None, str]:
-    """Load the image that belongs to some rows of a batch. If it must not be shown, return None and the reason."""
+    """Load the image of some rows of a batch. If the report must not show the image, return None and the reason."""
     if not rows:
         return None, "it is not in the run"
     if allow_burned_in_text:
@@ -120,7 +120,7 @@ def load_gallery_image_or_reason(
 def render_gallery_map(
     run: BatchRun, row: RunRow, image: PixelArray | None, height: int, max_bytes: int, mask: Mask | None = None
 ) -> GalleryMap:
-    """Render the map in a row of a batch. If it cannot be shown, record the reason.
+    """Render the map in a row of a batch. If the map cannot be shown, record the reason.
 
     `mask`: the finding of a volume (D,H,W), drawn as an outline on its planes.
     """
@@ -330,17 +330,17 @@ def _build_images(
 
 
 def _select_entries(
-    kind: str, finding: str, summary: Summary, predicted_images: Sequence[PredictedImage], n_random_images: int
+    section_name: str, finding: str, summary: Summary, predicted_images: Sequence[PredictedImage], n_random_images: int
 ) -> list[GalleryEntry]:
     rows = {image.id: image.row for image in predicted_images}
-    if kind == "random":
+    if section_name == "random":
         order = np.random.default_rng((summary.seed, GALLERY_SEED_SALT)).permutation(len(predicted_images))
         selected = [predicted_images[n] for n in order[:n_random_images]]
         return [(image.row, _choose_finding(image), {}) for image in selected]
-    if kind == "review":
+    if section_name == "review":
         cases = [case for case in summary.shortcut.review_cases[:MAX_REVIEW_IMAGES] if case.id in rows]
         return [(rows[case.id], case.finding, {"reason": case.reason}) for case in cases]
-    if kind == "prototypes":
+    if section_name == "prototypes":
         return [
             (rows[image_id], finding, {"cluster": cluster.number, "prototype_method": analysis.method})
             for analysis in summary.shortcut.cluster_analyses
@@ -350,7 +350,9 @@ def _select_entries(
             if image_id in rows
         ]
     n_images = max(MIN_IMAGES_PER_EXTREME, n_random_images // 2)
-    return [(image.row, finding, {}) for image in select_extreme_images(kind, finding, predicted_images, n_images)]
+    return [
+        (image.row, finding, {}) for image in select_extreme_images(section_name, finding, predicted_images, n_images)
+    ]
 
 
 def select_extreme_images(

@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from camscope.audit.core.summary_schema import Summary
 from camscope.audit.report.overview import NOTHING_DECIDED, build_overview, write_plain_text
-from camscope.audit.report.result_sentences import Concern
+from camscope.audit.report.verdict_and_auroc_sentences import Concern
 from camscope.audit.report.verdict_labels_and_groups import sanitize_text
 
 if TYPE_CHECKING:

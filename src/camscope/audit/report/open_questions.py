@@ -1,4 +1,4 @@
-"""The questions that an audit left open, and how many patients would decide them, as sentences."""
+"""Write the open questions of an audit as sentences, with the number of patients that would decide each question."""
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from camscope.audit.core.stage_result_schema import StageResult
 from camscope.audit.core.summary_schema import Summary, Verdict
-from camscope.audit.report.sentences import fill_sentence, join_texts
+from camscope.audit.report.data_and_method_sentences import fill_sentence, join_texts
 from camscope.audit.shortcuts.region_names import format_region, name_region
 from camscope.audit.verdicts.verdict_rules import find_topic
 from camscope.plurals import inflect
@@ -65,7 +65,7 @@ SHORT_NAMES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class OpenQuestion:
-    """A question that the audit left open, why, and how many patients it would take."""
+    """An open question of the audit, the reason, and the number of patients that would decide the question."""
 
     question: Markup
     reason: Markup
@@ -168,7 +168,7 @@ def explain_open_verdicts(verdicts: Sequence[Verdict], summary: Summary) -> Mark
 
 
 def _is_short_of_patients(verdict: Verdict) -> bool:
-    """Return whether a verdict is open because there are too few patients. Too few donors is a different reason."""
+    """Return whether a verdict is open for lack of patients. Lack of donors is a different reason."""
     return verdict.patients_needed is not None and OF_EACH_KIND not in verdict.reason
 
 

@@ -1,4 +1,4 @@
-"""The first screen of a report: what was audited, the main results, the biggest concern, and what stays open.
+"""The first screen of a report: the audited model and data, the main results, the biggest concern and the open questions.
 
 All sentences are HTML whose numbers are those of the summary. The one-page summary and the model card use the same sentences.
 """
@@ -15,16 +15,16 @@ from camscope.audit.report.concerns import (
     iter_concerns,
     list_columns_that_determine_label,
 )
+from camscope.audit.report.data_and_method_sentences import count_in_words, fill_sentence, join_texts
 from camscope.audit.report.number_format import format_item_count, format_number
 from camscope.audit.report.open_questions import OpenQuestion, iter_open_questions, name_subject
-from camscope.audit.report.result_sentences import (
+from camscope.audit.report.verdict_and_auroc_sentences import (
     Concern,
     PerformanceAnswer,
     build_performance_answer,
     build_result_sentence,
     is_performance_verdict_of,
 )
-from camscope.audit.report.sentences import count_in_words, fill_sentence, join_texts
 from camscope.audit.report.verdict_labels_and_groups import classify_verdict, sanitize_text
 from camscope.audit.verdicts.verdict_rules import find_topic
 from camscope.plurals import inflect
@@ -129,7 +129,7 @@ def describe_patients(summary: Summary) -> Markup:
 
 
 def _describe_chance(summary: Summary) -> Markup:
-    """Say which AUROC is the chance level, in one sentence. Empty if there is no AUROC."""
+    """Say which AUROC is the chance level, in one sentence. Return "" if there is no AUROC."""
     baseline = next((item.auroc.baseline for item in summary.predict.performance), None)
     return Markup("") if baseline is None else fill_sentence("{baseline} is chance.", baseline=baseline)
 
@@ -139,7 +139,7 @@ def _count_more_concerns(count: int) -> Markup:
 
 
 def _count_verdicts(summary: Summary, stated: Sequence[Concern]) -> Markup:
-    """Say how many verdicts there are. Apart from the stated verdicts, count those that contradict the model or the maps."""
+    """Say how many verdicts there are. Also count the contradicting verdicts that are not in `stated`."""
     if not summary.verdicts:
         return Markup("")
     data = {"verdicts": [vars(verdict) for verdict in summary.verdicts]}
@@ -164,13 +164,13 @@ def _count_open_questions(summary: Summary) -> Markup:
 
 
 def _name_further_questions(questions: Sequence[OpenQuestion]) -> Markup:
-    """Name the open questions that the first screen does not list. Empty if it lists all of them."""
+    """Name the open questions that are missing on the first screen. If the first screen lists all questions, return ""."""
     names = list(dict.fromkeys(question.short_name for question in questions))
     return fill_sentence("Also open: {names}.", names=join_texts(names)) if names else Markup("")
 
 
 def _explain_effects(summary: Summary) -> Iterator[Markup]:
-    """Explain the terms for changes of the log odds. Yield nothing if no verdict uses them."""
+    """Explain the terms for changes of the log odds. Yield nothing if no verdict uses these terms."""
     if any(verdict.effect.n_groups_by_role for verdict in summary.verdicts):
         yield Markup(
             "Change of the log odds: how far the prediction moves if a region of one image (of the donor) is pasted into "
@@ -180,7 +180,7 @@ def _explain_effects(summary: Summary) -> Iterator[Markup]:
 
 
 def _explain_sample_sizes(results: Sequence[Concern], summary: Summary) -> Iterator[Markup]:
-    """Explain why the numbers of images differ between results. Yield nothing if they are equal."""
+    """Explain why the numbers of images differ between results. Yield nothing if the numbers are equal."""
     if len({verdict.effect.n_values for result in results for verdict in result.verdicts}) < 2:
         return
     stages = (summary.faithfulness, summary.robustness)
@@ -192,7 +192,7 @@ def _explain_sample_sizes(results: Sequence[Concern], summary: Summary) -> Itera
 
 
 def _describe_missing_concern(summary: Summary) -> Concern:
-    """Say what it means that no result calls the model into question."""
+    """Explain the absence of concerns: no result calls the model into question."""
     decided = [item for item in summary.verdicts if item.conclusion != "not decided"]
     if not any(find_topic(item.question) == "model" for item in decided):
         sentence = Markup("No question about the model could be decided.")
@@ -225,7 +225,7 @@ def _iter_results(summary: Summary, stated: Sequence[Verdict] = ()) -> Iterator[
 
 
 def iter_unproven_conclusions(summary: Summary) -> Iterator[Markup]:
-    """Yield the conclusions that the audit does not allow. Each is a clause that begins with "that"."""
+    """Yield the conclusions that the audit does not allow, as clauses such as "that …"."""
     for performance in summary.predict.performance:
         verdict = next(
             (item for item in summary.verdicts if is_performance_verdict_of(item, performance.finding)), None

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from camscope.audit.core.stage_result_schema import StageResult
 from camscope.audit.core.summary_schema import Summary
-from camscope.audit.report import sentences
+from camscope.audit.report import data_and_method_sentences
 from camscope.audit.report.gallery import GALLERY_KINDS, Gallery
 from camscope.audit.report.number_format import (
     format_estimate,
@@ -22,8 +22,8 @@ from camscope.audit.report.number_format import (
     format_p_value,
 )
 from camscope.audit.report.overview import NOTHING_DECIDED, build_overview
-from camscope.audit.report.result_sentences import write_answer
 from camscope.audit.report.section_figures import draw_figures
+from camscope.audit.report.verdict_and_auroc_sentences import write_answer
 from camscope.audit.report.verdict_labels_and_groups import (
     CONCLUSION_MEANINGS,
     MARGIN_DESCRIPTIONS,
@@ -92,7 +92,9 @@ def render_page(summary: Summary, gallery: Gallery | None = None, provenance: Ma
         is_one_page=False,
         verdict_groups=topics,
         absent_objections={
-            group.topic: sentences.explain_missing_contradictions(summary, f"the {group.topic}", group.questions)
+            group.topic: data_and_method_sentences.explain_missing_contradictions(
+                summary, f"the {group.topic}", group.questions
+            )
             for group in topics
         },
         untested_verdicts=verdicts_by_kind["untested"],
@@ -125,7 +127,7 @@ def render_one_page_overview(summary: Summary) -> str:
 
 
 def read_reporting_guidelines_csv() -> str:
-    """Return a CSV table that links the items of reporting guidelines to the audit sections that address them."""
+    """Return a CSV table of the items of reporting guidelines, with the audit sections that address each item."""
     return resources.files("camscope.audit.report").joinpath("norms.csv").read_text("utf-8")
 
 
@@ -168,7 +170,7 @@ def create_template_environment() -> "jinja2.Environment":
         "region_descriptions": {name: region.description for name, region in REGIONS.items()},
         "script": Markup(_read_template("page.js")),  # noqa: S704 - a file of this package
         "sections": PAGE_SECTIONS,
-        "sentences": sentences,
+        "sentences": data_and_method_sentences,
         "style": Markup(_read_template("page.css")),  # noqa: S704 - a file of this package
         "verdict_kind_filters": VERDICT_KIND_FILTERS,
         "verdict_kind_labels": VERDICT_KIND_LABELS,

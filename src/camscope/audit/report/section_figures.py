@@ -14,7 +14,7 @@ from camscope.audit.core.stage_result_schema import (
     SubgroupDifference,
 )
 from camscope.audit.core.summary_schema import Summary
-from camscope.audit.report.sentences import is_uncounted_removal
+from camscope.audit.report.data_and_method_sentences import is_uncounted_removal
 from camscope.audit.report.svg_charts import (
     ForestRow,
     default_style_scope,
@@ -221,8 +221,8 @@ def _draw_masked_aurocs(summary: Summary) -> Iterator[Drawing]:
             yield ("AUROC of masked images", performance.finding), caption, chart
 
 
-def _format_intervention(kind: str, region: str, imputation: str | None) -> str:
-    return f"{kind} {name_region(region)}".strip() + (f", {imputation}" if imputation else "")
+def _format_intervention(intervention_kind: str, region: str, imputation: str | None) -> str:
+    return f"{intervention_kind} {name_region(region)}".strip() + (f", {imputation}" if imputation else "")
 
 
 def _draw_aurocs_of_feature_probes(summary: Summary) -> Iterator[Drawing]:

@@ -63,7 +63,7 @@ def default_style_scope() -> Iterator[None]:
 
 
 def to_inline_svg(figure: "Figure", figure_id: str, aria_label: str) -> Markup:
-    """Convert a figure to SVG without inline styles, which the page forbids. `figure_id` must be unique on the page.
+    """Convert a figure to SVG. The page forbids inline styles, so the SVG has none. `figure_id` must be unique on the page.
 
     A text whose id is `VALUES_PREFIX` and numbers gets these as its attribute `data-values`.
     """
@@ -284,7 +284,7 @@ def draw_reliability_diagram(performance: FindingPerformance) -> "Figure":
 def draw_randomization_curve(
     step_names: tuple[str, ...], similarity: RandomizationSimilarity, *, is_control: bool
 ) -> "Figure":
-    """Draw how similar the maps stay to the original map after each step of weight randomization.
+    """Draw a curve of weight randomization: the similarity to the original map after each step.
 
     The band shows the similarity of maps of different images.
     """

@@ -91,7 +91,9 @@ def _detect_corners(image: NDArray[Any]) -> Mask:
 def _detect_padding(image: NDArray[Any]) -> Mask:
     values = _to_gray_values(image)
     max_range, box = FLAT_RANGE_FRACTION * float(np.ptp(values)), [[0, n] for n in values.shape]
-    while (edge := _find_constant_edge(values[tuple(slice(*ends) for ends in box)], max_range)) is not None:
+    while (
+        edge := _find_axis_and_end_of_constant_edge(values[tuple(slice(*ends) for ends in box)], max_range)
+    ) is not None:
         axis, end = edge
         box[axis][end] += 1 if end == 0 else -1
     padding = np.ones(values.shape, np.bool_)
@@ -101,7 +103,7 @@ def _detect_padding(image: NDArray[Any]) -> Mask:
     return padding
 
 
-def _find_constant_edge(values: FloatArray, max_range: float) -> tuple[int, int] | None:
+def _find_axis_and_end_of_constant_edge(values: FloatArray, max_range: float) -> tuple[int, int] | None:
     """Find an outer row, column or slice that is constant. Return its axis and end (0 or -1), or None."""
     edges = product(range(values.ndim), (0, -1))
     return next((e for e in edges if values.shape[e[0]] > 1 and np.ptp(values.take(e[1], e[0])) <= max_range), None)
@@ -187,11 +189,11 @@ def _measure_distances_and_radius_of_aperture(image: NDArray[Any]) -> tuple[Floa
     outline = np.concatenate(contours) if contours else np.empty((0, 2))
     if len(outline) < 8:
         raise UndefinedError("no aperture: the bright part has no outline")
-    circle = _fit_circle(outline)
+    circle = _fit_circle_center_and_radius(outline)
     for _ in range(3):  # without the outline of notches and labels
         is_near = np.abs(_measure_distances(circle, outline.T)) <= MAX_NOTCH_DISTANCE * circle[2]
         if is_near.sum() >= len(outline) / 2:
-            circle = _fit_circle(outline[is_near])
+            circle = _fit_circle_center_and_radius(outline[is_near])
     error = np.median(np.abs(_measure_distances(circle, outline.T)))
     if error > MAX_ROUNDNESS_ERROR * circle[2]:
         raise UndefinedError(
@@ -206,7 +208,7 @@ def _measure_distances(circle: tuple[float, float, float], points: FloatArray) -
     return np.asarray(np.hypot(points[0] - row, points[1] - column) - radius)
 
 
-def _fit_circle(points: FloatArray) -> tuple[float, float, float]:
+def _fit_circle_center_and_radius(points: FloatArray) -> tuple[float, float, float]:
     """Fit a circle to points by least squares. Return its center row, center column and radius.
 
     Minimizes |p|² - 2 c·p - (r² - |c|²) (Kåsa 1976).
@@ -240,21 +242,21 @@ def _detect_saturated_markers(image: NDArray[Any]) -> Mask:
 
 def _detect_ink(image: NDArray[Any]) -> Mask:
     """Return a mask of saturated purple pixels, such as a surgical marker on skin."""
-    hue, saturation, value = _convert_to_hsv(image, "ink")
+    hue, saturation, value = _convert_to_hue_saturation_and_value(image, "ink")
     is_purple = (hue >= INK_HUE_RANGE[0]) & (hue <= INK_HUE_RANGE[1])
     return _remove_small_components(is_purple & (saturation >= MIN_INK_SATURATION) & (value >= 0.15) & (value <= 0.95))
 
 
 def _detect_pen(image: NDArray[Any]) -> Mask:
     """Return a mask of saturated green, saturated blue and black pixels, such as pen marks on a glass slide."""
-    hue, saturation, value = _convert_to_hsv(image, "pen")
+    hue, saturation, value = _convert_to_hue_saturation_and_value(image, "pen")
     is_colored = np.logical_or.reduce([(hue >= low) & (hue <= high) for low, high in PEN_HUE_RANGES])
     is_black = (value < 0.15) & (saturation < 0.5)
     return _remove_small_components((is_colored & (saturation >= 0.45) & (value >= 0.1)) | is_black)
 
 
 def _detect_outside_tissue(image: NDArray[Any]) -> Mask:
-    _, saturation, _ = _convert_to_hsv(image, "tissue")
+    _, saturation, _ = _convert_to_hue_saturation_and_value(image, "tissue")
     if saturation.max() < MIN_STAIN_SATURATION or saturation.min() == saturation.max():
         raise UndefinedError(
             f"no tissue: the image has almost no color, its highest saturation is {saturation.max():.2f}"
@@ -262,7 +264,9 @@ def _detect_outside_tissue(image: NDArray[Any]) -> Mask:
     return np.asarray(saturation <= compute_otsu_threshold(saturation))
 
 
-def _convert_to_hsv(image: NDArray[Any], region_name: str) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _convert_to_hue_saturation_and_value(
+    image: NDArray[Any], region_name: str
+) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return the hue, saturation and value of a color image, each in 0..1. Pixels of the image may be in 0..1 or 0..255."""
     if not _is_color_image(image):
         raise UndefinedError(f"no {region_name}: the image has no colors")

@@ -104,7 +104,9 @@ def _summarize_effect(
 
 
 def _describe_few_patients(roles: Mapping[str, Sequence[Hashable]], *, is_dominated: bool) -> str:
-    """Say which roles have too few patients, or which role one patient dominates. Empty if there is no such role."""
+    """Name the roles that have too few patients, or the role that one patient dominates.
+    If no role has such a problem, return "".
+    """
     counts = {name: len(set(patients)) for name, patients in roles.items()}
     few = [plural(n, name.removesuffix("s")) for name, n in counts.items() if n < MIN_PATIENTS_FOR_VERDICT]
     if few:
@@ -174,7 +176,7 @@ def judge_reliance(
 
 
 def explain_too_few_patients(n_patients: int, prevalence: float) -> str:
-    """Say why there are too few patients to rule out reliance on a rare region. Empty if there are enough.
+    """Say why there are too few patients to rule out reliance on a rare region. With enough patients, return "".
 
     A rare reliance affects a share `prevalence` of patients.
     """
@@ -198,7 +200,7 @@ def _describe_undetectable_share(share: float) -> str:
 def select_reported_effect(
     insertions: Effects, removals: Effects, margin: float = DEFAULT_MARGIN_SD
 ) -> InterventionEffect | None:
-    """Return the effect to report: the largest of those that decide the conclusion.
+    """Return the effect to report: the largest of the effects that decide the conclusion.
 
     These are the effects beyond the margin, else the undecided effects, else all. Effects with at least ten patients come
     first, and among them insertions. None where there is no effect.
@@ -218,7 +220,9 @@ def select_reported_effect(
 
 
 def _group_counted_effects_by_kind(insertions: Effects, removals: Effects) -> dict[str, list[InterventionEffect]]:
-    """Return intervention kind -> the effects that count. They have an interval and enough patients."""
+    """Return a dict from intervention kind to the effects that count.
+    An effect counts if it has an interval and enough patients.
+    """
     return {
         kind: [e for e in effects if e.effect.low is not None and e.effect.n_groups >= MIN_PATIENTS_FOR_VERDICT]
         for kind, effects in (("insertion", insertions), ("removal", removals))
@@ -226,26 +230,26 @@ def _group_counted_effects_by_kind(insertions: Effects, removals: Effects) -> di
 
 
 def _find_direction_by_kind(effects_by_kind: Mapping[str, Effects], margin: float) -> dict[str, str]:
-    """Return intervention kind -> direction. Kinds are left out unless all their intervals lie beyond the margin."""
+    """Return a dict from intervention kind to direction. It holds the kinds whose intervals all lie beyond the margin."""
     directions = {kind: _find_common_direction(effects, margin) for kind, effects in effects_by_kind.items()}
     if len({effect.imputation for effect in effects_by_kind["removal"]}) < MIN_IMPUTATIONS:
         del directions["removal"]
     return {kind: direction for kind, direction in directions.items() if direction}
 
 
-def _compute_interval_sign(item: InterventionEffect, margin: float) -> int:
-    """Return 1 if the interval lies above the margin, -1 if it lies below the negative margin, and 0 otherwise."""
-    low, high = item.effect.low, item.effect.high
+def _compute_interval_sign(effect: InterventionEffect, margin: float) -> int:
+    """Return 1 for an interval above the margin, -1 for an interval below the negative margin, and 0 otherwise."""
+    low, high = effect.effect.low, effect.effect.high
     return 0 if low is None or high is None else int(low > margin) - int(high < -margin)
 
 
-def _is_within_margin(item: InterventionEffect, margin: float) -> bool:
-    low, high = item.effect.low, item.effect.high
+def _is_within_margin(effect: InterventionEffect, margin: float) -> bool:
+    low, high = effect.effect.low, effect.effect.high
     return low is not None and high is not None and -margin < low and high < margin
 
 
 def _find_common_direction(effects: Effects, margin: float) -> str:
-    """Return "supports" or "contradicts" if all effects point in that direction. Otherwise return ""."""
+    """Return "supports" or "contradicts" if all effects agree in this direction. Otherwise return ""."""
     signs = {_compute_interval_sign(effect, margin) for effect in effects}
     return {1: "supports", -1: "contradicts"}.get(signs.pop(), "") if len(signs) == 1 else ""
 
@@ -255,7 +259,7 @@ def _select_effects_with_value(effects: Effects) -> list[InterventionEffect]:
 
 
 def _explain_uncounted_effects(insertions: Effects, removals: Effects, uncounted_removals: Effects) -> dict[str, str]:
-    """Return intervention kind -> why its effects are missing or do not count."""
+    """Return a dict from intervention kind to the reason why the effects of this kind are missing or do not count."""
     descriptions = {
         kind: f"{kind} was measured in too few patients to count"
         if _select_effects_with_value(effects)
@@ -272,7 +276,9 @@ def _explain_uncounted_effects(insertions: Effects, removals: Effects, uncounted
 def _describe_other_kind(
     effects_by_kind: Mapping[str, Effects], decided_kind: str, margin: float, uncounted_reasons: Mapping[str, str]
 ) -> str:
-    """Describe what the other kind of intervention shows: removal if insertion decided, insertion if removal decided."""
+    """Describe the result of the other kind of intervention.
+    If insertion decided the verdict, this is removal, and vice versa.
+    """
     other = next(kind for kind in effects_by_kind if kind != decided_kind)
     effects = effects_by_kind[other]
     if not effects:

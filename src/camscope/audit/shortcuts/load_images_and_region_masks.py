@@ -35,7 +35,7 @@ class RegionSample:
     ground_truth: dict[str, Mask] = field(default_factory=dict)
 
     def subtract_finding(self, finding_name: str) -> "RegionSample":
-        """Remove the finding's pixels from all regions of the sample except the organ. A finding is not a shortcut.
+        """Remove the finding's pixels from all regions of the sample, but keep the organ whole. A finding is not a shortcut.
 
         The organ is extended by the finding: masks of lungs often leave out the opacities in them.
         """
@@ -63,7 +63,7 @@ class RegionSamples:
         return [sample for sample in self.samples if region_name in sample.regions]
 
     def subtract_finding(self, finding_name: str) -> "RegionSamples":
-        """Remove the finding's pixels from all regions except the organ, in every sample."""
+        """Remove the finding's pixels from all regions of every sample, but keep the organ whole."""
         return replace(self, samples=[sample.subtract_finding(finding_name) for sample in self.samples])
 
     @property
@@ -132,7 +132,7 @@ def _build_sample(
 ) -> RegionSample:
     """Load the region masks and finding masks of one image. Missing regions are counted in `samples`."""
     cohort = context.cohort
-    position = cohort.manifest_positions[row]
+    position = cohort.manifest_position_by_row[row]
     manifest_row = cohort.manifest.rows(position, position + 1)[0]
 
     def load_mask(ground_truth: GroundTruth) -> Mask:

@@ -1,4 +1,4 @@
-"""Measure how much attribution lies in each region, and how much regions overlap."""
+"""Measure the attribution inside each region, and the overlap of regions."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import permutations
@@ -35,7 +35,7 @@ TOP_PIXEL_FRACTION = 0.10  # of the pixels, whose share in the region is the con
 def load_attributions(
     context: AuditContext, method_title: str, finding: Finding, rows: Sequence[int]
 ) -> dict[int, FloatArray]:
-    """Return row number -> the raw map of a method. Maps with NaN are left out."""
+    """Return a dict from row number to the raw map of a method. Maps with NaN are left out."""
     field, selected_rows = import_arrow("dataset").field, import_arrow().array(rows, import_arrow().int64())
     is_selected = (field("method") == method_title) & (field("target") == str(finding.class_index))
     is_selected &= field("row").isin(selected_rows)
@@ -120,14 +120,14 @@ def compute_equivalent_diameter(mask: Mask) -> float:
 
 
 def compute_mass_share(attribution: FloatArray, mask: Mask) -> float:
-    """Return the share of a map's positive attribution that lies inside a mask. NaN if the map has no positive value."""
+    """Return the share of a map's positive attribution that lies inside a mask. Return NaN if the map has no positive value."""
     positive = np.maximum(attribution, 0)
     whole = positive.sum()
     return float(positive[mask].sum() / whole) if whole > 0 else float("nan")
 
 
 def compute_confounder_sensitivity(attribution: FloatArray, mask: Mask) -> float:
-    """Return how much of a region is among the top 10 % of the map's pixels, as a share. NaN for a constant map.
+    """Return how much of a region is among the top 10 % of the map's pixels, as a share. Return NaN for a constant map.
 
     Ties count in expectation.
     """
@@ -198,7 +198,9 @@ def measure_overlap_between_regions(samples: RegionSamples, finding_name: str) -
 
 
 def find_overlapping_regions(summary: Summary) -> dict[str, list[list[str]]]:
-    """Return finding -> groups of overlapping regions. Only regions on which the prediction relies are grouped."""
+    """Return a dict from finding to groups of overlapping regions.
+    The groups hold only regions on which the prediction relies.
+    """
     relied_regions: dict[str, list[str]] = {}
     for item in summary.verdicts:
         if (item.question, item.conclusion) == ("shortcut", "supported"):

@@ -76,7 +76,7 @@ def insert_region(x: Tensor, masks: Tensor, donors: Tensor) -> Tensor:
 def match_receivers_donors_and_controls(
     truth: ArrayLike, has_region: ArrayLike, groups: Sequence[Hashable] | None = None, seed: int = 0
 ) -> ReceiversDonorsControls:
-    """Choose for each receiver image a donor with the region and a control without it. All come from different patients.
+    """For each receiver image, choose a donor with the region and a control without the region, all from different patients.
 
     `truth`, `has_region` and `groups` (N,) describe the images. The groups are the patients. Receivers are the negatives
     without the region, or all images without it where such negatives are few. Where every image has the region, they are
@@ -197,11 +197,11 @@ class InterventionRunner:
     def __post_init__(self) -> None:
         self.log_odds = self.predictions.log_odds_by_row(self.finding.name)
         self.log_odds_std = self.predictions.log_odds_std(self.finding.name)
-        truths = self.context.cohort.get_truth(self.finding)
+        truths = self.context.cohort.get_truth_by_row(self.finding)
         self.truth_by_row = {sample.row: truths[sample.row] for sample in self.samples.samples}
 
     def run_interventions(self) -> Iterator[InterventionEffect]:
-        """Yield, for every region, the effects of removing it, of keeping only it, and of inserting it."""
+        """Yield the effects of interventions on every region: removing it, keeping only it, and inserting it."""
         for name in self.samples.region_names:
             yield from self.run_removals(name)
             yield self._run_insertion(name)
@@ -226,7 +226,7 @@ class InterventionRunner:
             )
 
     def compute_aurocs_with_region_masked_or_alone(self) -> Iterator[MaskedAuroc]:
-        """Yield the AUROC after masking the organ, and the AUROC after masking everything except a region."""
+        """Yield the AUROC with the organ masked, and for each region the AUROC with only this region visible."""
         for name in self.samples.region_names:
             samples = [
                 sample for sample in self.samples.select_with_region(name) if self.truth_by_row[sample.row] is not None
@@ -282,7 +282,7 @@ class InterventionRunner:
     def _record_interventions(
         self,
         region_name: str,
-        kind: str,
+        intervention_kind: str,
         imputation: str | None,
         log_odds_without: FloatArray,
         log_odds_with: FloatArray,
@@ -295,7 +295,7 @@ class InterventionRunner:
         rows = zip(*([sample.row for sample in group] for group in samples), strict=True)
         values = zip(log_odds_without.tolist(), log_odds_with.tolist(), strict=True)
         self.records += [
-            InterventionRecord(row, self.finding.name, region_name, kind, imputation, *pair, *source_rows)
+            InterventionRecord(row, self.finding.name, region_name, intervention_kind, imputation, *pair, *source_rows)
             for (row, *source_rows), pair in zip(rows, values, strict=True)
         ]
 

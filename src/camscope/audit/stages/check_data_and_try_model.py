@@ -69,7 +69,7 @@ def check_data(context: AuditContext, results: StageResults) -> DataCheckResult:
     )
     return DataCheckResult(
         annotation_protocol=data.annotation_protocol,
-        annotation_sources=tuple(_list_annotation_sources(context)),
+        annotation_sources=tuple(_iter_annotation_sources(context)),
         flow=tuple(_describe_row_flow(context)),
         n_patients=len(set(context.cohort.patients.values())),
         has_patient_column=data.patient is not None,
@@ -80,7 +80,7 @@ def check_data(context: AuditContext, results: StageResults) -> DataCheckResult:
     )
 
 
-def _list_annotation_sources(context: AuditContext) -> Iterator[AnnotationSource]:
+def _iter_annotation_sources(context: AuditContext) -> Iterator[AnnotationSource]:
     """Yield the sources of the masks of every finding and region."""
     for name, evidence in {**context.ground_truth, **open_region_masks(context)}.items():
         yield AnnotationSource(
@@ -127,9 +127,9 @@ def _describe_row_flow(context: AuditContext) -> list[FlowStep]:
 
 
 def _count_levels(context: AuditContext) -> Iterator[LevelCount]:
-    truths = {finding.name: context.cohort.get_truth(finding) for finding in context.findings}
+    truths = {finding.name: context.cohort.get_truth_by_row(finding) for finding in context.findings}
     for column in context.config.data.subgroups:
-        level_by_row = context.cohort.get_subgroup_levels(column)
+        level_by_row = context.cohort.get_subgroup_level_by_row(column)
         for level in sort_levels({level for level in level_by_row.values() if level is not None}):
             rows = [row for row, level_of_row in level_by_row.items() if level_of_row == level]
             yield LevelCount(

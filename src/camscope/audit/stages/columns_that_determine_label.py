@@ -22,11 +22,13 @@ def find_columns_that_determine_label(context: AuditContext) -> dict[str, dict[s
     config, cohort = context.config.data, context.cohort
     named = {config.label, config.patient, config.split, *config.labels.values(), *NAMING_COLUMNS}
     columns = [name for name in cohort.manifest.table.column_names if name not in named]
-    levels_by_column = {name: cohort.get_subgroup_levels(name) for name in columns if _has_flat_values(cohort, name)}
+    levels_by_column = {
+        name: cohort.get_subgroup_level_by_row(name) for name in columns if _has_flat_values(cohort, name)
+    }
     class_names = {name.casefold() for name in (*context.class_names, *(item.name for item in context.findings))}
     determining: dict[str, dict[str, int]] = {}
     for finding in context.findings:
-        truth = cohort.get_truth(finding)
+        truth = cohort.get_truth_by_row(finding)
         for name, levels in levels_by_column.items():
             level_by_row = {row: level for row, level in levels.items() if level is not None}
             if {level.casefold() for level in level_by_row.values()} <= class_names | COPIED_LABELS:

@@ -70,7 +70,7 @@ MIN_SANITY_IMAGES = 5  # for the similarity of maps of different images
 
 
 def evaluate_faithfulness(context: AuditContext, results: StageResults) -> MetricsResult:
-    """Test whether the maps show what the prediction depends on. Sampled images are used."""
+    """Test on sampled images whether the maps show the pixels on which the prediction depends."""
     judge = partial(forecast_faithfulness_verdict, len(context.explainers))
     stage = SampledStage(context, "faithfulness", FAITHFULNESS_METRICS, context.explainers, judge)
     n_samples = context.sample_sizes.faithfulness
@@ -164,7 +164,7 @@ def evaluate_sanity(context: AuditContext, results: StageResults) -> SanityResul
         rows = context.cohort.sample_balanced_rows(
             results.predictions.rows, n_samples, SANITY_SALT, finding, only_positives=True
         )
-        x, rows, n_other_sizes = _load_images_of_most_common_size(context, rows)
+        x, rows, n_other_sizes = _load_images_and_rows_of_most_common_size(context, rows)
         size = tuple(x.shape[2:])
         counts.append(SanityImages(finding=finding.name, n_images=len(x), size=size, n_other_sizes=n_other_sizes))
         if len(x) < MIN_SANITY_IMAGES:
@@ -185,7 +185,7 @@ def evaluate_sanity(context: AuditContext, results: StageResults) -> SanityResul
     )
 
 
-def _load_images_of_most_common_size(context: AuditContext, rows: list[int]) -> tuple[Tensor, list[int], int]:
+def _load_images_and_rows_of_most_common_size(context: AuditContext, rows: list[int]) -> tuple[Tensor, list[int], int]:
     """Load the images of the most common size as one tensor. Also return their rows, and how many images have other sizes."""
     images = zip(rows, context.load_images(rows), strict=True)
     inputs = {row: image.item.x for row, image in images if image.item is not None}
@@ -258,7 +258,7 @@ def _summarize_similarity(
         reason=verdict.reason if verdict else result.no_verdict_reason,
         final_similarity=_summarize_final_similarity(
             result.similarities[name][:, -1],
-            [context.cohort.patient_numbers[row] for row in rows],
+            [context.cohort.patient_number_by_row[row] for row in rows],
             context.config.bootstrap_options,
         ),
     )
@@ -267,7 +267,7 @@ def _summarize_similarity(
 def _summarize_final_similarity(
     similarities: npt.NDArray[np.floating[Any]], patients: list[int], bootstrap_options: Mapping[str, int]
 ) -> EstimateSummary:
-    """Summarize the similarities (seeds, N) that remain after all weights are randomized.
+    """Summarize the similarities (seeds, N) after the last step, in which all weights are random.
 
     The values of a patient over all seeds are one unit.
     """

@@ -174,9 +174,9 @@ class SampledStage:
     def _compute_maps(
         self, finding: Finding, rows: Sequence[int], explainers: Sequence[Explainer], folder: Path
     ) -> BatchRun:
-        """Compute maps with explainers whose settings differ from those of the reported maps."""
+        """Compute maps with explainers whose settings differ from the settings of the reported maps."""
         config, cohort = self.context.config, self.context.cohort
-        positions = import_arrow().array([cohort.manifest_positions[row] for row in rows], import_arrow().int64())
+        positions = import_arrow().array([cohort.manifest_position_by_row[row] for row in rows], import_arrow().int64())
 
         def select_rows(manifest: Manifest) -> Manifest:
             return replace(manifest, table=manifest.table.take(positions))

@@ -59,7 +59,9 @@ def predict_images(context: AuditContext, results: StageResults) -> PredictResul
         error = next(iter(predictions.errors.values()), "")
         raise InputError(f"the model has no prediction for any image: {error}")
     cohort, findings = context.cohort, context.findings
-    predictions.write(context.folder, cohort.ids, cohort.patient_numbers, [cohort.get_truth(f) for f in findings])
+    predictions.write(
+        context.folder, cohort.ids, cohort.patient_number_by_row, [cohort.get_truth_by_row(f) for f in findings]
+    )
     return PredictResult(
         outputs_are_probabilities=predictions.outputs_are_probabilities,
         flow=tuple(_describe_prediction_flow(context, predictions)),
@@ -129,7 +131,7 @@ def _describe_prediction_flow(context: AuditContext, predictions: Predictions) -
         name = f"{inflect(count, 'image')} without a prediction"
         yield FlowStep(name=name, n_rows=count, reason=reason, is_exclusion=True)
     for finding in context.findings:
-        truths = context.cohort.get_truth(finding)
+        truths = context.cohort.get_truth_by_row(finding)
         n_labeled = sum(truths[row] is not None for row in predictions.rows)
         if n_labeled < n_predicted:
             reason = "images without a label are left out of statistics that need it"
@@ -138,7 +140,9 @@ def _describe_prediction_flow(context: AuditContext, predictions: Predictions) -
 
 def _summarize_performance(context: AuditContext, predictions: Predictions, finding: Finding) -> FindingPerformance:
     cohort, log_odds = context.cohort, predictions.log_odds_by_row(finding.name)
-    truths = {row: label for row, label in cohort.get_truth(finding).items() if row in log_odds and label is not None}
+    truths = {
+        row: label for row, label in cohort.get_truth_by_row(finding).items() if row in log_odds and label is not None
+    }
     rows = [row for row in predictions.rows if row in truths]
     truth, scores = np.array([truths[row] for row in rows], np.bool_), np.array([log_odds[row] for row in rows])
     n_positives, n_negatives = int(truth.sum()), int((~truth).sum())
@@ -185,7 +189,7 @@ def _compute_subgroup_performance(
 ) -> Iterator[SubgroupPerformance]:
     """Yield the performance in each subgroup level. A level with too few patients has a reason instead."""
     for column in cohort.config.data.subgroups:
-        levels = cohort.get_subgroup_levels(column)
+        levels = cohort.get_subgroup_level_by_row(column)
         for level, mask in build_level_masks([levels[row] for row in rows]).items():
             patients = [cohort.patients[rows[int(i)]] for i in np.flatnonzero(mask)]
             positives, negatives = int(truth[mask].sum()), int((~truth[mask]).sum())

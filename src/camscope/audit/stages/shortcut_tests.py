@@ -1,4 +1,4 @@
-"""The stage that tests for shortcuts: regions that maps highlight or that predictions rely on."""
+"""The stage that tests for shortcuts: regions that affect maps or predictions."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -130,8 +130,8 @@ def _list_review_cases(
 
 
 def _list_wrong_predictions(context: AuditContext, runner: InterventionRunner) -> dict[str, list[int]]:
-    """Return reason -> rows whose prediction is wrong or uncertain. The most extreme row comes first."""
-    truths, log_odds = context.cohort.get_truth(runner.finding), runner.log_odds
+    """Return a dict from reason to the rows whose prediction is wrong or uncertain. The most extreme row comes first."""
+    truths, log_odds = context.cohort.get_truth_by_row(runner.finding), runner.log_odds
     missed = [row for row, value in log_odds.items() if truths[row] is True and value < 0]
     alarms = [row for row, value in log_odds.items() if truths[row] is False and value > 0]
     labeled = [row for row in log_odds if truths[row] is not None]
@@ -143,7 +143,7 @@ def _list_wrong_predictions(context: AuditContext, runner: InterventionRunner) -
 
 
 def _list_sensitive_images(context: AuditContext, runner: InterventionRunner) -> dict[str, list[int]]:
-    """Return reason -> rows whose prediction changes by more than the margin when a region is removed or inserted."""
+    """Return a dict from reason to rows. Removing or inserting a region changes their prediction by more than the margin."""
     threshold = runner.log_odds_std * context.config.margins.effect
     rows_by_reason = {}
     for region in runner.samples.region_names:

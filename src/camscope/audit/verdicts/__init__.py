@@ -48,7 +48,7 @@ def _count_images(verdict: Verdict) -> Verdict:
 
 
 def _require_performance(verdict: Verdict, performance: Conclusion) -> Verdict:
-    """Make a verdict neutral if it supports a model that was not shown to detect the finding."""
+    """Make a supporting verdict neutral if the audit did not show that the model detects the finding."""
     if performance == "supported" or verdict.direction != "supports" or find_topic(verdict.question) != "model":
         return verdict
     reason = join_reasons(verdict.reason, NO_PERFORMANCE_REASON)

@@ -11,7 +11,7 @@ from camscope.metrics.intervals_and_p_values import compute_t_quantile
 
 
 class Chances(NamedTuple):
-    """The chances that an estimate is above a margin at the last look, and that it is below."""
+    """The probabilities that an estimate will be above or below a margin at the last look."""
 
     above: float
     below: float

@@ -57,7 +57,10 @@ def judge_localization(summary: Summary) -> Iterator[Verdict]:
             share = shares.get((line.method, line.layer))
             share_note = "" if share is None else f"{share:.2f} of their attribution lies inside"
             decision = conclusion, join_reasons(reason, share_note)
-            fields = {"maps": _format_maps_name(line.method), "denial": _deny_localization(line, reason)}
+            fields = {
+                "maps": _format_maps_name(line.method),
+                "denial": _describe_maps_no_better_than_control(line, reason),
+            }
             yield build_verdict("localization", finding, decision, line.value, margin, line.method, **fields)
         title = next((explainer.title for explainer in summary.resolve.explainers), "the first method")
         for (name, _, column), levels in group_by_subgroup_column(stage.subgroup_differences).items():
@@ -67,8 +70,8 @@ def judge_localization(summary: Summary) -> Iterator[Verdict]:
                 )
 
 
-def _deny_localization(line: MetricSummary, reason: str) -> str:
-    """Return a sentence that says the maps are no better than a control map. Empty if they failed for another reason."""
+def _describe_maps_no_better_than_control(line: MetricSummary, reason: str) -> str:
+    """Return the sentence "the maps are no better than a control map". If the maps failed for another reason, return ""."""
     if reason == BELOW_MARGIN_REASON:
         return ""
     name = line.value.baseline_name
@@ -99,7 +102,7 @@ def _decide_localization(line: MetricSummary, margin: float) -> Decision:
 
 
 def _decide_above_control(line: MetricSummary) -> Decision:
-    """Decide whether the maps of a method score better than the best control map."""
+    """Compare the metric of a method with the best control map, and decide which is better."""
     description = CONTROL_DESCRIPTIONS.get(line.value.baseline_name, "a control map")
     difference = line.difference_to_control
     if difference is None or difference.value is None:
@@ -119,7 +122,7 @@ def _decide_above_control(line: MetricSummary) -> Decision:
 
 
 def judge_attribution_mass(summary: Summary) -> Iterator[Verdict]:
-    """Judge whether the maps highlight regions other than the finding."""
+    """Judge whether the maps highlight regions outside of the finding."""
     margin = summary.margins["enrichment"]
     for mass in summary.shortcut.attribution_mass:
         if mass.region not in (FINDING_REGION, ORGAN_REGION):
@@ -147,7 +150,7 @@ def _decide_attribution_mass(mass: AttributionMass, margin: float) -> Decision:
 
 
 def judge_faithfulness(summary: Summary) -> Iterator[Verdict]:
-    """Judge whether the maps show the pixels that the prediction depends on."""
+    """Judge whether the maps show the pixels on which the prediction depends."""
     stage = summary.faithfulness
     for finding in summary.resolve.findings:
         lines = _select_metrics(stage, FAITHFULNESS_VERDICT_METRICS, finding)
@@ -162,7 +165,7 @@ def judge_faithfulness(summary: Summary) -> Iterator[Verdict]:
 
 
 def combine_metrics_and_find_weakest(lines: Sequence[MetricSummary]) -> tuple[Decision, MetricSummary]:
-    """Combine the metrics of a method into one decision. Also return the weakest metric among those that decided."""
+    """Combine the metrics of a method into one decision. Also return the weakest of the deciding metrics."""
     judged = [(line, decide_above_margin(line.difference_to_control or EMPTY_ESTIMATE, 0.0)) for line in lines]
     decisions = {
         name: require_agreement([decision for line, decision in judged if line.metric == name])
@@ -255,7 +258,7 @@ def _find_deciding_similarity(test: RandomizationTest) -> EstimateSummary:
 
 
 def judge_robustness(summary: Summary) -> Iterator[Verdict]:
-    """Judge whether the maps stay stable under changes of the image that should not matter."""
+    """Judge whether the maps stay stable under irrelevant changes of the image."""
     margin, stage = summary.margins["robustness_correlation"], summary.robustness
     for finding in summary.resolve.findings:
         lines = _select_metrics(stage, ROBUSTNESS_CONDITIONS, finding)
@@ -280,7 +283,7 @@ def judge_robustness(summary: Summary) -> Iterator[Verdict]:
 
 
 def _describe_stop(stage: MetricsResult, finding: str, method: str) -> str:
-    """Return a note if the test stopped early because a verdict was unlikely. Otherwise return ""."""
+    """Return a note for a test that stopped early because a verdict was unlikely. Otherwise return ""."""
     for look in stage.stopping_looks:
         if (look.finding, look.method, look.reason) == (finding, method, "undecidable"):
             return f"stopped after {look.n_images} of {plural(look.max_images, 'image')}, as the others would hardly decide it"

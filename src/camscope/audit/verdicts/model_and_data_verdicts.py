@@ -103,7 +103,7 @@ def judge_finding_region(summary: Summary) -> Iterator[Verdict]:
 
 
 def judge_other_regions(summary: Summary) -> Iterator[Verdict]:
-    """Judge whether the prediction relies on regions other than the finding. Subgroups are judged separately."""
+    """Judge whether the prediction relies on regions outside of the finding. Subgroups are judged separately."""
     for finding in summary.resolve.findings:
         for region in summary.shortcut.region_counts:
             if region not in (FINDING_REGION, ORGAN_REGION):

@@ -1,4 +1,4 @@
-"""Estimate how many patients would decide a question that the audit left open."""
+"""Estimate the number of patients that would decide an open question of the audit."""
 
 import math
 
@@ -53,7 +53,9 @@ def estimate_patients_needed(verdict: Verdict, summary: Summary) -> int | None:
 
 
 def _estimate_patients_from_interval(verdict: Verdict) -> int | None:
-    """Estimate from its width how many patients make the interval exclude the margin. Two digits. None if unknown."""
+    """Estimate how many patients make the interval exclude the margin, from its width, to two digits.
+    Return None if this is unknown.
+    """
     effect, margin = verdict.effect, verdict.margin
     value, low, high = effect.value, effect.low, effect.high
     if value is None or low is None or high is None or margin is None or low == high:

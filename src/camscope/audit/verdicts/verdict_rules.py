@@ -178,7 +178,7 @@ def decide_above_margin(estimate: EstimateSummary, margin: float) -> Decision:
 
 
 def find_missing_requirement(estimate: EstimateSummary) -> str:
-    """Say why an estimate cannot decide a verdict: it has no value, or too few patients. Empty if it can."""
+    """Say why an estimate cannot decide a verdict: no value, or too few patients. If the estimate can decide, return ""."""
     if estimate.value is None:
         return estimate.reason or "there is no value"
     if estimate.n_groups < MIN_PATIENTS_FOR_VERDICT:
@@ -188,7 +188,7 @@ def find_missing_requirement(estimate: EstimateSummary) -> str:
 
 
 def describe_unreachable_margin(max_enrichment: float | None, margin: float) -> str:
-    """Say why no map can reach the margin. Empty if a map can.
+    """Say why no map can reach the margin. If a map can reach the margin, return "".
 
     The region is too large for a high enrichment.
     """
@@ -201,7 +201,7 @@ def describe_unreachable_margin(max_enrichment: float | None, margin: float) -> 
 
 
 def require_agreement(decisions: Sequence[Decision]) -> Decision:
-    """Return the common decision of all imputations. If they disagree, return "not decided"."""
+    """Return the common decision of all imputations. If the imputations disagree, return "not decided"."""
     conclusions = {conclusion for conclusion, _ in decisions}
     if len(conclusions) == 1:
         return decisions[0]
@@ -232,7 +232,7 @@ def build_verdict(
     denial: str = "",
     **claim_fields: str,
 ) -> Verdict:
-    """Build the verdict on a question. It is "not decided" if the effect has no value, or too few patients.
+    """Build the verdict on a question. If the effect has no value or too few patients, the verdict is "not decided".
 
     `denial`: the sentence that holds if the claim is not supported, instead of the question's. `claim_fields`: the fields of
     the question's claim besides the finding.

@@ -86,7 +86,7 @@ class DatasetInspection:
 
     @cached_property
     def severity_counts(self) -> dict[str, int]:
-        """Severity -> the number of issues that have it."""
+        """A dict from severity to the number of issues with this severity."""
         return {severity: sum(issue.severity == severity for issue in self.issues) for severity in SEVERITIES}
 
     def row_ids(self, rows: RowNumbers | Sequence[int], max_ids: int = MAX_NAMED_ROWS) -> list[str]:

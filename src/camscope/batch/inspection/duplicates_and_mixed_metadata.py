@@ -46,7 +46,7 @@ MIXED_COLUMN_CODES = {
 def check_dataset(
     table: InspectionTable, class_names: Sequence[str], prevalences: Sequence[TargetPrevalence], *, pseudonymize: bool
 ) -> Iterator[DatasetIssue]:
-    """Run all checks. Yield one issue for each check. A check that found nothing yields an issue without rows."""
+    """Run all checks. Yield one issue for each check. If a check finds no problem, its issue has no rows."""
     yield from _collect_row_issues(table)
     yield from _check_manifest_columns(table)
     yield from _check_mask_labels(table)
@@ -80,7 +80,7 @@ def _collect_row_issues(table: InspectionTable) -> Iterator[DatasetIssue]:
     for index, code in enumerate(issue_codes.values):
         rows = np.unique(row_of_code[issue_codes.codes == index])
         yield DatasetIssue(code, rows, _count_reasons(table, code, rows))
-    is_lossy = table.read_numbers("is_lossy")
+    is_lossy = table.read_number_column("is_lossy")
     yield DatasetIssue("mixed-lossy-compression", np.flatnonzero(is_lossy == 1) if (is_lossy == 0).any() else NO_ROWS)
 
 
@@ -128,7 +128,7 @@ def _check_mixed_metadata(table: InspectionTable) -> Iterator[DatasetIssue]:
     for name, code in MIXED_COLUMN_CODES.items():
         yield _build_mixed_values_issue(table.encode_metadata_column(name), code)
     yield _build_mixed_values_issue(_encode_value_units(table), "mixed-units")
-    is_color = table.read_numbers("is_color")
+    is_color = table.read_number_column("is_color")
     mostly_color = np.nanmean(is_color) >= 0.5 if np.isfinite(is_color).any() else True
     yield DatasetIssue("mixed-colors", np.flatnonzero(is_color == (0 if mostly_color else 1)))
     photometric = table.encode_metadata_column("photometric")
@@ -151,15 +151,15 @@ def _encode_value_units(table: InspectionTable) -> EncodedColumn:
     units, modality = table.encode_metadata_column("value_unit"), table.encode_metadata_column("modality")
     if len(modality.values) != 1 or not len(units.values):
         return EncodedColumn(np.full(len(units.codes), -1), [])
-    dicom = (modality.codes >= 0) & (table.read_numbers("is_color") == 0)
+    dicom = (modality.codes >= 0) & (table.read_number_column("is_color") == 0)
     codes = np.where(dicom & (units.codes < 0), len(units.values), units.codes)
     return EncodedColumn(codes, [*units.values, "none"] if (codes == len(units.values)).any() else units.values)
 
 
 def _check_display_windows(table: InspectionTable) -> DatasetIssue:
-    """Find images without window tags, and images whose window differs from the most frequent window."""
+    """Find images that lack window tags or deviate from the most frequent window."""
     rows, pairs = table.read_fixed_length_lists("window", 2)
-    without = np.flatnonzero((table.read_numbers("n_windows") == 0) & (table.read_numbers("is_color") == 0))
+    without = np.flatnonzero((table.read_number_column("n_windows") == 0) & (table.read_number_column("is_color") == 0))
     if not len(rows):
         return DatasetIssue("mixed-windows", rows)
     windows, window_of_row, counts = np.unique(pairs, axis=0, return_inverse=True, return_counts=True)
@@ -172,7 +172,7 @@ def _check_display_windows(table: InspectionTable) -> DatasetIssue:
 
 
 def _check_spacings(table: InspectionTable) -> Iterator[DatasetIssue]:
-    """Find voxels of different sizes, missing voxel sizes, and voxels that are much longer than wide."""
+    """Find images with different or missing voxel sizes, and images with long, thin voxels."""
     spacings, has_spacing = [], np.zeros(len(table.manifest), np.bool_)
     for n_axes in (2, 3):
         rows, sizes = table.read_fixed_length_lists("spacing", n_axes)
@@ -192,7 +192,9 @@ def _check_spacings(table: InspectionTable) -> Iterator[DatasetIssue]:
             rows[deviation > min_deviation] for rows, deviation, spread in spacings if min_spread < spread <= max_spread
         ]
         yield DatasetIssue(code, np.sort(np.concatenate(deviating)) if deviating else NO_ROWS)
-    is_medical = (table.encode_metadata_column("modality").codes >= 0) & np.isfinite(table.read_numbers("minimum"))
+    is_medical = (table.encode_metadata_column("modality").codes >= 0) & np.isfinite(
+        table.read_number_column("minimum")
+    )
     without = np.flatnonzero(is_medical & ~has_spacing) if has_spacing.any() else NO_ROWS
     yield DatasetIssue("no-spacing", without)
 
@@ -209,7 +211,7 @@ def _check_duplicates(table: InspectionTable) -> Iterator[DatasetIssue]:
 
 def _encode_pixel_digests(table: InspectionTable) -> EncodedColumn:
     pixels = table.encode_metadata_column("pixel_digest")
-    is_constant = table.read_numbers("minimum") == table.read_numbers("maximum")
+    is_constant = table.read_number_column("minimum") == table.read_number_column("maximum")
     return EncodedColumn(np.where(is_constant, -1, pixels.codes), pixels.values)
 
 

@@ -186,12 +186,12 @@ def fill_in_photo_metadata(source: Any, path: str, metadata: ImageMetadata, hash
     metadata.issue_codes += convert_flags_to_issue_codes(metadata.flags)
 
 
-def _fill_in_header_and_detect_high_bit_depth(data: bytes, metadata: ImageMetadata) -> bool:
-    """Fill in the metadata from the header of a photo. Return whether the photo has more than 8 bits per channel."""
+def _fill_in_header_and_detect_high_bit_depth(file_bytes: bytes, metadata: ImageMetadata) -> bool:
+    """Read the header of a photo into the metadata. Return True for more than 8 bits per channel."""
     from PIL import Image
 
     try:
-        with suppress_library_output(), Image.open(io.BytesIO(data)) as image:
+        with suppress_library_output(), Image.open(io.BytesIO(file_bytes)) as image:
             mode = image.mode
             metadata.format = "JPEG" if image.format == "MPO" else image.format
             metadata.photometric = mode.partition(";")[0]
@@ -245,15 +245,19 @@ def _detect_scan_format(source: Path | bytes) -> str:
 
 def _fill_in_dicom_metadata(dataset: "Dataset", metadata: ImageMetadata, hash_key: bytes) -> None:
     metadata.codec = dicom_header_values.get_uid_name(dataset.file_meta.TransferSyntaxUID) or "unknown transfer syntax"
-    metadata.modality = dicom_header_values.read_code(dataset, "Modality", dicom_header_values.MODALITIES) or None
+    metadata.modality = (
+        dicom_header_values.read_allowed_code_word(dataset, "Modality", dicom_header_values.MODALITIES) or None
+    )
     metadata.photometric = (
-        dicom_header_values.read_code(
+        dicom_header_values.read_allowed_code_word(
             dataset, "PhotometricInterpretation", dicom_header_values.PHOTOMETRIC_INTERPRETATIONS
         )
         or None
     )
     metadata.burned_in = BURNED_IN_TEXT[dicom_header_values.has_burned_in_text(dataset)]
-    metadata.is_lossy = dicom_header_values.read_code(dataset, "LossyImageCompression", {"00", "01"}) == "01"
+    metadata.is_lossy = (
+        dicom_header_values.read_allowed_code_word(dataset, "LossyImageCompression", {"00", "01"}) == "01"
+    )
     groups = dicom_header_values.read_functional_groups(dataset, [0])
     windows = (
         (dicom_header_values.read_numbers(item, "WindowCenter"), dicom_header_values.read_numbers(item, "WindowWidth"))
@@ -288,7 +292,7 @@ class MaskCheck(NamedTuple):
 
 @dataclass(frozen=True)
 class ImageMetadataReader:
-    """Reads the metadata of rows. Several threads can call it. Recorded errors neither name nor quote a file."""
+    """Reads the metadata of rows. Several threads can call it. Recorded errors contain no file name and no file content."""
 
     manifest: Manifest
     mask_column: str | None

@@ -45,7 +45,7 @@ class GroupedRows(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class EncodedColumn:
-    """A column as integers. `codes` (n,) holds for each row the index of its value in `values`, or -1 without a value."""
+    """A column as integers. `codes` (n,) holds the index of each row's value in `values`. The code of an empty cell is -1."""
 
     codes: IntArray
     values: Sequence[str]
@@ -80,12 +80,12 @@ class EncodedColumn:
 
     @property
     def value_counts(self) -> dict[str, int]:
-        """Value -> the number of rows that have it. The most frequent value comes first."""
+        """A dict from value to the number of rows with this value. The most frequent value comes first."""
         return {self.values[index]: int(self.counts[index]) for index in self.indices_by_frequency}
 
     @property
     def minority_rows(self) -> IntArray:
-        """The rows whose value is not the most frequent one. Rows without a value are left out."""
+        """The rows with a value that differs from the most frequent value. Empty cells are left out."""
         return np.flatnonzero((self.codes >= 0) & (self.codes != self.counts.argmax())) if self.values else NO_ROWS
 
     @property
@@ -132,11 +132,11 @@ class InspectionTable:
         return EncodedColumn.encode(self.metadata[name])
 
     def encode_manifest_column(self, role: str) -> EncodedColumn | None:
-        """Encode the manifest column that has a role, such as "patient". None if the manifest has no such column."""
+        """Encode the manifest column that has a role, such as "patient". Return None if no manifest column has this role."""
         column = self.column_names[role]
         return None if column is None else EncodedColumn.encode(self.manifest.table[column])
 
-    def read_numbers(self, name: str) -> NDArray[np.float64]:
+    def read_number_column(self, name: str) -> NDArray[np.float64]:
         """Return a metadata column as floats (n,). Missing values are NaN."""
         cast = self.metadata[name].cast(import_arrow().float64())
         return np.asarray(cast.to_numpy(zero_copy_only=False), np.float64)
@@ -152,7 +152,7 @@ class InspectionTable:
 
 
 def resolve_column_names(manifest: Manifest, requested: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Return role -> column name. It is the requested column, or else an existing column with a usual name for the role."""
+    """Return a dict from role to column name: the requested column, or else an existing column with a usual name for the role."""
     existing = manifest.table.column_names
     for role, name in requested.items():
         require_columns([name], existing, f"for the {role}")
@@ -208,7 +208,7 @@ def _count_targets_by_group(table: InspectionTable, name: str, target: EncodedCo
 
 
 def compute_cramers_v(counts: IntArray) -> float | None:
-    """Return Cramér's V for a table of counts. None if the table has a single row or column."""
+    """Return Cramér's V for a table of counts. Return None if the table has a single row or column."""
     counts = counts[counts.sum(1) > 0][:, counts.sum(0) > 0]
     total, min_side = int(counts.sum()), min(counts.shape, default=0)
     if total < 1 or min_side < 2:

@@ -8,7 +8,7 @@ camscope that avoids the defect. Between calls the model has no hooks. The gradi
 
 import sys
 
-from camscope.compat.pytorch_grad_cam import cam_classes, combined_cams
+from camscope.compat.pytorch_grad_cam import cam_classes, finer_cam_refine_cam_and_sess
 from camscope.compat.pytorch_grad_cam.ablation_layer import AblationLayer, AblationLayerFasterRCNN, AblationLayerVit
 from camscope.compat.pytorch_grad_cam.activations_and_gradients import ActivationsAndGradients
 from camscope.compat.pytorch_grad_cam.cam_classes import (
@@ -29,11 +29,11 @@ from camscope.compat.pytorch_grad_cam.cam_classes import (
     ShapleyCAM,
     XGradCAM,
 )
-from camscope.compat.pytorch_grad_cam.combined_cams import SESS, FinerCAM, RefineCAM
 from camscope.compat.pytorch_grad_cam.feature_factorization.deep_feature_factorization import (
     DeepFeatureFactorization,
     run_dff_on_image,
 )
+from camscope.compat.pytorch_grad_cam.finer_cam_refine_cam_and_sess import SESS, FinerCAM, RefineCAM
 from camscope.compat.pytorch_grad_cam.guided_backprop import GuidedBackpropReLUModel
 
 __all__ = [
@@ -71,6 +71,6 @@ _METHOD_MODULES = """
     layer_cam random_cam score_cam seg_eigen_cam shapley_cam xgrad_cam
 """
 _COMBINED_CAM_MODULES = "finer_cam refine_cam sess"
-for _names, _module in ((_METHOD_MODULES, cam_classes), (_COMBINED_CAM_MODULES, combined_cams)):
+for _names, _module in ((_METHOD_MODULES, cam_classes), (_COMBINED_CAM_MODULES, finer_cam_refine_cam_and_sess)):
     for _name in _names.split():
         sys.modules[f"{__name__}.{_name}"] = globals()[_name] = _module

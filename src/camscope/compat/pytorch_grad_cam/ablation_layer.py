@@ -1,4 +1,4 @@
-"""Remove channels of a layer and score the model without them, for Ablation-CAM. The names are those of pytorch-grad-cam."""
+"""Remove channels of a layer and score the model without these channels, for Ablation-CAM. Names follow pytorch-grad-cam."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -60,7 +60,7 @@ class AblationLayer(nn.Module):
 
         def remove_one_each(part: slice) -> tuple[Callable[[Tensor], object], Tensor]:
             removed = channels[part]
-            return partial(_remove_channels, removed, batch_size), torch.full_like(removed, sample)
+            return partial(_suppress_one_channel_per_row, removed, batch_size), torch.full_like(removed, sample)
 
         return features.score_activations(len(channels), remove_one_each)
 
@@ -69,7 +69,7 @@ class AblationLayer(nn.Module):
         return output
 
 
-def _remove_channels(channels: Tensor, batch_size: int, maps: Tensor) -> Tensor:
+def _suppress_one_channel_per_row(channels: Tensor, batch_size: int, maps: Tensor) -> Tensor:
     """Remove one channel from each row of maps (R,K,*s), in place. `channels` (R,) are the numbers of the channels."""
     lowest, rows = maps.min(), torch.arange(len(channels), device=maps.device)
     steps = (STEP_BELOW_MINIMUM * (rows % batch_size + 1)).to(maps)

@@ -1,4 +1,4 @@
-"""`ActivationsAndGradients`: record the outputs of layers and their gradients. The names are those of pytorch-grad-cam."""
+"""`ActivationsAndGradients`: record the outputs of layers and the gradients at these outputs. Names follow pytorch-grad-cam."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -101,7 +101,7 @@ class BaseCAM:
         features = self._build_features_from_arrays(activations, grads)
         explainer = self._current_explainer
         if not isinstance(explainer, explainers.BaseWeightedChannels):
-            raise NotImplementedError(f"{type(self).__name__} implements neither get_cam_weights nor get_cam_image")
+            raise NotImplementedError(f"{type(self).__name__} must implement get_cam_weights or get_cam_image")
         weights = explainer.channel_weights(features)
         shape = features.activation.shape
         weights = weights.view(shape) if weights.shape[2] > 1 else weights[..., 0].expand(shape[:2])
@@ -305,7 +305,7 @@ class BaseCAM:
     def _iter_structured_features_and_modules(
         self, x: Tensor, names: Sequence[str], layer_explainers: Sequence[LayerExplainer]
     ) -> Iterator[tuple[LayerFeatures, nn.Module]]:
-        """For a method without gradients, yield features and module of each layer whose output is not a tensor."""
+        """For a method without gradients, yield the features and the module of each layer that returns a structure of tensors."""
         if any(explainer.needs_gradient for explainer in layer_explainers):
             raise LayerError("a layer returns no tensor, and the method needs a gradient there: choose another layer")
         score = self._create_score(x)

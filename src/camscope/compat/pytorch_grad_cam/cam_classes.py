@@ -51,7 +51,7 @@ class _LayerCAM(BaseCAM):
 
 
 class _ProjectionCAM(_LayerCAM):
-    """A CAM whose explainer computes the whole map, so that `eigen_smooth` has no effect."""
+    """A CAM whose explainer computes the whole map. `eigen_smooth` has no effect."""
 
     def get_cam_image(
         self,
@@ -155,9 +155,9 @@ class _EigenCAMExplainer(LayerExplainer):
 
     def compute_layer_map(self, features: LayerFeatures) -> Tensor:
         """Project the cells of the activation on their first principal component."""
-        return torch.from_numpy(get_2d_projection(self.multiply(features).cpu().numpy()))
+        return torch.from_numpy(get_2d_projection(self.compute_values_to_project(features).cpu().numpy()))
 
-    def multiply(self, features: LayerFeatures) -> Tensor:
+    def compute_values_to_project(self, features: LayerFeatures) -> Tensor:
         return features.activation
 
 
@@ -173,7 +173,7 @@ class _EigenGradCAMExplainer(_EigenCAMExplainer):
 
     needs_gradient = True
 
-    def multiply(self, features: LayerFeatures) -> Tensor:
+    def compute_values_to_project(self, features: LayerFeatures) -> Tensor:
         return features.gradient * features.activation
 
 

@@ -80,7 +80,7 @@ def load_samples(
 
 
 def _find_unknown_class_reason(target: TargetLike, class_names: Sequence[str] | None) -> str:
-    """Say why a target class does not exist. Return "" if it exists, or if there are no class names."""
+    """Say why a target class does not exist. Return "" for an existing class, and for a model without class names."""
     try:
         if isinstance(target, str | int) and class_names:
             resolve_class_index(target, len(class_names), class_names)
@@ -90,10 +90,10 @@ def _find_unknown_class_reason(target: TargetLike, class_names: Sequence[str] | 
 
 
 def _load_input_mask(
-    ground_truth: GroundTruth | None, item: ModelInput, row: Mapping[str, Any], path: str, is_private: bool
+    ground_truth: GroundTruth | None, model_input: ModelInput, row: Mapping[str, Any], path: str, is_private: bool
 ) -> Mask | None:
-    """Load the mask on the model's input. Return None if no annotated region lies inside the input."""
-    placement = item.placement
+    """Load the mask on the model's input. Return None if all annotated regions lie outside the input."""
+    placement = model_input.placement
     if ground_truth is None or placement is None:
         return None
     try:

@@ -169,7 +169,7 @@ def _shuffle_by_group(samples: Sequence[SelectionSample], seed: int) -> list[Sel
 
 
 def find_model_independence_reason(explainer: Explainer, samples: Sequence[SelectionSample], seed: int) -> str:
-    """Say why the maps of an explainer do not depend on the trained weights. Return "" if they do."""
+    """Say why the maps of an explainer do not depend on the trained weights. If the maps depend on the weights, return ""."""
     if explainer.control:
         return "a control: it does not depend on the model"
     untrained, correlations = randomize_weights(explainer, seed), []
@@ -185,7 +185,9 @@ def find_model_independence_reason(explainer: Explainer, samples: Sequence[Selec
 
 
 def _drop_duplicate_and_unstable_candidates(candidates: Sequence[CandidateState]) -> None:
-    """Drop candidates whose maps equal those of another candidate, or change under small changes of the image."""
+    """Drop candidates with the same maps as another candidate.
+    Also drop candidates whose maps change under small image changes.
+    """
     for n, candidate in enumerate(candidates):
         remaining = get_remaining_candidates(candidates[:n])
         duplicate = next((other for other in remaining if have_same_maps(candidate, other)), None)

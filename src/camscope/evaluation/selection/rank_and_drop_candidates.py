@@ -1,4 +1,4 @@
-"""The race of a method selection: rank candidates by their metric values, and drop those that are significantly worse."""
+"""The race of a method selection: rank candidates by their metric values, and drop significantly worse candidates."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -114,7 +114,7 @@ def rank_candidates(candidates: Sequence[CandidateState], reference: ReferenceVa
 
 
 def drop_worse_candidates(candidates: Sequence[CandidateState], reference: ReferenceValues, n_images: int) -> None:
-    """Drop the candidates that are significantly worse than the best one.
+    """Drop the candidates that are significantly worse than the best candidate.
 
     Before all `n_images` are seen, the significance level is stricter. The same values select the leader. Therefore p-values
     are corrected by Holm for all pairs of candidates.

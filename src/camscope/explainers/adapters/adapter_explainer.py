@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class AdapterExplainer(MultiPassExplainer):
-    """Base class of methods that an optional package computes. Raises MissingExtraError if it is not installed."""
+    """Base class of methods that an optional package computes. Raises MissingExtraError if the package is not installed."""
 
     package: ClassVar[str]
     extra: ClassVar[str]

@@ -51,7 +51,7 @@ class DeepLIFTBase(AdapterExplainer, AdditiveExplainer):
 
     @property
     def default_background_notes(self) -> tuple[str, ...]:
-        """Notes about the default background of the method. Empty for a method that has no background."""
+        """Notes about the default background of the method. A method that uses no background has no notes."""
         return ()
 
     def compute_sample_attribution(
@@ -154,7 +154,7 @@ class DeepLIFTSHAP(BackgroundMixin, DeepLIFTBase):
 
 
 class _NoInputGradientError(Exception):
-    """Error that ends a pass whose score has no gradient to the input."""
+    """Error that ends a pass: no gradient flows from the score to the input."""
 
 
 class _ScoreModule(nn.Module):

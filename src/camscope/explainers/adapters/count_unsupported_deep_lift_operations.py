@@ -18,7 +18,7 @@ NONLINEAR_FUNCTIONS = RESCALED_FUNCTIONS | MAX_FUNCTIONS | set(_OTHER_NONLINEAR_
 
 
 class UnsupportedOperationCounter(BaseFunctionMode):
-    """A function mode that counts the non-linear operations for which captum's DeepLIFT has no rule."""
+    """A function mode that counts non-linear operations without a rule in captum's DeepLIFT."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -50,7 +50,7 @@ class NonOverlappingMaxPool(nn.Module):
 
 
 def replace_overlapping_pools(model: nn.Module) -> None:
-    """Replace each max pooling whose windows overlap by an equivalent module that captum supports."""
+    """Replace each overlapping max pooling by an equivalent module that captum supports."""
     for parent, key, child in list(iter_parent_name_and_child(model)):
         rank = RANK_BY_MAX_POOL.get(type(child), 0)
         if rank and _is_replaceable_overlapping_pool(child, rank):

@@ -82,7 +82,7 @@ def solve_least_squares(rows: Tensor, y: Tensor, weights: Tensor, alpha: float) 
 def format_explained_variance(
     n_samples: int, n_cells: int, residuals: Tensor, y: Tensor, sample_weights: Tensor, *, is_determined: bool
 ) -> str:
-    """Return a sentence that states how much of the score's variance the linear model explains."""
+    """Return a sentence about the share of the score's variance that the linear model explains."""
     variance, missed = float(sample_weights @ y.square()), float(sample_weights @ residuals.square())
     share = f"{1 - missed / variance:.1%} of its variance" if variance else "a score that does not vary"
     few = "" if is_determined else "; they do not determine the cells: raise n_samples, or lower grid_size"
@@ -186,7 +186,7 @@ class SurrogateExplainer(BaselineMixin, AdapterExplainer):
         return fit.linear_fit
 
     def _label_cells(self, x: Tensor) -> CellLabels:
-        """Return the cell number of each pixel of a sample (C,*S). The cells are those of a grid, or the segments."""
+        """Return the cell number of each pixel of a sample (C,*S). The cells form a grid, or are the segments."""
         if self.segments is None:
             size = x.shape[1:]
             labels = label_grid_cells(size, [min(self.grid_size, length) for length in size], x.device)

@@ -21,7 +21,7 @@ MAX_COPY_ATTEMPTS = 100  # while other threads change the modules
 
 @dataclass
 class ModuleCallRecords:
-    """The calls of leaf modules in one pass: how often each module ran, and which module computed its input."""
+    """The calls of leaf modules in one pass: the number of calls of each module, and the module that computed the input."""
 
     call_counts: Counter[str] = field(default_factory=Counter)
     predecessors: dict[str, str] = field(default_factory=dict)  # name of a module -> name of the module before it
@@ -120,7 +120,7 @@ def iter_parent_name_and_child(model: nn.Module) -> Iterator[tuple[nn.Module, st
 
 
 def _copy_with_training_flags(model: nn.Module, shared_tensors: dict[int, Tensor]) -> nn.Module:
-    """Copy a model deeply. The `training` flags of the copy are those that this thread sees in the model."""
+    """Copy a model deeply. The copy gets the `training` flags that this thread sees in the model."""
     clone = copy.deepcopy(model, dict[int, Any](shared_tensors))
     for part, original in zip(clone.modules(), model.modules(), strict=False):
         if hasattr(original, "training"):  # frozen TorchScript has none

@@ -79,7 +79,7 @@ class LRP(AdapterExplainer, AdditiveExplainer):
     def compute_sample_attribution(
         self, evaluator: PerturbedEvaluator, sample: int, baseline_tensors: Sequence[Tensor]
     ) -> AdditiveAttribution:
-        """Compute the relevance of each pixel of one sample. The relevance should sum to that of the output."""
+        """Compute the relevance of each pixel of one sample. The sum should equal the relevance of the output."""
         model, call_records = evaluator.score.model, cast(RecordedEvaluator, evaluator).call_records
         score, clone = copy.copy(evaluator.score), clone_for_hooks(model, call_records)
         score.model = clone
@@ -123,7 +123,9 @@ class LRP(AdapterExplainer, AdditiveExplainer):
         return RelevanceRules(composite, RelevanceRuleMode(stabilizer, make_relative_stabilizer(rounding)))
 
     def _check_first_layer_runs_first(self, model: nn.Module, call_records: ModuleCallRecords) -> None:
-        """Raise ModelError if the composite's rule for the first layer would apply to a layer that does not run first."""
+        """Check that the composite applies its rule for the first layer to the layer that runs first.
+        Otherwise raise ModelError.
+        """
         from zennit.types import Linear
 
         parts = dict(model.named_modules())
@@ -147,7 +149,7 @@ class Relevance(NamedTuple):
 def _propagate_relevance(
     score: Score, x: Tensor, sample_index: Tensor, clone: nn.Module, rule_mode: RelevanceRuleMode
 ) -> Relevance | None:
-    """Propagate the score back to the input by LRP. Return None if no gradient reaches the input."""
+    """Propagate the score back to the input by LRP. Return None if the input gets no gradient."""
     restart_call_counts(clone)
     rule_mode.reset()
     leaf = x.detach().clone().requires_grad_()
@@ -184,7 +186,7 @@ class MergeableNorms(NamedTuple):
 
 
 def find_mergeable_norms(model: nn.Module, call_records: ModuleCallRecords) -> MergeableNorms:
-    """Find the batch norms that can be merged with the linear layer before them."""
+    """Find the batch norms that can be merged with a preceding linear layer."""
     from zennit.types import BatchNorm, Linear
 
     parts = dict(model.named_modules())

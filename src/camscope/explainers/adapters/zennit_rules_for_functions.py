@@ -15,7 +15,7 @@ from camscope.hooks.intercept_torch_functions import (
     SCALING_FUNCTIONS,
     BaseFunctionMode,
     get_function_name,
-    may_average_with_negative_weights,
+    selects_bicubic_interpolation,
 )
 from camscope.pytree import iter_leaves, map_leaves
 
@@ -31,7 +31,7 @@ SUM_SIGNS = {"add": 1, "iadd": 1, "radd": 1, "sub": -1, "isub": -1}
 
 
 class RelevanceRuleMode(BaseFunctionMode):
-    """A function mode that applies zennit's rules to functions outside of modules, and counts functions without a rule."""
+    """A function mode that applies zennit's rules to function calls outside of modules. It counts functions that have no rule."""
 
     def __init__(self, stabilizer: Callable[[Tensor], Tensor], exact_stabilizer: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class RelevanceRuleMode(BaseFunctionMode):
             return None
         if name in PASS_THROUGH_FUNCTIONS:
             return self._run_module_with_hook(Pass(), _FunctionModule(func, args[1:], kwargs), args[0])
-        if name in AVERAGING_FUNCTIONS and not may_average_with_negative_weights(kwargs):
+        if name in AVERAGING_FUNCTIONS and not selects_bicubic_interpolation(kwargs):
             return self._run_module_with_hook(Norm(self._stabilizer), _FunctionModule(func, args[1:], kwargs), args[0])
         return None
 

@@ -23,13 +23,13 @@ from camscope.explainers.core.maps_with_flags import (
 )
 from camscope.hooks.attention_recorder import Attention, AttentionBlockFinder, AttentionRecorder, blocks_skipped
 from camscope.hooks.find_layers import unwrap
-from camscope.hooks.layer_tap import Tap
+from camscope.hooks.tap_layer_output_and_gradient import Tap
 from camscope.hooks.thread_local_hooks import thread_local_hook
 from camscope.layers.infer_layout import infer_image_token_layout, infer_layout
+from camscope.layers.judge_layout_from_noise_reactions import LayoutVerdict
 from camscope.layers.layout import TOKENS, Layout
-from camscope.layers.layout_hints import LayoutHints
 from camscope.layers.layout_noise_probe import OutputLocation, build_contradicted_layout_error, probe_layout
-from camscope.layers.layout_verdict import LayoutVerdict
+from camscope.layers.recorded_grids_and_token_counts import LayoutHints
 from camscope.layers.spatial_layers import record_layout_hints, with_video_token_order
 from camscope.plurals import plural
 from camscope.targets import Score, full_precision
@@ -111,7 +111,7 @@ def select_token_attentions(
     token_counts: Collection[int],
     layout: str | Layout | None,
 ) -> TokenAttentions:
-    """Select the attentions between the tokens of the image x (N,C,*S). Raise LayerError if no attention fits."""
+    """Select the attentions between the tokens of the image x (N,C,*S). Raise LayerError if the model has no such attention."""
     shapes = [tuple(attention.probabilities.shape) for attention in attentions]
     advice = "Pass a method that looks at a layer, such as gradcam"
     windows = next((shape for shape in shapes if len(shape) > 4 or shape[0] != len(x)), None)
@@ -252,7 +252,7 @@ class TokenAttentionExplainer(Explainer):
 
     @property
     def share_key(self) -> Hashable:
-        """A key that is equal for methods which can share a forward pass."""
+        """A key for shared forward passes: methods with equal keys share a pass."""
         return (TokenAttentionExplainer, self.precision, str(self.layout), self.on_nonfinite)
 
     @staticmethod

@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from camscope.explainers.cam.layer_features import ActivationVariants, LayerFeatures
+from camscope.explainers.cam.layer_features_and_perturbed_scores import ActivationVariants, LayerFeatures
 from camscope.explainers.cam.weighted_channels_explainer import SPATIAL_AXIS, BaseWeightedChannels
 from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.chunk_perturbed_copies_by_memory import BatchedMixin
@@ -30,7 +30,7 @@ class AblationCAM(BaseWeightedChannels, BatchedMixin):
     runs_model = runs_partial_forward = True
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
-        """Return the weights (N,K,1): how much the score drops if one channel is set to zero."""
+        """Return the weights (N,K,1). The weight of a channel is the drop of the score after setting the channel to zero."""
         alive = features.activation.flatten(2).any(SPATIAL_AXIS).nonzero()
 
         def build_variants_without_channel(part: slice) -> ActivationVariants:

@@ -13,7 +13,7 @@ from torch import Tensor
 from camscope import render
 from camscope.errors import InputError
 from camscope.explainers.cam.layer_explainer import LayerExplainer
-from camscope.explainers.cam.layer_features import ActivationVariants, LayerFeatures
+from camscope.explainers.cam.layer_features_and_perturbed_scores import ActivationVariants, LayerFeatures
 from camscope.explainers.cam.shared_layer_pass import SharedLayerPass
 from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.chunk_perturbed_copies_by_memory import BatchedMixin

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from camscope.explainers.cam.layer_explainer import LayerExplainer
-from camscope.explainers.cam.layer_features import LayerFeatures
+from camscope.explainers.cam.layer_features_and_perturbed_scores import LayerFeatures
 from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.principal_component import project_on_first_component, project_with_reference_sign
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from camscope.explainers.cam.kpca_cam import RELATIVE_ROUNDING
 from camscope.explainers.cam.layer_explainer import LayerExplainer
-from camscope.explainers.cam.layer_features import LayerFeatures
+from camscope.explainers.cam.layer_features_and_perturbed_scores import LayerFeatures
 from camscope.explainers.cam.weighted_channels_explainer import SPATIAL_AXIS
 from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.validated_setting_types import NonNegativeNumber

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from camscope.errors import InputError
 from camscope.explainers.cam.layer_explainer import LayerExplainer
-from camscope.explainers.cam.layer_features import LayerFeatures
+from camscope.explainers.cam.layer_features_and_perturbed_scores import LayerFeatures
 from camscope.explainers.cam.weighted_channels_explainer import SPATIAL_AXIS
 from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.chunk_perturbed_copies_by_memory import count_copies_that_fit_in_memory, map_chunks

@@ -8,7 +8,7 @@ from itertools import groupby
 from torch import Tensor
 
 from camscope.errors import CamscopeError
-from camscope.explainers.cam.layer_features import LayerFeatures
+from camscope.explainers.cam.layer_features_and_perturbed_scores import LayerFeatures
 from camscope.explainers.cam.layer_selection_mixin import LayerSelectionMixin
 from camscope.explainers.cam.shared_layer_pass import SharedLayerPass
 from camscope.explainers.core.base_method import BaseMethod
@@ -56,7 +56,7 @@ class LayerExplainer(LayerSelectionMixin):
 
     @property
     def share_key(self) -> Hashable:
-        """A key that is equal for methods which can share a forward pass. These methods may explain different layers."""
+        """A key for shared forward passes: methods with equal keys share a pass. These methods may explain different layers."""
         return (LayerExplainer, self.precision, self.output_index, self.call_index, self.on_nonfinite)
 
     @staticmethod

@@ -72,7 +72,7 @@ class LayerSelectionMixin(Explainer):
         )
 
     def with_chosen_layers(self, x: Tensor, score: Score) -> Self:
-        """Return a copy of this method that has a layer: the one that the user named, or one chosen for this input."""
+        """Return a copy of this method with a layer: the layer that the user named, or a layer chosen for this input."""
         return self if self.layer is not None else replace(self, layer=self.choose_layer_name(x, score))
 
     def describe_chosen_layer(self, layer: str, model: nn.Module) -> list[str]:
@@ -82,16 +82,18 @@ class LayerSelectionMixin(Explainer):
         return [] if named else [f"layer {layer!r} was chosen"]
 
     def choose_layer_name(self, x: Tensor, score: Score) -> str:
-        """Choose a layer if the user names none. The choice is the layer that a loaded model declares, or the last
-        spatial layer that affects the score.
+        """Choose a layer if the user names none: the layer that a loaded model declares, or the last spatial layer with
+        an effect on the score.
         """
         model = score.model
         card = get_card(model)
         if card and card.layer:
             return card.layer
         if callable(score.target) and score.has_target(0):
-            dense = isinstance(score.target, Target) and score.target.dense
-            return choose_layer(model, score.compute_fixed_mix_of_class_scores, x, dense=dense).name
+            selects_positions = isinstance(score.target, Target) and score.target.selects_positions
+            return choose_layer(
+                model, score.compute_fixed_mix_of_class_scores, x, target_selects_positions=selects_positions
+            ).name
         key = (tuple(x.shape[1:]), tuple((name, type(module)) for name, module in model.named_modules()))
         if key not in self._chosen_layers:
             self._chosen_layers = {**self._chosen_layers, key: self._choose_layer_for_all_classes(x, score)}

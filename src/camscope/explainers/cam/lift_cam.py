@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from camscope.explainers.cam.layer_features import LayerFeatures
+from camscope.explainers.cam.layer_features_and_perturbed_scores import LayerFeatures
 from camscope.explainers.cam.weighted_channels_explainer import SPATIAL_AXIS, BaseWeightedChannels
 from camscope.explainers.core.base_explainer import register
 from camscope.hooks.deep_lift_rescale_rule import RescaleRule
-from camscope.hooks.layer_tap import Tap
+from camscope.hooks.tap_layer_output_and_gradient import Tap
 
 MAX_RELATIVE_COMPLETENESS_GAP = 0.01  # of the score's change
 

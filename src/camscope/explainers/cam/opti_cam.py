@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from camscope.explainers.cam.layer_explainer import LayerExplainer
-from camscope.explainers.cam.layer_features import LayerFeatures
+from camscope.explainers.cam.layer_features_and_perturbed_scores import LayerFeatures
 from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.random_mixin import ADAM_EPSILON
 from camscope.explainers.core.resize_and_blur import enlarge_to_input, find_nonconstant_channels, scale_to_unit_range
@@ -51,11 +51,11 @@ class OptiCAM(LayerExplainer):
         for _ in range(self.n_steps):
             shares.grad = -_compute_logit_gradient(features, channels, shares)
             optimizer.step()
-        mixture = _average_channels(shares, channels)
+        mixture = _average_channels_with_softmax_weights(shares, channels)
         return mixture - mixture.amin(tuple(range(1, mixture.ndim)), keepdim=True)
 
 
-def _average_channels(logits: Tensor, channels: Tensor) -> Tensor:
+def _average_channels_with_softmax_weights(logits: Tensor, channels: Tensor) -> Tensor:
     """Compute a weighted mean (N,*s) of channels (N,K,*s). The weights are the softmax of logits (N,K)."""
     return torch.einsum("nk,nk...->n...", logits.softmax(1), channels)
 
@@ -65,7 +65,9 @@ def _compute_logit_gradient(features: LayerFeatures, channels: Tensor, logits: T
 
     def compute_gradient_in(scope: GradientScope) -> Tensor | None:
         leaf = logits.detach().requires_grad_()
-        mask = scale_to_unit_range(enlarge_to_input(_average_channels(leaf, channels), features.x))[:, None]
+        mask = scale_to_unit_range(
+            enlarge_to_input(_average_channels_with_softmax_weights(leaf, channels), features.x)
+        )[:, None]
         with scope:
             scores = features.score(features.x * mask.to(features.x.dtype))
         if not scores.requires_grad:

@@ -6,7 +6,11 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 
 from camscope.errors import LayerError, ModelError, TargetError
-from camscope.explainers.cam.layer_features import SCORE_TOLERANCE_BY_DTYPE, ActivationVariants, LayerFeatures
+from camscope.explainers.cam.layer_features_and_perturbed_scores import (
+    SCORE_TOLERANCE_BY_DTYPE,
+    ActivationVariants,
+    LayerFeatures,
+)
 from camscope.explainers.cam.weighted_channels_explainer import SPATIAL_AXIS, BaseWeightedChannels
 from camscope.explainers.core.base_explainer import register
 from camscope.hooks.find_layers import find_layer, unwrap

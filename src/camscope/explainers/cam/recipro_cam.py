@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from camscope.explainers.cam.layer_explainer import LayerExplainer
-from camscope.explainers.cam.layer_features import ActivationVariants, LayerFeatures
+from camscope.explainers.cam.layer_features_and_perturbed_scores import ActivationVariants, LayerFeatures
 from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.chunk_perturbed_copies_by_memory import BatchedMixin
 
@@ -38,7 +38,9 @@ class ReciproCAM(LayerExplainer, BatchedMixin):
     gaussian: bool = False
 
     def compute_layer_map(self, features: LayerFeatures) -> Tensor:
-        """Compute p(A ∘ B_c) - p(0) for each cell c: the class probability with only this cell, minus that without cells."""
+        """Compute p(A ∘ B_c) - p(0) for each cell c: the class probability with only this cell, minus the probability
+        without cells.
+        """
         activation, grid = features.activation, features.activation.shape[2:]
         weights, n_cells = [self._compute_kept_shares_along_axis(length, activation) for length in grid], prod(grid)
         n_rows = n_cells + 1  # of a sample: the last one has no cell

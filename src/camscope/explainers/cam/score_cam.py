@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from camscope.explainers.cam.layer_features import InputVariants, LayerFeatures
+from camscope.explainers.cam.layer_features_and_perturbed_scores import InputVariants, LayerFeatures
 from camscope.explainers.cam.weighted_channels_explainer import BaseWeightedChannels, compute_value_range_per_sample
 from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.chunk_perturbed_copies_by_memory import BatchedMixin
@@ -27,7 +27,7 @@ from camscope.explainers.core.validated_setting_types import PositiveInteger, Po
 
 
 class Masking(NamedTuple):
-    """A function that applies masks to inputs, and the number of variants that each mask has.
+    """A function that applies masks to inputs, and the number of variants per mask.
 
     `apply_masks` takes inputs (R,C,*S), masks (R,1,*S) and the variant index (R,) of each row.
     """

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from camscope.explainers.cam.finer_cam import require_class_logits
-from camscope.explainers.cam.layer_features import LayerFeatures
+from camscope.explainers.cam.layer_features_and_perturbed_scores import LayerFeatures
 from camscope.explainers.cam.weighted_channels_explainer import (
     SPATIAL_AXIS,
     BaseWeightedChannels,

@@ -12,16 +12,20 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from camscope.errors import CamscopeError, LayerError, ModelError
-from camscope.explainers.cam.layer_features import LayerFeatures, record_image_share_of_padded_input
+from camscope.explainers.cam.layer_features_and_perturbed_scores import (
+    LayerFeatures,
+    record_image_share_of_padded_input,
+)
 from camscope.explainers.cam.layer_selection_mixin import LayerSelectionMixin
 from camscope.explainers.core.chunk_perturbed_copies_by_memory import ActivationBytes, measure_activation_bytes
 from camscope.explainers.core.evaluation_context import check_finite
 from camscope.hooks.cache_prefix_and_vary_output import PrefixCache
 from camscope.hooks.find_layers import find_layer, find_layers, unwrap
 from camscope.hooks.input_gradients import HALF_PRECISION_BOOSTS
-from camscope.hooks.layer_tap import Tap, TappedCall
 from camscope.hooks.spatial_map_tracker import SpatialMapTracker, is_output_unchanged_by_interception
+from camscope.hooks.tap_layer_output_and_gradient import Tap, TappedCall
 from camscope.layers.infer_layout import has_unequal_strides
+from camscope.layers.judge_layout_from_noise_reactions import LayoutProbeResult, LayoutVerdict
 from camscope.layers.layout import CHANNELS_FIRST, Layout, returns_channels_first
 from camscope.layers.layout_noise_probe import (
     OutputLocation,
@@ -32,7 +36,6 @@ from camscope.layers.layout_noise_probe import (
     has_cached_layout_result,
     probe_layout,
 )
-from camscope.layers.layout_verdict import LayoutProbeResult, LayoutVerdict
 from camscope.layers.spatial_layers import find_layout_doubt_reason, infer_layer_layout, record_layout_hints
 from camscope.plurals import plural
 from camscope.targets import Score, full_precision
@@ -142,7 +145,9 @@ class SharedLayerPass(ExitStack):
         check_finite("the score", torch.cat(every), first.on_nonfinite)
 
     def _needs_layout_inference(self, explainer: LayerSelectionMixin, layer: str) -> bool:
-        """Whether a layer's layout must be inferred: it is neither set by the user nor cached for this input size."""
+        """Whether a layer's layout must be inferred, because neither the user nor a cache provides a layout for this
+        input size.
+        """
         if explainer.layout is not None or explainer.reshape is not None:
             return False
         location = OutputLocation(layer, explainer.output_index)
@@ -210,7 +215,9 @@ class SharedLayerPass(ExitStack):
         return is_misplaced
 
     def _compute_gradients(self, values: Tensor, layers: Sequence[str], is_last_backward: bool) -> dict[str, Tensor]:
-        """Compute the gradient at each layer, at least in float32. If it vanishes in float16, scale the score up first."""
+        """Compute the gradient at each layer, at least in float32.
+        If the gradient vanishes in float16, scale the score up first.
+        """
         tap, keep = self._tap, not is_last_backward or self._needs_curvature
         half = any(call.activation.dtype == torch.float16 for name in layers for call in tap.calls[name])
         tap.backward(values.sum(), retain_graph=keep or half)

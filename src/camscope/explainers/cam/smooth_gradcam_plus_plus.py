@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from camscope.explainers.cam.layer_features import LayerFeatures
+from camscope.explainers.cam.layer_features_and_perturbed_scores import LayerFeatures
 from camscope.explainers.cam.weighted_channels_explainer import (
     SPATIAL_AXIS,
     BaseWeightedChannels,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from camscope.explainers.cam.layer_explainer import LayerExplainer
-from camscope.explainers.cam.layer_features import InputVariants, LayerFeatures
+from camscope.explainers.cam.layer_features_and_perturbed_scores import InputVariants, LayerFeatures
 from camscope.explainers.cam.weighted_channels_explainer import compute_value_range_per_sample
 from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.chunk_perturbed_copies_by_memory import BatchedMixin

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from camscope.explainers.cam.layer_explainer import LayerExplainer
-from camscope.explainers.cam.layer_features import LayerFeatures
+from camscope.explainers.cam.layer_features_and_perturbed_scores import LayerFeatures
 
 SPATIAL_AXIS = -1
 CANCELLATION_RATIO = 0.05  # a denominator smaller than this share of its terms has nearly canceled

@@ -357,7 +357,7 @@ def compare_explainers(
 
 
 def _find_visible_rows_and_columns(explanations: Sequence[Explanation]) -> tuple[slice, slice] | None:
-    """Return the rows and columns of the image that the model received. Return None if it is the whole image or unknown."""
+    """Return the rows and columns of the image that the model received. Return None for the whole image or an unknown region."""
     regions = set()
     for explanation in explanations:
         if explanation.image is None or explanation.placement is None:
@@ -373,7 +373,7 @@ def _find_visible_rows_and_columns(explanations: Sequence[Explanation]) -> tuple
 
 
 def _format_lowest_and_highest_label(scale: ScaleOption | Literal["shared"], colormap: str) -> tuple[str, str]:
-    """Return two texts for the legend: the meaning of the lowest color, and that of the highest."""
+    """Return two texts for the legend: the meaning of the lowest color, and the meaning of the highest color."""
     if isinstance(scale, tuple | list):
         return f"{scale[0]:.3g}", f"{scale[1]:.3g}"
     signed = colormap == render.DIVERGING

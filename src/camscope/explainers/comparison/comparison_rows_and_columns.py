@@ -129,8 +129,8 @@ def format_method_labels(explainers: Sequence[Explainer]) -> list[str]:
 
 
 def _describe_settings(explainer: Explainer) -> dict[str, str]:
-    """Return the settings of an explainer as text by name, without the layer. The settings of a wrapper include those
-    of its inner explainers.
+    """Return a dict from setting name to text, without the layer.
+    The settings of a wrapper include the inner explainers' settings.
     """
     merged: dict[str, list[str]] = {}
     for inner in explainer.inner if isinstance(explainer, Wrapper) else ():

@@ -22,7 +22,7 @@ KNOWN_IDENTITIES = {  # what makes the formulas of methods equal
 
 
 def find_equal_maps(explanations: Sequence[Explanation]) -> list[tuple[Explanation, ...]]:
-    """Group the explanations whose displayed maps are equal. Maps without positive values are left out."""
+    """Group the explanations with equal displayed maps. Leave out maps without positive values."""
     groups: list[list[Explanation]] = []
     for explanation in explanations:
         heatmap = explanation.heatmap("grid")

@@ -31,7 +31,7 @@ from camscope.explanation import Explanation
 from camscope.model_card import compute_model_digest
 from camscope.plurals import plural
 from camscope.targets import Difference, TargetLike
-from camscope.targets.class_targets import tensor_to_list
+from camscope.targets.class_targets import convert_tensor_target_to_list
 
 METHODS: registry.Registry[type["Explainer"]] = registry.METHODS
 ExplainerClass = TypeVar("ExplainerClass", bound="type[Explainer]")
@@ -75,19 +75,19 @@ def register(cls: ExplainerClass) -> ExplainerClass:
 
 @dataclass_transform(kw_only_default=True, eq_default=False)
 def register_optional(package: str, extra: str) -> Callable[[ExplainerClass], ExplainerClass]:
-    """Return a decorator that registers a method class, but only if `package` is installed.
+    """Return a decorator for method classes. If `package` is installed, the decorator registers the class.
 
     Otherwise, an error names the missing extra when a user looks the method up.
     """
 
-    def add_to_registry(cls: ExplainerClass) -> ExplainerClass:
+    def register_if_installed(cls: ExplainerClass) -> ExplainerClass:
         if find_spec(package) is not None:
             return register(cls)
         _make_dataclass_with_captum_names(cls)
         METHODS.add_unavailable(cls.name, cls.title, package, extra)
         return cls
 
-    return add_to_registry
+    return register_if_installed
 
 
 def _make_dataclass_with_captum_names(cls: type["Explainer"]) -> None:
@@ -351,7 +351,7 @@ class Explainer(BaseMethod):
         items = [self.prepare_input(image) for image in images]
         if not items:
             raise InputError("the batch is empty")
-        values = tensor_to_list(targets) if isinstance(targets, Tensor | np.ndarray) else targets
+        values = convert_tensor_target_to_list(targets) if isinstance(targets, Tensor | np.ndarray) else targets
         image_targets = list(values) if isinstance(values, list | tuple) else [values] * len(items)
         if len(image_targets) != len(items):
             raise InputError(
@@ -375,7 +375,7 @@ def get_explainer_class(method: str | type[Explainer]) -> type[Explainer]:
 
 
 def _find_declaring_class(setting: str, explainer_cls: type) -> type | None:
-    """Return the base class that first declares a setting. Return None if no base class declares it."""
+    """Return the base class that first declares a setting, or None if all base classes lack the setting."""
     return next(
         (base for base in reversed(explainer_cls.__mro__) if setting in vars(base).get("__annotations__", {})), None
     )

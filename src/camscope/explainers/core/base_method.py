@@ -27,7 +27,7 @@ from camscope.explainers.core.redacted_settings_text import describe_setting
 from camscope.explainers.core.validated_setting_types import check_settings
 from camscope.forward_signature import takes_frames_first
 from camscope.hooks.find_layers import unwrap
-from camscope.hooks.score_function import wrap_function
+from camscope.hooks.wrap_score_function_as_module import wrap_function
 from camscope.model_card import get_card
 from camscope.models.ultralytics_yolo import is_ultralytics_object
 from camscope.targets import ImageContext, Score, Target, TargetLike, image_embedding
@@ -187,7 +187,8 @@ class BaseMethod(ABC):
         return self.class_specific
 
     def resolve_target(self, target: TargetLike) -> TargetLike:
-        """Return the target that the method explains if the caller requests `target`. Raise TargetError if it cannot explain it.
+        """Return the target that the method explains for the requested `target`.
+        Raise TargetError for a target that does not suit it.
 
         Args:
             target: The target that the caller asks for.
@@ -207,7 +208,7 @@ class BaseMethod(ABC):
 
     @property
     def share_key(self) -> Hashable:
-        """A key that is equal for methods which compute their maps together, in `compute_shared_maps`."""
+        """A key for shared computations: `compute_shared_maps` computes the maps of methods with equal keys together."""
         return id(self)
 
     @staticmethod
@@ -301,7 +302,7 @@ class BaseMethod(ABC):
         )
 
     def _embed_image(self, image: Any, extra_inputs: ExtraInputs) -> Tensor:
-        """Compute the embedding (D,) of a reference image. The extra inputs are those of the explained image."""
+        """Compute the embedding (D,) of a reference image. The model gets the extra inputs of the explained image."""
         x = self.prepare_input(image).x[None]
         model_info = inspect_model(self.model, scores_suffice=self.needs_only_scores)
         with evaluation_context(model_info, self, x, extra_inputs) as context:
@@ -309,7 +310,7 @@ class BaseMethod(ABC):
 
     @property
     def forward_options(self) -> dict[str, Any]:
-        """Options of `Score` that state how the model's forward takes its input."""
+        """Options of `Score` about how the model's forward takes its input."""
         return {"input_key": self.input_key, "frames_first": self.frames_first}
 
     @property
@@ -335,7 +336,9 @@ class BaseMethod(ABC):
 
     @property
     def accepts_integer_input(self) -> bool:
-        """Whether the method accepts an integer input. Only methods without gradients that never change the input do."""
+        """Whether the method accepts an integer input.
+        This requires a method that uses no gradients and never changes the input.
+        """
         return False
 
     @property
@@ -355,7 +358,7 @@ class BaseMethod(ABC):
 
 
 def _raise_unknown_geometry(points: ArrayLike) -> NDArray[Any]:
-    """Raise TargetError. This function is the coordinate transform if no transform is known."""
+    """Raise TargetError. This function stands in for an unknown coordinate transform."""
     raise TargetError(
         "a point of the image cannot be located on the model's input: the geometry of the preprocessing is unknown"
     )

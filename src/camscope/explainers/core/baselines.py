@@ -1,4 +1,4 @@
-"""Baselines: uninformative inputs, from which integration paths start and which replace hidden parts of an image."""
+"""Baselines: uninformative inputs. Integration paths start from baselines, and baselines replace hidden parts of an image."""
 
 import numbers
 from collections.abc import Mapping, Sequence
@@ -82,7 +82,7 @@ class BackgroundMixin(RandomMixin):
 
     @property
     def default_background_notes(self) -> tuple[str, ...]:
-        """A note that names the default background. Empty if the user passed a background."""
+        """A note that names the default background. The tuple is empty if the user passed a background."""
         note = f"no background was given: {', '.join(DEFAULT_BACKGROUND)} instead"
         return (note,) if self.background is None else ()
 
@@ -90,7 +90,7 @@ class BackgroundMixin(RandomMixin):
 def build_baseline_tensors(
     baselines: Sequence[BaselineLike], x: Tensor, explainer: RandomMixin, indices: Sequence[int] | None = None
 ) -> list[Tensor]:
-    """Build one tensor (N,C,*S) per baseline. With `indices`, skip all baselines except those at these positions."""
+    """Build one tensor (N,C,*S) per baseline. `indices` selects baselines by position."""
     return [
         build_baseline_tensor(baselines[i], x, explainer, explainer.seed ^ i)
         for i in (range(len(baselines)) if indices is None else indices)

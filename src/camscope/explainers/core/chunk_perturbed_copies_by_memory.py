@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from camscope.explainers.core.base_method import BaseMethod
 from camscope.explainers.core.setting_checks import check_positive_integer
-from camscope.hooks.score_function import is_opaque
 from camscope.hooks.thread_local_hooks import Hooks, thread_local_hook
+from camscope.hooks.wrap_score_function_as_module import is_opaque
 from camscope.pytree import iter_leaves
 
 DEFAULT_MEMORY_BUDGET_BYTES = 2**28  # if the device does not report its memory
@@ -67,7 +67,7 @@ def compute_memory_budget_of_pass(device: torch.device, default: int | None = No
 
 
 def count_copies_that_fit_in_memory(bytes_per_copy: int, device: torch.device) -> int:
-    """Return how many copies of a sample can run in one forward pass without exceeding the available memory.
+    """Return the number of copies of a sample that fit into the available memory in one forward pass.
 
     `bytes_per_copy`: the bytes of the largest tensor of one copy.
     """

@@ -24,8 +24,8 @@ from camscope.hooks.restore_buffers_and_rng import (
     eval_mode_buffers_restored,
     rng_restored_unless_other_threads_run,
 )
-from camscope.hooks.score_function import ScoreFunction
 from camscope.hooks.thread_local_hooks import autocast_uncached
+from camscope.hooks.wrap_score_function_as_module import ScoreFunction
 from camscope.plurals import plural
 from camscope.pytree import map_leaves
 from camscope.targets import Score, TargetLike
@@ -50,7 +50,7 @@ SCORES_ALONE = "needs only scores, such as rise, occlusion, sobol, hsic, lime or
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """Facts about a model: the module without wrappers, its parts and devices, and whether it is compiled."""
+    """Facts about a model: the unwrapped module, the parts and devices of the module, and whether it is compiled."""
 
     model: nn.Module
     modules: tuple[nn.Module, ...]
@@ -58,14 +58,14 @@ class ModelInfo:
     is_compiled: bool
     inference_tensor_name: str | None
 
-    def read_weight_versions(self) -> dict[int, int]:
+    def read_version_counter_by_parameter_id(self) -> dict[int, int]:
         """Return PyTorch's version counter of each parameter, by id. Training in another thread changes the counters."""
         parameters = (value for module in self.modules for value in module._parameters.values() if value is not None)
         return {id(value): value._version for value in parameters if not value.is_inference()}
 
 
 def inspect_model(model: nn.Module, *, scores_suffice: bool = False) -> ModelInfo:
-    """Collect facts about a model. Raise ModelError if the model cannot be explained, for example because it is quantized.
+    """Collect facts about a model. Raise ModelError for a model that cannot be explained, such as a quantized model.
 
     If `scores_suffice`, the model may be TorchScript or a function, which have no layers that hooks could reach.
     """
@@ -151,7 +151,7 @@ def autocast_scope(precision: Precision | None, model_info: ModelInfo) -> Iterat
 
 
 class EvaluationSettings(Protocol):
-    """The settings of a method that affect how the model is called."""
+    """The settings of a method that affect calls of the model."""
 
     mode: Mode
     precision: Precision | None
@@ -325,7 +325,7 @@ def check_finite(quantity: str, values: Tensor, policy: OnNonFinite) -> None:
 
 
 def run_uncompiled(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function so that it always runs eagerly, even if `torch.compile` compiles its caller.
+    """Decorate a function to run eagerly, even inside code that `torch.compile` compiles.
 
     `torch.compiler.disable` alone would import the compiler with camscope, which takes a second.
     """

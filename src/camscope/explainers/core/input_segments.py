@@ -18,7 +18,9 @@ MAX_LAB_LIGHTNESS = 100  # SLIC's color range; an input without colors ranges fr
 
 
 def check_segments_setting(*allowed: object, segments: object) -> None:
-    """Raise InputError if the setting `segments` is neither valid for `resolve_segment_labels` nor one of `allowed`."""
+    """Check that the setting `segments` is valid for `resolve_segment_labels` or a value in `allowed`.
+    Otherwise raise InputError.
+    """
     if isinstance(segments, list | tuple):
         raise InputError(
             "the segments are a list: expected a number, a label map (H,W) as a tensor or an array, such as "
@@ -79,7 +81,7 @@ def compute_superpixels(x: Tensor, n_segments: int, compactness: float) -> Tenso
 
 
 def import_skimage(submodule: str) -> Any:
-    """Import a module of scikit-image. Raise MissingExtraError if it is not installed."""
+    """Import a module of scikit-image. Raise MissingExtraError if scikit-image is not installed."""
     return require(f"skimage.{submodule}", extra="segments")
 
 

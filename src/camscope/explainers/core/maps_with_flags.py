@@ -43,7 +43,7 @@ DeferredMap = Callable[[], AttributionMaps]  # computes a map that needs its own
 
 
 def compute_map_or_return_error(compute: DeferredMap) -> AttributionMaps | CamscopeError:
-    """Compute a map. If that fails, return the error instead of raising it, so that other methods can continue."""
+    """Compute a map. Return an error instead of raising it, so that other methods can continue."""
     try:
         return compute()
     except CamscopeError as error:
@@ -103,14 +103,14 @@ def _join_if_none_missing(parts: Sequence[Tensor | None], join: Callable[[list[T
 
 
 def find_samples_below_precision(precision: float, scores: Tensor, gradient: Tensor, activation: Tensor) -> Tensor:
-    """Return a mask (N,) of samples whose score changes by less than `precision` if the activation is set to zero."""
+    """Return a mask (N,) of samples for which a zero activation would change the score by less than the share `precision`."""
     change = gradient.flatten(1).norm(dim=1) * activation.flatten(1).norm(dim=1)  # an upper bound, by Cauchy-Schwarz
     faint: Tensor = (change > 0) & (change <= precision * scores.detach().abs())
     return faint
 
 
 def determine_statuses(maps: AttributionMaps) -> list[str]:
-    """Return the status of each sample: the most severe one of `STATUS_MEANINGS` that applies, or "ok"."""
+    """Return the status of each sample: the most severe applicable status in `STATUS_MEANINGS`, or "ok"."""
     flat = maps.attribution.detach().flatten(1)
     low, high = flat.amin(1).tolist(), flat.amax(1).tolist()
     zero, constant = (

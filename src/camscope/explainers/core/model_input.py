@@ -124,7 +124,7 @@ def _read_tensor(x: Tensor, preprocess: PreprocessFunction | None) -> ModelInput
 
 
 def check_input_tensor_is_ordinary(x: Tensor) -> None:
-    """Raise InputError if a tensor is sparse, nested or otherwise unusual, or if a transform of `torch.func` is active."""
+    """Raise InputError for a sparse, nested or otherwise unusual tensor. Also raise it inside a transform of `torch.func`."""
     if is_inside_transform():
         raise InputError(
             "torch.func (vmap, grad, jvp, functionalize) cannot transform the hooks and backward passes of camscope: "
@@ -179,7 +179,7 @@ def prepare_scan(
 
 
 def _apply_preprocess(preprocess: PreprocessFunction, source: Any, name: str) -> Any:
-    """Apply a preprocessing to a scan. If it fails, the error names only the type of the cause, to hide patient data."""
+    """Apply a preprocessing to a scan. An error names only the type of the cause, to hide patient data."""
     try:
         return preprocess(source)
     except Exception as error:
@@ -190,7 +190,7 @@ def _apply_preprocess(preprocess: PreprocessFunction, source: Any, name: str) ->
 
 
 def require_preprocess(preprocess: PreprocessFunction | None, image_name: str) -> PreprocessFunction:
-    """Return the preprocessing. If it is missing, raise a PreprocessError that names the image."""
+    """Return the preprocessing. For a missing preprocessing, raise a PreprocessError that names the image."""
     if preprocess is None:
         raise PreprocessError(
             f"no preprocessing is known for {image_name}",

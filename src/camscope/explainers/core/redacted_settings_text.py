@@ -24,7 +24,7 @@ def describe_setting(value: Any) -> str:
 
 
 def format_without_address(value: object) -> str:
-    """Return `str(value)` without memory addresses, which would differ from process to process."""
+    """Return `str(value)` without memory addresses. Addresses would differ from process to process."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", str(value))
 
 

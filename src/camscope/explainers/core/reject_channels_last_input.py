@@ -1,4 +1,4 @@
-"""Check that an input has its channels at the second axis, also for a model that expects them at the last axis."""
+"""Check that an input has its channels at the second axis. This also applies to models that move channels internally."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,7 +19,9 @@ MAX_IMAGE_CHANNELS = 4
 
 
 class _FirstConvolution(SpatialMapTracker):
-    """Tracks a model up to its first convolution, and records the `shape` of that input and whether its cells are misplaced."""
+    """Tracks a model up to the first convolution.
+    Records the `shape` of the convolution's input, and whether cells are misplaced.
+    """
 
     shape: tuple[int, ...] | None = None
     is_input_misplaced = False

@@ -75,7 +75,7 @@ def run_methods(
     model_info = inspect_model(explainers[0].model, scores_suffice=scores_suffice)
     if any(explainer.uses_gradients for explainer in explainers):
         check_no_inference_mode_weights(model_info)
-    weights = model_info.read_weight_versions()
+    weights = model_info.read_version_counter_by_parameter_id()
     results: dict[int, MethodResult] = {}
     for indices in group_by_share_key(explainers):
         group = [explainers[t] for t in indices]
@@ -91,13 +91,13 @@ def run_methods(
                 find_constant_scores=find_constant_scores,
             )
         except RuntimeError as error:  # autograd notices some changes of the weights
-            if model_info.read_weight_versions() != weights:
+            if model_info.read_version_counter_by_parameter_id() != weights:
                 raise ModelError(
                     f"{WEIGHTS_CHANGED_NOTE}; explain copy.deepcopy(model), or wait until the training stops"
                 ) from error
             raise
         results.update(zip(indices, rows, strict=True))
-    if model_info.read_weight_versions() != weights:
+    if model_info.read_version_counter_by_parameter_id() != weights:
         warn_caller(WEIGHTS_CHANGED_NOTE)
         for maps in (maps for result in results.values() for maps in result.maps):
             maps.notes = (*maps.notes, WEIGHTS_CHANGED_NOTE)
@@ -183,7 +183,7 @@ def flag_constant_scores(
     uses_rival_scores = not getattr(explainer, "has_custom_backward", False) and (
         getattr(explainer, "runs_model", False) or getattr(explainer, "differentiated_score_key", "score") != "score"
     )  # the map uses more than the score of its class: probabilities, or scores of rival classes
-    weights_key = hash(frozenset(model_info.read_weight_versions().items()))
+    weights_key = hash(frozenset(model_info.read_version_counter_by_parameter_id().items()))
     constant = find_samples_with_constant_score(x, score, rows, weights_key, include_probabilities=uses_rival_scores)
     if constant is not None and maps.constant_score is not None:
         constant = constant | maps.constant_score.to(constant.device)

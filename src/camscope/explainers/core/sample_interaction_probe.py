@@ -1,4 +1,4 @@
-"""Run a model on noise, to find whether the samples of a batch affect one another, and whether a score is constant."""
+"""Run a model on noise. Find out whether the samples of a batch affect one another, and whether a score is constant."""
 
 import copy
 import threading

@@ -12,30 +12,30 @@ MAX_REPR_LENGTH = 60  # characters of a value in an error
 
 
 def check_one_of(setting: str, value: object, *options: object) -> None:
-    """Raise InputError if the value of a setting is not one of `options`."""
+    """Check that the value of a setting is in `options`. Otherwise raise InputError."""
     if value not in options:
         raise InputError(f"{setting}={value!r}: expected {' or '.join(map(repr, options))}")
 
 
 def check_positive_number(*allowed: object, high: float = math.inf, **settings: object) -> None:
-    """Raise InputError unless a setting is a positive number, at most `high`, or one of the values in `allowed`."""
+    """Check that a setting is a positive number, at most `high`, or a value in `allowed`. Otherwise raise InputError."""
     _check_settings("a positive number", lambda value: _is_finite_number(value) and value > 0, high, allowed, settings)
 
 
 def check_number(*allowed: object, low: float = -math.inf, high: float = math.inf, **settings: object) -> None:
-    """Raise InputError unless a setting is a number from `low` to `high`, or one of the values in `allowed`."""
+    """Check that a setting is a number from `low` to `high`, or a value in `allowed`. Otherwise raise InputError."""
     expectation = "a number" if low == -math.inf else f"a number, {low:g} or more"
     _check_settings(expectation, lambda value: _is_finite_number(value) and value >= low, high, allowed, settings)
 
 
 def check_positive_integer(*allowed: object, **settings: object) -> None:
-    """Raise InputError unless a setting is an integer from 1 to `MAX_COUNT_SETTING`, or one of the values in `allowed`."""
+    """Check that a setting is an integer from 1 to `MAX_COUNT_SETTING`, or a value in `allowed`. Otherwise raise InputError."""
     expectation, high = "a whole number, 1 or more", MAX_COUNT_SETTING
     _check_settings(expectation, lambda value: _is_integer(value) and value >= 1, high, allowed, settings)
 
 
 def check_integer(*allowed: object, **settings: object) -> None:
-    """Raise InputError unless a setting is an integer that fits into 64 bits, or one of the values in `allowed`."""
+    """Check that a setting is an integer of at most 64 bits, or a value in `allowed`. Otherwise raise InputError."""
     expectation, high = "a whole number of 64 bits", 2**64
     _check_settings(expectation, lambda value: _is_integer(value) and -(2**63) <= value < high, high, allowed, settings)
 

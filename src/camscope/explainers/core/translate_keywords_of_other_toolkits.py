@@ -134,7 +134,7 @@ def select_baseline_rows(
 def translate_setting_names(
     keywords: Mapping[str, Any], setting_names: Collection[str], owner_name: str
 ) -> dict[str, Any]:
-    """Translate captum's names of settings to camscope's names. Raise InputError for a name without a counterpart."""
+    """Translate captum's names of settings to camscope's names. Raise InputError for a name that camscope lacks."""
     settings: dict[str, Any] = {}
     for word, value in keywords.items():
         name = word

@@ -20,7 +20,7 @@ PositiveInteger = Annotated[int, check_positive_integer]
 
 
 def check_settings(method: Any) -> None:
-    """Raise InputError if the value of a setting does not match the type that the dataclass `method` declares for it.
+    """Check that each setting of the dataclass `method` has the declared type. Otherwise raise InputError.
 
     Only settings of the types `Literal`, bool and those of this module are checked, each also as `... | None`.
     """

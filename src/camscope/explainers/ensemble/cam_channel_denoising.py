@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from camscope.explainers.cam.layer_features import LayerFeatures
+from camscope.explainers.cam.layer_features_and_perturbed_scores import LayerFeatures
 from camscope.explainers.cam.weighted_channels_explainer import BaseWeightedChannels
 from camscope.explainers.core.base_explainer import Explainer
 from camscope.explainers.core.base_method import BaseMethod
@@ -46,7 +46,7 @@ class Denoised(Wrapper):
 
     @property
     def share_key(self) -> Hashable:
-        """A key that is equal for denoised methods whose inner methods can share passes."""
+        """A key for shared passes: denoised methods with equal keys have inner methods that share passes."""
         return (Denoised, self.explainer.share_key) if isinstance(self.explainer, BaseWeightedChannels) else id(self)
 
     @staticmethod

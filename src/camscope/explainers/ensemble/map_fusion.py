@@ -137,7 +137,7 @@ def _divide_by_maximum(maps: Tensor) -> Tensor:
 
 
 def merge_layer_maps(layer_maps: Sequence[AttributionMaps], attribution: Tensor, scaling_note: str) -> AttributionMaps:
-    """Build the result for a fused map (N,*s). Keep the notes of all layers, and add a note for each layer without evidence."""
+    """Build the result for a fused map (N,*s). It has the notes of all layers, and a note for each layer without evidence."""
     notes, layers = [scaling_note], [maps.layer for maps in layer_maps if maps.layer]
     for maps in layer_maps:
         statuses = set(determine_statuses(maps))
@@ -193,7 +193,7 @@ def fuse(explanations: Sequence[Explanation], fusion_mode: FusionMode = "max") -
 
 
 def _check_same_input_target_and_model(reference: Explanation, other: Explanation) -> None:
-    """Raise InputError unless all explanations have the same input, target, method and model."""
+    """Raise InputError if explanations differ in their input, target, method or model."""
     for fact in ("name", "method", "target", "label", "input_size", "placement", "model"):
         if getattr(other, fact) != getattr(reference, fact):
             raise InputError(

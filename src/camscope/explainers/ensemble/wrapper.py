@@ -58,7 +58,7 @@ class Wrapper(Explainer):
 
     @property
     def setting_names(self) -> frozenset[str]:
-        """The names of all settings, including those of the inner explainers."""
+        """The names of all settings, including the settings of inner explainers."""
         return super().setting_names.union(*(explainer.setting_names for explainer in self.inner))
 
     def with_settings(self, **settings: Any) -> Self:
@@ -72,7 +72,7 @@ class Wrapper(Explainer):
 
     @property
     def composed_name(self) -> str:
-        """The names of the inner explainers, followed by that of the wrapper, such as `gradcam, denoised`."""
+        """The names of the inner explainers, followed by the wrapper's name, such as `gradcam, denoised`."""
         return f"{' + '.join(dict.fromkeys(explainer.composed_name for explainer in self.inner))}, {self.name}"
 
     @property

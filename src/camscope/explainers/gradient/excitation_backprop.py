@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from camscope.explainers.cam.layer_explainer import LayerExplainer
-from camscope.explainers.cam.layer_features import LayerFeatures
+from camscope.explainers.cam.layer_features_and_perturbed_scores import LayerFeatures
 from camscope.explainers.core.base_explainer import register
 from camscope.explainers.core.base_method import BaseMethod
 from camscope.explainers.core.maps_with_flags import AttributionMaps
@@ -96,7 +96,7 @@ class ExcitationBackprop(LayerExplainer):
         return maps
 
     def _describe_lost_probability(self, score: Score, p: Tensor) -> list[str]:
-        """Return a note for each sample that says how much probability was lost during propagation.
+        """Return one note per sample about the probability lost during propagation.
 
         The note is empty if little was lost.
         """

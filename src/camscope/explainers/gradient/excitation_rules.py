@@ -22,10 +22,10 @@ from camscope.hooks.intercept_torch_functions import (
     DROPOUTS,
     SCALING_FUNCTIONS,
     BaseFunctionMode,
-    activation_lower_bound,
     bypass_torch_function,
+    find_activation_lower_bound,
     get_function_name,
-    may_average_with_negative_weights,
+    selects_bicubic_interpolation,
 )
 from camscope.hooks.relu_backward_rules import get_operation_name, iter_graph_nodes
 from camscope.hooks.thread_local_hooks import Hooks, thread_local_hook
@@ -200,7 +200,7 @@ class ExcitationBackpropMode(BaseFunctionMode):
         other = args[0] if args else kwargs.get("other")
         if name in LINEAR_FUNCTIONS:
             return self._call_linear(func, x, args, kwargs)
-        if name in AVERAGING_FUNCTIONS and not may_average_with_negative_weights(kwargs):
+        if name in AVERAGING_FUNCTIONS and not selects_bicubic_interpolation(kwargs):
             return _apply_rule(
                 func, partial(share_among_averaged_inputs, lambda a: func(a, *args)), (x.detach(),), (x,), args
             )
@@ -212,7 +212,7 @@ class ExcitationBackpropMode(BaseFunctionMode):
             sign = torch.as_tensor(other, device=x.device).detach().sign()
             return _apply_rule(func, pass_where_factor_is_positive, (sign,), (x,), args)
         if name in ACTIVATIONS | DROPOUTS:  # each output has one input: a unit and its own activation are one
-            if name in ACTIVATIONS and activation_lower_bound(name, args, kwargs) < 0:
+            if name in ACTIVATIONS and find_activation_lower_bound(name, args, kwargs) < 0:
                 self.signed_activations[name] += 1
             with torch.no_grad():
                 result: Tensor = func(x, *args)
@@ -236,7 +236,7 @@ class ExcitationBackpropMode(BaseFunctionMode):
     def _call_or_merge_batch_norm(
         self, func: Callable[..., Any], x: Tensor, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Tensor:
-        """Apply a batch norm. If a linear layer comes directly before it, merge the norm into the rule of that layer."""
+        """Apply a batch norm. If it directly follows a linear layer, merge the norm into the linear layer's rule."""
         gamma = args[2] if len(args) > 2 else kwargs.get("weight")
         signs = torch.ones_like(x[:1]) if gamma is None else gamma.detach().sign().view(1, -1, *[1] * (x.ndim - 2))
         if self._last_linear_call is not None and self._last_linear_call[0] is x:
@@ -248,7 +248,7 @@ class ExcitationBackpropMode(BaseFunctionMode):
 
 
 def check_excitation_rules(output: Any, method: str) -> None:
-    """Raise ModelError if there is an operation without excitation rule between the layer and the score.
+    """Check that all operations between the layer and the score have an excitation rule. Otherwise raise ModelError.
 
     The autograd graph of `output` lists the operations.
     """
@@ -264,7 +264,7 @@ def check_excitation_rules(output: Any, method: str) -> None:
 
 
 def make_last_rules_contrastive(output: Any) -> None:
-    """Make the rules of the linear layers contrastive that come last before the output."""
+    """Make the rules of the last linear layers before the output contrastive."""
     waiting = [tensor.grad_fn for tensor in _find_differentiable_tensors(output)]
     while waiting:
         node = waiting.pop()

@@ -58,7 +58,7 @@ class GuidedIG(BaselinePathExplainer):
         return AdditiveAttribution(total.to(place.dtype), score_change, count)
 
     def advance_point(self, point: Tensor, gradient: Tensor, start: Tensor, end: Tensor, step: int) -> Tensor:
-        """Compute where a step of the path ends (C,*S), given where the step starts and the gradient there."""
+        """Compute the end point (C,*S) of a path step, from the start point and the gradient there."""
         if step == self.n_steps:
             return full_precision(end)
         share, direction = step / self.n_steps, full_precision(end) - full_precision(start)

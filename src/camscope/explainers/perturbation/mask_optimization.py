@@ -173,7 +173,7 @@ class MeaningfulPerturbation(PerturbationExplainer):
         return PerturbationAttribution((1 - mask).double(), notes=(note,))
 
     def _select_initial_mask(self, masked_input: MaskedInput) -> Tensor:
-        """Return the smallest central disc mask (1,*s) that removes enough of the class probability when it hides the input."""
+        """Return the smallest central disc mask (1,*s) for which hiding the disc removes enough of the class probability."""
         discs = build_disc_masks(expand_and_limit_per_axis(self.grid_size, masked_input.x.shape[1:]), masked_input.x)
         left = masked_input.score_all_masks(
             len(discs), lambda part: enlarge_to_input(discs[part], masked_input.evaluator.x), as_probability=True

@@ -139,7 +139,7 @@ class SegmentAblation(PerturbationExplainer):
         check_segments_setting(segments=self.segments)
 
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
-        """Compute how much the score drops if a segment is hidden. Each pixel of the map gets the drop of its segment."""
+        """Hide each segment and compute the drop of the score. Each pixel of the map gets the drop of its segment."""
         numbers, labels = self.compute_segment_labels(masked_input.x).unique(return_inverse=True)
         every = torch.arange(len(numbers), device=labels.device).view(-1, *[1] * labels.ndim)
         scores = masked_input.score_all_masks(len(numbers), lambda part: labels != every[part])

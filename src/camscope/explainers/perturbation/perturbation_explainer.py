@@ -120,7 +120,7 @@ def compute_relative_error(mean: Tensor, standard_error: Tensor) -> float:
 
 
 def describe_convergence(relative_error: float, tolerance: float | None, n_samples: int, max_samples: int) -> str:
-    """Return a sentence about the standard error of a map. It says if sampling stopped before `max_samples`."""
+    """Return a sentence about the standard error of a map. The sentence reports if sampling stopped before `max_samples`."""
     text = f"the largest standard error is {relative_error:.2%} of the map's range"
     if n_samples < max_samples:
         return f"{text}: settled to tolerance={tolerance:g} before all {max_samples}"

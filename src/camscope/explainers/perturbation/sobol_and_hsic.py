@@ -35,7 +35,7 @@ class IndexEstimate(NamedTuple):
 
 
 class MaskDesign(NamedTuple):
-    """A function that draws masks, and one that estimates indices from their scores (n_samples,masks_per_sample)."""
+    """Two functions: one draws masks, and one estimates indices from the scores (n_samples,masks_per_sample) of the masks."""
 
     masks_per_sample: int
     build_masks: MaskChunkBuilder
@@ -83,7 +83,7 @@ class GridSensitivityExplainer(PerturbationExplainer):
         shape = (len(masked_input.baselines), n_total, n_masks)
         scores, n_drawn = torch.empty(shape, dtype=torch.float64, device=labels.device), 0
 
-        def estimate_mean() -> IndexEstimate:
+        def average_indices_over_baselines() -> IndexEstimate:
             indices, errors = zip(*(estimate(rows[:n_drawn]) for rows in scores), strict=True)
             return IndexEstimate(torch.stack(indices).mean(0), torch.stack(errors).mean(0))
 
@@ -93,12 +93,15 @@ class GridSensitivityExplainer(PerturbationExplainer):
             scores.view(len(scores), -1)[:, part] = masked_input.score_masks(build_masks(part))
             while n_drawn < (more := min(n_drawn + self.samples_per_check, n_total)) and more * n_masks <= part.stop:
                 n_drawn = more
-                if self.tolerance is not None and compute_relative_error(*estimate_mean()) <= self.tolerance:
+                if (
+                    self.tolerance is not None
+                    and compute_relative_error(*average_indices_over_baselines()) <= self.tolerance
+                ):
                     return True
             return False
 
         masked_input.evaluator.process_chunks(masked_input.sample, n_total * n_masks, score_chunk_until_precise_enough)
-        indices, errors = estimate_mean()
+        indices, errors = average_indices_over_baselines()
         text = describe_convergence(compute_relative_error(indices, errors), self.tolerance, n_drawn, n_total)
         return PerturbationAttribution(indices[labels], errors[labels], (f"{n_drawn} {self.sample_kind}; {text}",))
 

@@ -13,8 +13,8 @@ from camscope.explainers.perturbation.perturbation_explainer import (
 )
 from camscope.hooks.incremental_forward import CostTracker, WindowTensor, cut_windows
 from camscope.hooks.intercept_torch_functions import has_instance_forward
-from camscope.hooks.score_function import is_opaque
 from camscope.hooks.thread_local_hooks import has_global_hooks
+from camscope.hooks.wrap_score_function_as_module import is_opaque
 
 aten = torch.ops.aten
 MATMUL_ROW_ARGUMENT = {aten.mm: 0, aten.addmm: 1, aten.bmm: 0, aten.baddbmm: 1}  # which argument has the rows
@@ -65,7 +65,7 @@ class WindowScorer:
         return max(0, saved) / max(1.0, self._n_rows * self._multiplications_per_row)
 
     def score_windows(self, corners: Tensor) -> Tensor:
-        """Compute the scores (B,W) if one of W windows is filled by one of B baselines. `corners` (W,axes) are first pixels."""
+        """Fill each of W windows by each of B baselines, and compute the scores (B,W). `corners` (W,axes) are first pixels."""
         masked_input, count, middle = self._masked_input, len(corners), len(corners) // 2
         order = torch.tensor([middle, *(n for n in range(count) if n != middle)], device=corners.device)
         places, device = corners[order], masked_input.x.device
@@ -89,7 +89,7 @@ class WindowScorer:
         return scores[:, order.argsort()]
 
     def _decide_pass_type_by_trial(self, corners: Tensor, scores: Tensor, n_multiplications: int) -> None:
-        """Try passes that compute only inside of windows. Use them if they give the `scores` (B,R) of full passes."""
+        """Try passes that compute only inside of windows. Use such passes if they reproduce the `scores` (B,R) of full passes."""
         evaluator, n_baselines = self._masked_input.evaluator, len(self._masked_input.baselines)
         self._n_rows = len(corners) * n_baselines
         self._multiplications_per_row = n_multiplications / self._n_rows
@@ -151,6 +151,6 @@ class WindowScorer:
 
 
 def _has_no_hooks_or_patches(module: nn.Module) -> bool:
-    """Whether a module has neither hooks nor a patched forward. Both would see incomplete inputs."""
+    """Whether a module is free of hooks and of a patched forward. Hooks and patches would see incomplete inputs."""
     is_hooked = module._forward_hooks or module._forward_pre_hooks or has_instance_forward(module)
     return not (is_hooked or is_opaque(module))

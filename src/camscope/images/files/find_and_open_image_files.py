@@ -56,7 +56,9 @@ def selected_source(source: Source | list[Path], index: int | None, index_name: 
 
 @contextmanager
 def open_source(source: Path | bytes, name: str, max_bytes: int = MAX_FILE_BYTES) -> Iterator[BinaryIO]:
-    """Open a file or the bytes of a file for reading. Raise ImageError if it is empty, too large or not a regular file."""
+    """Open a file or the bytes of a file for reading.
+    Raise ImageError for an empty or too large file, and for a device or folder.
+    """
     if isinstance(source, bytes):
         if not source:
             raise ImageError(f"{name}: it is empty")
@@ -73,7 +75,7 @@ def open_source(source: Path | bytes, name: str, max_bytes: int = MAX_FILE_BYTES
         yield file
 
 
-def list_source_paths(source: Path | bytes) -> tuple[Path, ...]:
+def list_paths_unless_bytes(source: Path | bytes) -> tuple[Path, ...]:
     """Return the path of a source as a tuple of one path. For bytes, return an empty tuple."""
     return () if isinstance(source, bytes) else (source,)
 
@@ -131,7 +133,7 @@ SCAN_SUFFIXES = (".dcm", ".dicom", ".nii", ".nii.gz", ".nrrd", ".mha", ".mhd")
 
 
 def list_image_paths(path_or_pattern: str, *, recursive: bool) -> Iterator[str]:
-    """Find the image files in a folder, or those that match a glob pattern. Yield their paths in any order.
+    """Find the image files in a folder, or the files that match a glob pattern. Yield the paths in any order.
 
     The path of a single file is yielded even if there is no such file. If `recursive` is true, all subfolders are searched.
     Hidden files and files without an image suffix are skipped. The overlays of runs are skipped as well, as they would become
@@ -154,7 +156,7 @@ def walk_folders(folder: str) -> Iterator[str]:
 
     If a link leads to a folder that is found without the link, its path is without the link.
     """
-    visited, links = {_get_folder_id(folder)}, [folder]
+    visited, links = {_get_device_and_inode_of_folder(folder)}, [folder]
     while links:
         level, linked = links, []
         for start in level:
@@ -166,17 +168,19 @@ def walk_folders(folder: str) -> Iterator[str]:
                     subfolders = [entry for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
                 linked += [entry.path for entry in subfolders if _is_link(entry)]
                 for path in (entry.path for entry in subfolders if not _is_link(entry)):
-                    if (folder_id := _get_folder_id(path)) not in visited and not _is_overlay_folder(path):
+                    if (folder_id := _get_device_and_inode_of_folder(path)) not in visited and not _is_overlay_folder(
+                        path
+                    ):
                         visited.add(folder_id)
                         pending.append(path)
         links = []
         for path in sorted(linked):
-            if (folder_id := _get_folder_id(path)) not in visited and not _is_overlay_folder(path):
+            if (folder_id := _get_device_and_inode_of_folder(path)) not in visited and not _is_overlay_folder(path):
                 visited.add(folder_id)
                 links.append(path)
 
 
-def _get_folder_id(folder: str) -> tuple[int, int]:
+def _get_device_and_inode_of_folder(folder: str) -> tuple[int, int]:
     """Return the device and inode numbers of a folder. All links to the folder have the same numbers."""
     status = os.stat(folder)  # noqa: PTH116 - as above
     return status.st_dev, status.st_ino

@@ -58,24 +58,24 @@ def load_pseudonym_key() -> bytes:
 
 
 def _load_or_create_key(path: Path) -> bytes:
-    if key := _read_key(path):
+    if key := _read_pseudonym_key(path):
         return key
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     sibling = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
         with os.fdopen(os.open(sibling, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(secrets.token_hex(32).encode())
-        if path.exists() and not _read_key(path):  # an empty file holds no key
+        if path.exists() and not _read_pseudonym_key(path):  # an empty file holds no key
             sibling.replace(path)
         else:
             with suppress(FileExistsError):  # another process created the key, which is read below
                 path.hardlink_to(sibling)
     finally:
         sibling.unlink(missing_ok=True)
-    return _read_key(path) or _get_process_key()
+    return _read_pseudonym_key(path) or _get_process_key()
 
 
-def _read_key(path: Path) -> bytes:
+def _read_pseudonym_key(path: Path) -> bytes:
     return read_bytes(path, MAX_KEY_BYTES).strip() if path.is_file() else b""
 
 

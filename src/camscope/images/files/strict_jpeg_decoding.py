@@ -92,16 +92,16 @@ def read_jpeg_height_and_width(data: bytes) -> tuple[int, int] | None:
     return height, width
 
 
-def _decode_strictly(data: bytes, **options: Any) -> Pixels:
+def _decode_strictly(jpeg_bytes: bytes, **options: Any) -> Pixels:
     import simplejpeg
 
     try:
-        pixels: Pixels = simplejpeg.decode_jpeg(data, strict=True, **options)
+        pixels: Pixels = simplejpeg.decode_jpeg(jpeg_bytes, strict=True, **options)
     except ValueError as error:
         reason, padding = str(error), END_PADDING_PATTERN.match(str(error))
         if DAMAGE_PATTERN.match(reason) and not (padding and int(padding[1]) <= MAX_PADDING_BYTES):
             raise DamagedJPEGError(reason) from None
-        pixels = simplejpeg.decode_jpeg(data, strict=False, **options)  # the warning is about something else
-    if lacks_progressive_scan(data):
+        pixels = simplejpeg.decode_jpeg(jpeg_bytes, strict=False, **options)  # the warning is about something else
+    if lacks_progressive_scan(jpeg_bytes):
         raise DamagedJPEGError("a scan of the progressive JPEG is missing")
     return pixels

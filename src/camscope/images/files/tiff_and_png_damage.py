@@ -50,7 +50,7 @@ def check_pixel_data(image: "Image", name: str) -> None:
 
 
 def load_pixels(image: "Image", name: str) -> None:
-    """Decode the pixels of an open image. Raise ImageError if they are damaged."""
+    """Decode the pixels of an open image. Raise ImageError for damaged pixels."""
     check_pixel_data(image, name)
     tags = getattr(image, "tag_v2", None)
     if image.format == "TIFF" and tags is not None and tags.get(COMPRESSION_TAG) in FAX_COMPRESSIONS:
@@ -143,31 +143,35 @@ def _iter_tiff_strips_and_sizes(
                 yield file.read(count), (n_own_rows, n_columns) if index < n_per_plane else None
 
 
-def _is_complete_strip(compression: int, data: bytes, jpeg_tables: bytes, size: tuple[int, int] | None) -> bool:
+def _is_complete_strip(compression: int, strip_bytes: bytes, jpeg_tables: bytes, size: tuple[int, int] | None) -> bool:
     if compression == JPEG_COMPRESSION:
-        return _is_complete_jpeg(data, jpeg_tables, size)
-    return GROUP_4_GAP not in data.rstrip(b"\0") if compression == GROUP_4_COMPRESSION else _is_complete_deflate(data)
+        return _is_complete_jpeg(strip_bytes, jpeg_tables, size)
+    return (
+        GROUP_4_GAP not in strip_bytes.rstrip(b"\0")
+        if compression == GROUP_4_COMPRESSION
+        else _is_complete_deflate(strip_bytes)
+    )
 
 
-def _is_complete_jpeg(data: bytes, tables: bytes, size: tuple[int, int] | None) -> bool:
-    """Return whether a JPEG strip of a TIFF is complete, and not smaller than the size (H,W)."""
+def _is_complete_jpeg(strip_bytes: bytes, tables: bytes, size: tuple[int, int] | None) -> bool:
+    """Return whether a JPEG strip of a TIFF is complete and at least as large as the size (H,W)."""
     if tables.startswith(JPEG_START_MARKER):
-        data = tables.removesuffix(JPEG_END_MARKER) + data.removeprefix(JPEG_START_MARKER)
-    if (declared := read_jpeg_height_and_width(data)) is None:
-        return data.startswith(JPEG_START_MARKER)  # a variant of JPEG that libtiff may support
+        strip_bytes = tables.removesuffix(JPEG_END_MARKER) + strip_bytes.removeprefix(JPEG_START_MARKER)
+    if (declared := read_jpeg_height_and_width(strip_bytes)) is None:
+        return strip_bytes.startswith(JPEG_START_MARKER)  # a variant of JPEG that libtiff may support
     if math.prod(declared) > EXTRA_TILE_PIXELS + math.prod(size or declared):
         return False
     if size is not None and (declared[0] < size[0] or declared[1] < size[1]):  # libtiff rejects a larger one
         return False
-    return not describe_jpeg_damage(data)
+    return not describe_jpeg_damage(strip_bytes)
 
 
-def _is_complete_deflate(data: bytes) -> bool:
+def _is_complete_deflate(strip_bytes: bytes) -> bool:
     inflater = zlib.decompressobj()
     try:
-        while not inflater.eof and data:
-            inflater.decompress(data, 1 << 22)
-            data = inflater.unconsumed_tail
+        while not inflater.eof and strip_bytes:
+            inflater.decompress(strip_bytes, 1 << 22)
+            strip_bytes = inflater.unconsumed_tail
     except zlib.error:
         return False
     return inflater.eof

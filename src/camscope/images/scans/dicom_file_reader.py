@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 from camscope.errors import ImageError
 from camscope.images.files.find_and_open_image_files import (
     MAX_FILE_BYTES,
-    list_source_paths,
+    list_paths_unless_bytes,
     open_source,
     selected_source,
 )
-from camscope.images.scans.dicom_header_values import MODALITIES, has_burned_in_text, read_code, read_functional_groups
+from camscope.images.scans.dicom_header_values import (
+    MODALITIES,
+    has_burned_in_text,
+    read_allowed_code_word,
+    read_functional_groups,
+)
 from camscope.images.scans.dicom_modality_lut import decode_dicom_pixels
 from camscope.images.scans.dicom_pixels import PixelLayout, read_pixel_layout
 from camscope.images.scans.dicom_slice_positions import (
@@ -37,7 +42,7 @@ BARE_FILE_PREFIXES = {b"\x02\x00", b"\x08\x00", b"\x00\x02", b"\x00\x08"}
 
 
 def require_pydicom() -> None:
-    """Import pydicom. Raise MissingExtraError if it is not installed.
+    """Import pydicom. Raise MissingExtraError if pydicom is not installed.
 
     Call it before library output is suppressed, because the import sets pydicom's log level.
     """
@@ -45,7 +50,7 @@ def require_pydicom() -> None:
 
 
 def has_dicom_signature(head: bytes) -> bool:
-    """Return whether the first 132 bytes of a file show that it is a DICOM file."""
+    """Return whether the first 132 bytes of a file have the signature of DICOM."""
     return head[128:132] == b"DICM"
 
 
@@ -136,7 +141,7 @@ def read_dicom(source: str | Path | bytes, *, frame: int | None = None) -> Scan:
     require_pydicom()
     with selected_source(source, frame, "frame") as (path, name, frame):
         dataset, flags = load_dicom_dataset(path, name)
-        return build_scan(dataset, frame, name, list_source_paths(path), flags)
+        return build_scan(dataset, frame, name, list_paths_unless_bytes(path), flags)
 
 
 def build_scan(
@@ -162,7 +167,7 @@ def build_scan(
         affine=None if stack is None else stack.affine,
         is_color=decoded.is_color,
         unit=decoded.unit_of_all_frames,
-        modality=read_code(dataset, "Modality", MODALITIES),
+        modality=read_allowed_code_word(dataset, "Modality", MODALITIES),
         steps=steps if is_sorted else (*steps, "order: frames put in the order of their places"),
         flags=(
             *flags,

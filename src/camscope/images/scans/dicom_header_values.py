@@ -25,7 +25,9 @@ SECONDARY_CAPTURE_UID = "1.2.840.10008.5.1.4.1.1.7"
 
 
 def read_numbers(dataset: "Dataset", keyword: str, count: int | None = None) -> tuple[float, ...] | None:
-    """Read the numbers of an element. Return None unless there are `count` finite numbers. By default, one or more are enough."""
+    """Read the numbers of an element: `count` numbers, or by default one or more.
+    Return None if the count is wrong or a number is not finite.
+    """
     try:
         value = dataset.get(keyword)
     except Exception:  # not numeric: the caller reports what it expected
@@ -49,12 +51,12 @@ def read_number(dataset: "Dataset", keyword: str) -> float | None:
 
 
 def read_integer(dataset: "Dataset", keyword: str) -> int | None:
-    """Read the first number of an element. Return None if it is not a whole number."""
+    """Read the first number of an element. Return None for a number that is not whole."""
     number = read_number(dataset, keyword)
     return int(number) if number is not None and number == int(number) else None
 
 
-def read_code(dataset: "Dataset", keyword: str, allowed: set[str]) -> str:
+def read_allowed_code_word(dataset: "Dataset", keyword: str, allowed: set[str]) -> str:
     """Read the code word of an element. Return "" if the word is not in `allowed`."""
     value = str(dataset.get(keyword, "")).strip().upper()
     return value if value in allowed else ""
@@ -69,7 +71,7 @@ def read_sequence_items(dataset: "Dataset", keyword: str) -> "list[Dataset]":
 
 
 def read_functional_groups(dataset: "Dataset", frame_indices: Sequence[int]) -> "list[list[Dataset]]":
-    """For each frame, return the data sets that may hold its attributes, in the order in which they are searched.
+    """For each frame, return the data sets that may hold the frame's attributes, in the order of the search.
 
     They are the functional group of the frame, the shared functional group, and the header.
     """
@@ -94,7 +96,7 @@ def read_first_numbers(
 
 
 def decode_uint16_table(dataset: "Dataset", data: bytes) -> NDArray[np.uint16]:
-    """Decode the bytes of a lookup table as 16-bit numbers. The byte order is that of the file."""
+    """Decode the bytes of a lookup table as 16-bit numbers, in the byte order of the file."""
     little = dataset.original_encoding[1] is not False
     return np.frombuffer(data[: len(data) // 2 * 2], "<u2" if little else ">u2").astype(np.uint16)
 
@@ -104,11 +106,11 @@ def has_burned_in_text(dataset: "Dataset") -> bool | None:
 
     Without a declaration, return None if text is likely, else False.
     """
-    if declared := read_code(dataset, "BurnedInAnnotation", {"YES", "NO"}):
+    if declared := read_allowed_code_word(dataset, "BurnedInAnnotation", {"YES", "NO"}):
         return declared == "YES"
     is_secondary_capture = str(dataset.get("SOPClassUID", "")).startswith(SECONDARY_CAPTURE_UID)
     is_screen_save = "SCREEN SAVE" in str(dataset.get("ImageType", "")).upper()
-    has_typical_modality = bool(read_code(dataset, "Modality", BURNED_IN_MODALITIES))
+    has_typical_modality = bool(read_allowed_code_word(dataset, "Modality", BURNED_IN_MODALITIES))
     return None if has_typical_modality or is_secondary_capture or is_screen_save else False
 
 

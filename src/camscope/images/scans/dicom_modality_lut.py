@@ -13,7 +13,7 @@ from camscope.images.scans.dicom_header_values import (
     decode_uint16_table,
     get_uid_name,
     iter_macro_items,
-    read_code,
+    read_allowed_code_word,
     read_first_numbers,
     read_functional_groups,
     read_integer,
@@ -84,13 +84,13 @@ def read_modality_lut(
         raise ImageError(
             f"{name}: MONOCHROME1 with floating-point pixels cannot be inverted, as they have no fixed range"
         )
-    modality = read_code(dataset, "Modality", {"CT", "RTDOSE", "PT"})
+    modality = read_allowed_code_word(dataset, "Modality", {"CT", "RTDOSE", "PT"})
     places = list(iter_macro_items(functional_groups, VALUE_TRANSFORMATION_SEQUENCE))
-    unit = next(filter(None, (read_code(place, "RescaleType", VALUE_UNITS) for place in places)), "")
+    unit = next(filter(None, (read_allowed_code_word(place, "RescaleType", VALUE_UNITS) for place in places)), "")
     if modality == "PT":
-        unit = unit or read_code(dataset, "Units", VALUE_UNITS)
+        unit = unit or read_allowed_code_word(dataset, "Units", VALUE_UNITS)
     if modality == "RTDOSE" and (scale := read_number(dataset, "DoseGridScaling")) is not None:
-        dose_unit = read_code(dataset, "DoseUnits", VALUE_UNITS)
+        dose_unit = read_allowed_code_word(dataset, "DoseUnits", VALUE_UNITS)
         return ModalityLUT(scale, 0.0, dose_unit, is_declared=True, is_inverted=inverted)
     if table := read_sequence_items(dataset, "ModalityLUTSequence"):
         return _read_lut_table(dataset, table[0], inverted, name)
@@ -120,7 +120,7 @@ def _read_lut_table(dataset: "Dataset", lut_item: "Dataset", is_inverted: bool, 
     if len(table) < entries or not 8 <= depth <= 16:
         received = f"{plural(len(table), 'entry')} of {plural(depth, 'bit')}"
         raise ImageError(f"{name}: the modality LUT has {received}; its descriptor says {entries}")
-    unit = read_code(lut_item, "ModalityLUTType", VALUE_UNITS)
+    unit = read_allowed_code_word(lut_item, "ModalityLUTType", VALUE_UNITS)
     return ModalityLUT(1.0, 0.0, unit, False, table[:entries], first, depth, is_inverted)
 
 
@@ -174,7 +174,7 @@ class DecodedFrames:
 
     @property
     def unit_of_all_frames(self) -> str:
-        """The unit that all frames share. It is "" if the units differ or if values were inverted."""
+        """The unit that all frames share. Different units or inverted values give ""."""
         units = {"" if lut.is_inverted else lut.unit for lut in self.modality_luts}
         return units.pop() if len(units) == 1 else ""
 
@@ -293,6 +293,6 @@ def _describe_pixel_storage(dataset: "Dataset", layout: PixelLayout) -> tuple[st
     syntax = dataset.file_meta.TransferSyntaxUID
     name = get_uid_name(syntax)
     decoded = (f"decoded: {name}",) if name and syntax.is_compressed else ()
-    is_lossy = bool(read_code(dataset, "LossyImageCompression", {"01"}))
+    is_lossy = bool(read_allowed_code_word(dataset, "LossyImageCompression", {"01"}))
     lossy = ("lossy: the image was once compressed with loss",) * is_lossy
     return (*decoded, *lossy, f"stored: {layout.bits_stored} of {plural(layout.bits_allocated, 'bit')}, {kind}")

@@ -14,7 +14,7 @@ from camscope.images.scans.dicom_header_values import (
     PHOTOMETRIC_INTERPRETATIONS,
     decode_uint16_table,
     get_uid_name,
-    read_code,
+    read_allowed_code_word,
     read_integer,
     read_numbers,
 )
@@ -58,7 +58,7 @@ class PixelLayout:
 def read_pixel_layout(
     dataset: "Dataset", name: str, max_voxels: int = MAX_VOXELS, n_requested_frames: int | None = None
 ) -> PixelLayout:
-    """Read the pixel layout of a data set: size, frames, bits and colors. Raise ImageError if it is invalid or too large.
+    """Read the pixel layout of a data set: size, frames, bits and colors. Raise ImageError for an invalid or too large layout.
 
     If `n_requested_frames` is passed, only that number of frames counts for the size.
     """
@@ -75,7 +75,7 @@ def read_pixel_layout(
     has_frame_count = "NumberOfFrames" in dataset and not dataset["NumberOfFrames"].is_empty
     frames = read_integer(dataset, "NumberOfFrames") if has_frame_count else 1
     stored = allocated if floating else (read_integer(dataset, "BitsStored") or allocated)
-    photometric = read_code(dataset, "PhotometricInterpretation", PHOTOMETRIC_INTERPRETATIONS)
+    photometric = read_allowed_code_word(dataset, "PhotometricInterpretation", PHOTOMETRIC_INTERPRETATIONS)
     if not photometric:
         expected = ", ".join(sorted(PHOTOMETRIC_INTERPRETATIONS))
         raise ImageError(f"{name}: the PhotometricInterpretation is unknown; expected one of {expected}")
@@ -162,7 +162,7 @@ JPEG_FRAME_MARKERS = {0xC0, 0xC1, 0xC2, 0xC3, 0xF7}  # frame header markers of J
 def check_compressed_frame_sizes_and_damage(
     dataset: "Dataset", layout: PixelLayout, frame_indices: Sequence[int], name: str
 ) -> None:
-    """Raise ImageError if a compressed frame is a damaged JPEG, or if its size differs from that in the header.
+    """Check the compressed frames. Raise ImageError for a damaged JPEG, and for a size that differs from the header.
 
     A decoder allocates memory for the size that the frame declares, and fills the missing part of a JPEG with gray.
     """
@@ -206,7 +206,7 @@ def _read_jpeg_size(stream: bytes) -> tuple[int, int] | None:
 
 
 def _build_missing_codec_error(syntax_uid: str, syntax_name: str, name: str) -> ImageError:
-    """Build the error for compressed pixels that need a codec which is not installed."""
+    """Build the error for compressed pixels whose codec is not installed."""
     if syntax_uid not in CODECS_BY_SYNTAX:
         return ImageError(f"{name}: its pixels are {syntax_name}, for which there is no codec; convert the file first")
     packages, extra = CODECS_BY_SYNTAX[syntax_uid]
@@ -266,7 +266,7 @@ class ColorPalette(NamedTuple):
 
 
 def _read_color_palette(dataset: "Dataset", name: str) -> ColorPalette:
-    """Read the color palette of a file. Raise ImageError if there is no palette or if it is damaged."""
+    """Read the color palette of a file. Raise ImageError for a missing or damaged palette."""
     if "RedPaletteColorLookupTableData" not in dataset:
         raise ImageError(f"{name}: the color palette is missing or segmented; segmented palettes are not supported")
     columns = []
@@ -285,11 +285,13 @@ def _read_color_palette(dataset: "Dataset", name: str) -> ColorPalette:
     return ColorPalette(np.stack([column for column, _, _ in columns], axis=-1), first, bits)
 
 
-def _read_palette_column(dataset: "Dataset", data: bytes, n_entries: int, bits: int, name: str) -> Array:
-    if bits not in (8, 16) or len(data) < n_entries:
+def _read_palette_column(dataset: "Dataset", palette_bytes: bytes, n_entries: int, bits: int, name: str) -> Array:
+    if bits not in (8, 16) or len(palette_bytes) < n_entries:
         expected = f"{plural(n_entries, 'entry')} of {plural(bits, 'bit')}"
-        raise ImageError(f"{name}: the color palette has {plural(len(data), 'byte')}; expected {expected}")
-    is_16_bit = len(data) >= 2 * n_entries
-    table = (decode_uint16_table(dataset, data) if is_16_bit else np.frombuffer(data, np.uint8))[:n_entries]
+        raise ImageError(f"{name}: the color palette has {plural(len(palette_bytes), 'byte')}; expected {expected}")
+    is_16_bit = len(palette_bytes) >= 2 * n_entries
+    table = (decode_uint16_table(dataset, palette_bytes) if is_16_bit else np.frombuffer(palette_bytes, np.uint8))[
+        :n_entries
+    ]
     # 8 bits in 16: the high byte may be a copy and is ignored
     return (table & 0xFF).astype(np.uint8) if bits == 8 else _rescale_to_8_bits(table, 16 if is_16_bit else 8)

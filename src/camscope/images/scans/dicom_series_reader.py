@@ -18,7 +18,12 @@ from camscope.errors import CamscopeError, ImageError, is_transient
 from camscope.images.files.find_and_open_image_files import selected_source
 from camscope.images.files.redacted_errors_and_file_pseudonyms import redact_errors
 from camscope.images.scans.dicom_file_reader import has_dicom_signature, load_dicom_dataset, read_dicom, require_pydicom
-from camscope.images.scans.dicom_header_values import MODALITIES, has_burned_in_text, read_code, read_functional_groups
+from camscope.images.scans.dicom_header_values import (
+    MODALITIES,
+    has_burned_in_text,
+    read_allowed_code_word,
+    read_functional_groups,
+)
 from camscope.images.scans.dicom_modality_lut import DecodedFrames, decode_dicom_pixels, join_decoded_frames
 from camscope.images.scans.dicom_pixels import PixelLayout, read_pixel_layout
 from camscope.images.scans.dicom_slice_positions import (
@@ -64,7 +69,7 @@ class SliceHeader:
 
 
 def _list_series_files(source: Path | list[Path], name: str) -> list[Path]:
-    """List the files of a folder, but not those of its subfolders. If the source is a list of files, return it unchanged."""
+    """List the files of a folder, without subfolders. Return a list of files unchanged."""
     if isinstance(source, list):
         return source
     if not source.is_dir():
@@ -111,7 +116,7 @@ def _read_slice_header(path: Path, name: str) -> SliceHeader:
     layout = read_pixel_layout(dataset, name)
     plane, _ = read_plane_and_flags(read_functional_groups(dataset, [0])[0])
     series, instance = (str(dataset.get(key, "")) for key in ("SeriesInstanceUID", "SOPInstanceUID"))
-    modality = read_code(dataset, "Modality", MODALITIES)
+    modality = read_allowed_code_word(dataset, "Modality", MODALITIES)
     return SliceHeader(path, series, instance, modality, layout, plane, has_burned_in_text(dataset))
 
 

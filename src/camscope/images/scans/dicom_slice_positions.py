@@ -119,7 +119,7 @@ def sort_planes_and_check_distances(planes: Sequence[SlicePlane]) -> SliceStack:
     min_distance = max(1e-3 * usual_distance, 1e-4)
     coincident_pairs = [(order[index], order[index + 1]) for index in np.flatnonzero(steps < min_distance).tolist()]
     gaps = np.flatnonzero(abs(steps - usual_distance) > max(MAX_SPACING_DEVIATION * usual_distance, 0.01)).tolist()
-    start, end = _find_longest_run_without_gap(gaps, len(planes))
+    start, end = _find_first_and_last_slice_of_longest_run(gaps, len(planes))
     step = (positions[end] - positions[start]) / (end - start) if end > start else first.normal * usual_distance
     origin = replace(planes[order[0]], position=positions[start] - start * step)
     flags = [
@@ -131,7 +131,7 @@ def sort_planes_and_check_distances(planes: Sequence[SlicePlane]) -> SliceStack:
     return SliceStack(order, origin.build_affine(step), tuple(flags), coincident_pairs)
 
 
-def _find_longest_run_without_gap(gaps: list[int], n_slices: int) -> tuple[int, int]:
+def _find_first_and_last_slice_of_longest_run(gaps: list[int], n_slices: int) -> tuple[int, int]:
     """Return the first and the last slice of the longest run of slices without a gap."""
     ends = [*gaps, n_slices - 1]
     starts = [0, *(gap + 1 for gap in gaps)]

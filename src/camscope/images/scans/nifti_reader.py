@@ -17,7 +17,7 @@ from camscope.images.files.find_and_open_image_files import (
     GZIP_MAGIC,
     decompressed_stream,
     discard_bytes,
-    list_source_paths,
+    list_paths_unless_bytes,
     open_source,
     read_exactly,
     selected_source,
@@ -51,11 +51,11 @@ def read_nifti(source: str | Path | bytes, *, volume: int | None = None) -> Scan
         open_source(path, name) as file,
         decompressed_stream(file) as stream,
     ):
-        return _read_nifti_scan(stream, volume, name, list_source_paths(path))
+        return _read_nifti_scan(stream, volume, name, list_paths_unless_bytes(path))
 
 
 def is_nifti(head: bytes) -> bool:
-    """Return whether the first bytes of a file show that it is NIfTI. The file may be compressed."""
+    """Return whether the first bytes of a file have the signature of NIfTI. The file may be compressed."""
     if head.startswith(GZIP_MAGIC):
         try:
             head = zlib.decompressobj(31).decompress(head, 540)

@@ -34,7 +34,7 @@ def read_nrrd_or_metaimage(source: str | Path, *, volume: int | None = None) -> 
 
 
 def _check_voxels_are_in_allowed_file(path: Path, name: str) -> None:
-    """Raise ImageError if the voxels are in another file. Also raise it if they are compressed and damaged.
+    """Check that the voxels are in this file, and that compressed voxels are undamaged. Otherwise raise ImageError.
 
     Only an .mhd file may have its voxels in another file, in the same folder.
     """

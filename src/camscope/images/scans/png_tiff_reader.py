@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from camscope.errors import ImageError
-from camscope.images.files.find_and_open_image_files import list_source_paths, open_source, selected_source
+from camscope.images.files.find_and_open_image_files import list_paths_unless_bytes, open_source, selected_source
 from camscope.images.files.tiff_and_png_damage import load_pixels
 from camscope.images.scans.scan import MAX_VOXELS, Scan, build_non_finite_flags, check_index_in_range, check_voxel_count
 from camscope.plurals import plural
@@ -32,7 +32,7 @@ def read_png_or_tiff_scan(source: str | Path | bytes, *, frame: int | None = Non
             with open_source(path, name) as file, Image.open(file, formats=RASTER_FORMATS) as image:
                 # no codec compresses below a thousandth
                 max_pixels = min(MAX_VOXELS, 4096 + 1100 * file.seek(0, 2))
-                return _read_raster_scan(image, max_pixels, frame, name, list_source_paths(path))
+                return _read_raster_scan(image, max_pixels, frame, name, list_paths_unless_bytes(path))
         except Image.DecompressionBombError:
             limit = plural(2 * (Image.MAX_IMAGE_PIXELS or 0), "pixel")
             raise ImageError(f"{name}: Pillow refuses it: the image has more than {limit}") from None

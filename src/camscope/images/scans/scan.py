@@ -85,7 +85,7 @@ class Scan:
 
     @property
     def spacing(self) -> tuple[float, ...] | None:
-        """The voxel size in mm along each axis of (H,W) or (D,H,W). None if it is unknown."""
+        """The voxel size in mm along each axis of (H,W) or (D,H,W). The value is `None` if the size is unknown."""
         if self.affine is None:
             return self.pixel_spacing
         return tuple(np.linalg.norm(self.affine[:3, :3], axis=0).tolist())[-len(self.shape) :]
@@ -135,7 +135,7 @@ def check_voxel_count(shape: tuple[int, ...], name: str, max_voxels: int = MAX_V
 
 
 def check_volume_index(index: int | None, count: int, name: str) -> None:
-    """Raise ImageError if a volume index is out of range, or if it is missing and the file has several volumes."""
+    """Check that a volume index is in range. A file with several volumes requires an index. Otherwise raise ImageError."""
     if index is None and count > 1:
         fix = f"choose one: file#0 .. file#{count - 1}, or volume=0"
         raise ImageError(f"{name}: a 4-D file of {plural(count, 'volume')}; {fix}")
@@ -183,7 +183,7 @@ class Window:
             raise PreprocessError(f"{window}; the width must be {'at least 1' if min_width else 'above 0'}")
 
     def __call__(self, values: Values) -> Values:
-        """Rescale values of any shape to 0..1. The precision is that of the values, but at least float32.
+        """Rescale values of any shape to 0..1. Keep the precision of the values, but use at least float32.
 
         LINEAR is (v - (c - 1/2)) / (w - 1) + 1/2, clipped, and for w = 1 a step above c - 1/2. LINEAR_EXACT is
         (v - c) / w + 1/2, clipped. SIGMOID is 1 / (1 + exp(-4 (v - c) / w)).

@@ -81,7 +81,7 @@ class ScanPreprocess:
             )
         placement = Placement.identity(scan.shape)
         if self.orientation is not None:
-            scan, placement = reorient_scan(scan, self.orientation)
+            scan, placement = reorient_scan_and_placement(scan, self.orientation)
         x = torch.from_numpy(np.ascontiguousarray(self._convert_to_channels(scan), np.float32))  # (C,*S)
         spacing = scan.spacing
         if self.spacing is not None:
@@ -98,7 +98,7 @@ class ScanPreprocess:
             size = [int(n) for n in _expand_per_axis(self.resize, x.ndim - 1, "resize")]
             x, placement = self._resize(x, size), placement.resized(size)
         if self.crop is not None:
-            x, placement = self._crop(x, placement)
+            x, placement = self._crop_tensor_and_placement(x, placement)
         x = self._normalize(x)
         return (x.expand(self.channels, *x.shape[1:]).contiguous() if len(x) == 1 else x), placement
 
@@ -145,7 +145,7 @@ class ScanPreprocess:
         corners = {"align_corners": False} if mode == linear else {}
         return F.interpolate(x[None], size=list(size), mode=mode, **corners)[0]
 
-    def _crop(self, x: Tensor, placement: Placement) -> tuple[Tensor, Placement]:
+    def _crop_tensor_and_placement(self, x: Tensor, placement: Placement) -> tuple[Tensor, Placement]:
         size = [int(n) for n in _expand_per_axis(self.crop, x.ndim - 1, "crop")]
         start = [(length - crop_length) // 2 for length, crop_length in zip(x.shape[1:], size, strict=True)]
         cropped = x.new_full((len(x), *size), self.fill)
@@ -215,7 +215,7 @@ def get_axis_codes(affine: Affine) -> str:
     return "".join(codes)
 
 
-def reorient_scan(scan: Scan, axis_codes: str) -> tuple[Scan, Placement]:
+def reorient_scan_and_placement(scan: Scan, axis_codes: str) -> tuple[Scan, Placement]:
     """Reorder and flip the axes of a volume to match axis codes such as "RAS". Also return where it lies on the original scan."""
     if len(scan.shape) != 3 or scan.affine is None:
         received = " x ".join(map(str, scan.shape)) + (" without an affine" if scan.affine is None else "")

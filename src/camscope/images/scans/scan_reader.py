@@ -24,7 +24,7 @@ HEAD_BYTES = 4096
 
 
 def is_scan(source: object) -> bool:
-    """Return whether a source is a medical image, or a folder that contains DICOM files.
+    """Return whether a source is a medical image, or a folder of DICOM files.
 
     A file is recognized by its suffix or its first bytes. PNG and TIFF count as photos here, although `read_scan` can read
     them for a preprocessing of scans.
@@ -127,18 +127,18 @@ def _is_dicom_safe_to_display(file: Path, name: str) -> bool:
         return is_nifti(_read_head(file))
 
 
-def _read_scan_bytes(data: bytes, frame: int | None) -> Scan:
-    if has_dicom_signature(data[:132]):
-        return read_dicom(data, frame=frame)
-    if is_nifti(data[:HEAD_BYTES]):
-        return read_nifti(data, volume=frame)
-    if data.startswith((b"\x89PNG", b"II*\0", b"MM\0*")):
-        return read_png_or_tiff_scan(data, frame=frame)
-    raise ImageError(f"{pseudonymize_source(data)}: the bytes are not a DICOM, NIfTI, PNG or TIFF file")
+def _read_scan_bytes(file_bytes: bytes, frame: int | None) -> Scan:
+    if has_dicom_signature(file_bytes[:132]):
+        return read_dicom(file_bytes, frame=frame)
+    if is_nifti(file_bytes[:HEAD_BYTES]):
+        return read_nifti(file_bytes, volume=frame)
+    if file_bytes.startswith((b"\x89PNG", b"II*\0", b"MM\0*")):
+        return read_png_or_tiff_scan(file_bytes, frame=frame)
+    raise ImageError(f"{pseudonymize_source(file_bytes)}: the bytes are not a DICOM, NIfTI, PNG or TIFF file")
 
 
 def _read_head(path: Path) -> bytes:
-    """Return the first bytes of a file. Return no bytes if the file is not regular or not readable."""
+    """Return the first bytes of a file. If the path is no regular file, or cannot be read, return no bytes."""
     try:
         with open_regular_file(path) as file:
             return file.read(HEAD_BYTES)

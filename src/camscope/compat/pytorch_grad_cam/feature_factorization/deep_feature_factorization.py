@@ -92,7 +92,7 @@ def run_dff_on_image(
     n_components: int = 5,
     top_k: int = 2,
 ) -> Array:
-    """Draw an image next to its concepts. The labels of a concept are those that the classifier predicts for it.
+    """Draw an image next to its concepts. The labels of a concept are the classifier's predictions for the concept.
 
     The label names are `model.config.id2label`, as in models of Hugging Face.
     """

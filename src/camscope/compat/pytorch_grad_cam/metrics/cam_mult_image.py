@@ -21,7 +21,7 @@ class CamMultImageConfidenceChange(PerturbationConfidenceMetric):
 
 
 class DropInConfidence(CamMultImageConfidenceChange):
-    """The drop of the score, or 0 if it rises."""
+    """The drop of the score, or 0 for a rising score."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return how much the confidence drops for each sample (N,)."""

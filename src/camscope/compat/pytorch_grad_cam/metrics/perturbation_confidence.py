@@ -1,4 +1,4 @@
-"""Measure how much the score of a target changes after the input is perturbed by its map."""
+"""Perturb an input by its map, and measure the change of a target's score."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ Perturbation = Callable[[Tensor, Tensor], Tensor]
 
 
 class PerturbationConfidenceMetric:
-    """The score of the perturbed input minus that of the input. `perturbation` is a function of an image and its map."""
+    """The score of the perturbed input minus the score of the input. `perturbation` is a function of an image and its map."""
 
     def __init__(self, perturbation: Perturbation) -> None:
         self.perturbation = perturbation
@@ -28,7 +28,7 @@ class PerturbationConfidenceMetric:
         return_visualization: bool = False,
         return_diff: bool = True,
     ) -> Any:
-        """Return how much each score (N,) changes when the input is perturbed.
+        """Return the change of each score (N,) after the input is perturbed.
 
         With `return_diff=False`, return the scores (N,) of the perturbed inputs instead. With `return_visualization`, return
         the perturbed inputs too.

@@ -64,7 +64,7 @@ def show_factorization_on_image(
     image_weight: float = 0.5,
     concept_labels: Sequence[str] | None = None,
 ) -> Array:
-    """Overlay the maps of concepts (C,H,W) on an image (H,W,3) in 0..1. The color of a pixel is that of its strongest concept."""
+    """Overlay the maps of concepts (C,H,W) on an image (H,W,3) in 0..1. The strongest concept of a pixel gives the color."""
     import cv2
 
     if colors is None:

@@ -15,7 +15,7 @@ class ClassifierOutputTarget:
         self.category = category
 
     def __call__(self, model_output: Tensor) -> Tensor:
-        """Return the score of the class. The output is that of one sample (K,) or of several samples (N,K)."""
+        """Return the score of the class, from the output of one sample (K,) or of several samples (N,K)."""
         return model_output[..., self.category]
 
 
@@ -36,7 +36,7 @@ class ClassifierOutputReST(ClassifierOutputTarget):
 
 
 class BinaryClassifierOutputTarget:
-    """The score of a model with one output. For a category other than 1, the score is negated."""
+    """The score of a model with one output. Category 1 gives the score, and any other category gives the negated score."""
 
     def __init__(self, category: int) -> None:
         self.category = category
@@ -69,7 +69,7 @@ class SemanticSegmentationTarget:
         self.category, self.mask = category, mask if isinstance(mask, Tensor) else torch.from_numpy(np.asarray(mask))
 
     def __call__(self, model_output: Tensor) -> Tensor:
-        """Return the sum of the class scores inside the mask. The output is that of one sample (K,H,W)."""
+        """Return the sum of the class scores inside the mask, from the output of one sample (K,H,W)."""
         self.mask = self.mask.to(model_output.device)
         return (model_output[self.category] * self.mask).sum()
 

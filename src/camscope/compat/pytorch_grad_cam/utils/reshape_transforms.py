@@ -1,4 +1,4 @@
-"""Reshape the outputs of layers to channels first (N,K,h,w). The names are those of pytorch-grad-cam."""
+"""Reshape the outputs of layers to channels first (N,K,h,w). Names follow pytorch-grad-cam."""
 
 from collections.abc import Mapping
 

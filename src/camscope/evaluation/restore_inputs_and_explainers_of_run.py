@@ -97,7 +97,9 @@ class RunReplay:
         return {name: settings.get(name) for name in ("input_key", "frames_first")}
 
     def rebuild_explainers(self, explainers: Sequence[Explainer] = ()) -> dict[str, Explainer]:
-        """Return method key -> explainer, for all methods of the run. Missing explainers are rebuilt from the run's settings."""
+        """Return a dict from method key to explainer, for all methods of the run.
+        Missing explainers are rebuilt from the run's settings.
+        """
         given = {}
         for explainer in explainers:
             if unwrap(explainer.model) is not unwrap(self.model):

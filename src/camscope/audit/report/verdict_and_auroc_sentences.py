@@ -6,8 +6,8 @@ from markupsafe import Markup
 
 from camscope.audit.core.stage_result_schema import EstimateSummary, FindingPerformance
 from camscope.audit.core.summary_schema import Summary, Verdict
+from camscope.audit.report.data_and_method_sentences import fill_sentence
 from camscope.audit.report.number_format import format_estimate, format_number
-from camscope.audit.report.sentences import fill_sentence
 from camscope.audit.report.verdict_labels_and_groups import VerdictKind, classify_verdict, describe_sample
 from camscope.audit.verdicts import NO_PERFORMANCE_REASON
 from camscope.audit.verdicts.model_and_data_verdicts import INVERTED_REASON
@@ -34,7 +34,7 @@ class PerformanceAnswer:
 
 @dataclass(frozen=True)
 class Concern:
-    """A result, or what questions the model, with the section of the report that holds the numbers.
+    """A result, or a reason to doubt the model, with the report section that holds the numbers.
 
     `verdicts`: the verdicts that it states.
     """

@@ -1,4 +1,4 @@
-"""Decide whether a layout is right, from how the cells of a layer react to noise in parts of the input.
+"""Decide whether a layout is right: add noise to parts of the input, and compare the reactions of the layer's cells.
 
 If only a few cells are at wrong positions, the layout still fits the reactions well. So it is also compared with
 similar orders: two rows or columns exchanged, some or all of them mirrored, shifted, or read by columns. The layout is
@@ -268,7 +268,7 @@ def _subtract_mean(values: Tensor) -> Tensor:
 
 
 def _is_reaction_local(values: Tensor) -> bool:
-    """Whether an average cell reacts mainly to one of three noise runs. If so, a cell depends on one part of the input.
+    """Whether an average cell reacts mainly to one of three noise runs. Such a cell depends on one part of the input.
 
     `values` (3,cells) are the reactions to the runs.
     """
@@ -286,7 +286,7 @@ class Agreement(NamedTuple):
 
 
 def _score_agreement(values: Tensor, run_of_cell: Tensor, block_of_cell: Tensor) -> Agreement:
-    """Compute how strongly the cells react to the run that the layout expects, and the spread of this value for random labels."""
+    """Compute the reaction of the cells to the run that the layout expects, and the spread of this value for random labels."""
     cells = values.shape[1]
     of_block = values.new_zeros(N_RUNS, int(block_of_cell.max()) + 1).index_add_(1, block_of_cell, values)
     spread = float(of_block.square().mean(0).sum().sqrt()) / cells

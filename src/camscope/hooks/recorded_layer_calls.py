@@ -98,7 +98,7 @@ class LayerCall:
 
     @property
     def gradient(self) -> Any:
-        """The gradient with respect to the output, nested like the output. None if no gradient arrived."""
+        """The gradient with respect to the output, nested like the output. The value is `None` if no gradient arrived."""
         return self._at_output.get_gradients_in_structure()
 
     @property
@@ -159,7 +159,7 @@ class LayerRecord:
 
     @property
     def gradient(self) -> Any:
-        """The gradient with respect to `output` in the last backward pass. Its shape is that of `output`."""
+        """The gradient with respect to `output` in the last backward pass. It has the shape of `output`."""
         return self._require_recorded_gradient(self.last_call.gradient, "output")
 
     @property
@@ -180,8 +180,10 @@ class LayerRecord:
             f"and call backward; a tensor at or before the {location} must require gradients"
         )
 
-    def _raise_not_recorded(self, kind: str) -> NoReturn:
-        raise LayerError(f"{kind} of layer {self.name!r} were not recorded: pass {kind}=True to record_layers")
+    def _raise_not_recorded(self, tensor_role: str) -> NoReturn:
+        raise LayerError(
+            f"{tensor_role} of layer {self.name!r} were not recorded: pass {tensor_role}=True to record_layers"
+        )
 
     def __len__(self) -> int:
         return len(self.calls)

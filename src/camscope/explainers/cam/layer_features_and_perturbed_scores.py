@@ -52,7 +52,7 @@ ScoreReader = Callable[[object, int, Tensor | None], Tensor]  # output, number o
 
 @contextmanager
 def record_image_share_of_padded_input(model: nn.Module) -> Iterator[list[InputShares]]:
-    """Record how much of each axis of the model's input the image covers, if a torchvision detector pads its input."""
+    """If a torchvision detector pads its input, record the share of each input axis that the image covers."""
     recorded: list[InputShares] = []
 
     def record_shares(module: nn.Module, args: object, output: Any) -> None:
@@ -170,7 +170,7 @@ class LayerFeatures:
     def score_activations(
         self, n_variants: int, build_variants: ActivationVariantsBuilder, *, as_probability: bool = False
     ) -> Tensor:
-        """Compute the scores (n_variants,) that the model gives if the activation of the layer is changed.
+        """Compute the scores (n_variants,) of the model for changed activations of the layer.
 
         `as_probability`: as in `score_inputs`. The part of the model before the layer runs once if possible.
         """
@@ -246,7 +246,9 @@ class LayerFeatures:
         return next(filter(self._computes_samples_independently, ("together", "apart", "whole")), "batch")
 
     def _computes_samples_independently(self, strategy: str) -> bool:
-        """Whether a batching strategy computes each sample independently, with and without cached outputs."""
+        """Whether a batching strategy computes each sample independently.
+        The strategy is tested with and without cached outputs.
+        """
         was_cached = self._prefix_cache.has_cached_outputs
         return self._scores_stay_if_other_samples_are_zeroed(strategy) and (
             was_cached

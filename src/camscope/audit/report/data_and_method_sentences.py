@@ -137,7 +137,7 @@ def explain_missing_contradictions(summary: Summary, topic_name: str, questions:
 
 
 def describe_patient_grouping(check: DataCheckResult) -> Markup:
-    """Say whether images are grouped by patient, and what this means for the intervals."""
+    """Say whether images are grouped by patient. Explain the consequence for the intervals."""
     if not check.has_patient_column:
         return Markup(
             "The data do not say which images show the same patient: each image counts as one patient, and intervals may be "
@@ -158,7 +158,7 @@ def describe_statistical_unit(check: DataCheckResult) -> str:
 
 
 def describe_config_declarations(provenance: Mapping[str, Any]) -> Markup:
-    """Say whether the margins were declared before any result was known. The answer comes from the log of the folder."""
+    """Say whether the user declared the margins before the first result. The log of the folder shows the order."""
     count = provenance.get("declarations")
     if not isinstance(count, int):
         return Markup("It is not recorded whether other margins were declared earlier.")
@@ -185,7 +185,7 @@ def describe_localization_images(stage: MetricsResult) -> Iterator[Markup]:
 
 
 def describe_sanity_images(stage: SanityResult) -> Iterator[Markup]:
-    """Yield one sentence per finding: how many images the randomization test used, and how many had other sizes."""
+    """Yield one sentence per finding with two counts: the images in the randomization test, and the images of other sizes."""
     for images in stage.images_by_finding:
         size = Markup(" × ").join(map(format_number, images.size))
         noun = inflect(images.n_images, "image")
@@ -227,7 +227,7 @@ def describe_stable_predictions(stable_share: StablePredictionShare) -> Markup:
 
 
 def describe_clusters(analysis: ClusterAnalysis) -> Markup:
-    """Describe the clusters of the maps. If they were not tested, give the reason."""
+    """Describe the clusters of the maps. If the audit did not cluster maps, give the reason."""
     maps, patients = inflect(analysis.n_maps, "map"), inflect(analysis.n_patients, "patient")
     if analysis.reason:
         sentence = f"Not tested: {{reason}}. {inflect(analysis.n_maps, 'There is', 'There are')} {{n_maps}} {maps}."
@@ -243,7 +243,7 @@ def describe_clusters(analysis: ClusterAnalysis) -> Markup:
 
 
 def is_uncounted_removal(intervention: InterventionEffect, summary: Summary) -> bool:
-    """Return whether an effect removes a region that every image has. Such a removal decides no verdict."""
+    """Return whether an effect removes a region of every image. Such a removal decides no verdict."""
     markers = summary.shortcut.markers_by_finding.get(intervention.finding, ())
     return intervention.kind == "remove" and intervention.region not in markers
 

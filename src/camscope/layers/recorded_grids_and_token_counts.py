@@ -28,8 +28,8 @@ class LayoutHints:
     text_lengths: set[int] = field(default_factory=set)  # numbers of text tokens of a language model
 
     def count_tokens_before_image(self, n_tokens: int, n_cells: int) -> int | None:
-        """Return how many tokens come before the image tokens. Return None if this is unknown. Raise LayerError if
-        several numbers are possible.
+        """Return the number of tokens before the image tokens, or None for an unknown number.
+        Raise LayerError if several numbers are possible.
         """
         starts = list(self._iter_piece_starts(n_tokens, n_cells))
         if len(starts) > 1:
@@ -54,14 +54,14 @@ CONCAT_FUNCTIONS = (torch.cat, torch.concat, torch.concatenate)
 
 
 class ConcatRecorder(BaseFunctionMode):
-    """A function mode that records the lengths of the pieces when a model concatenates tokens (N,T,K)."""
+    """A function mode that records concatenations of tokens (N,T,K): the lengths of the pieces."""
 
     def __init__(self, piece_lengths: dict[int, tuple[int, ...]]) -> None:
         super().__init__()
         self._piece_lengths = piece_lengths
 
     def run_intercepted_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Call a function and return its result. If it concatenates tokens, record how long the parts are."""
+        """Call a function and return its result. If the function concatenates tokens, record the lengths of the parts."""
         result = func(*args, **kwargs)
         if func in CONCAT_FUNCTIONS and isinstance(result, Tensor) and result.ndim == 3:
             axis = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))
