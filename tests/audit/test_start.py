@@ -21,6 +21,7 @@ from camscope.audit.core.config_faults import find_key_lines
 from camscope.audit.core.stored_predictions import StageResults
 from camscope.audit.find_manifest_columns import EvidenceColumn, assign_column_roles, detect_evidence_column
 from camscope.audit.run_stages import _run_stage_and_measure_seconds, prepare_folder_and_digest_inputs
+from camscope.audit.stage_clock import StageClock
 from camscope.batch import build_manifest
 from camscope.cli import app
 from camscope.errors import ConfigError, InputError, OutputError
@@ -324,6 +325,18 @@ def test_evidence_is_read_before_the_first_pass_and_the_value_is_told(folder):
     assert not (folder / "out").exists()
 
 
+def test_unreadable_evidence_stands_in_the_list_of_other_faults(folder):
+    table = (folder / "manifest.csv").read_text().replace('"[[2, 3, 10, 12]]"', '"[2, 3, 10]"')
+    config = changed(
+        folder, ('# ground_truth = "where"', 'ground_truth = "where"'), ('subgroups = ["site"]', 'subgroups = ["note"]')
+    )
+    (folder / "manifest.csv").write_text(table)
+    said = asked("run", str(config), "-o", "out")
+    assert "has 2 faults" in said.output
+    assert "0 of 12 annotations of the column 'where' can be read" in said.output
+    assert "data.subgroups: 'note' has 24 levels" in said.output
+
+
 def test_evidence_of_other_images_stops_an_audit(folder):
     (folder / "others").mkdir()
     (folder / "masks" / "lungs0.png").rename(folder / "others" / "another name.png")
@@ -348,7 +361,7 @@ def test_a_folder_in_which_only_the_data_were_checked_is_used_again(folder):
         assert json.loads((folder / "out" / "audit.json").read_text())["config"] == identity["config"]
         results = StageResults(folder / "out")
         for stage in stages:
-            _run_stage_and_measure_seconds(context, stage, results, lambda *_: None)
+            _run_stage_and_measure_seconds(context, stage, results, lambda *_: None, StageClock(context))
     with pytest.raises(
         OutputError,
         match="another config, so its finished stages cannot be used; choose another folder, or allow overwriting",

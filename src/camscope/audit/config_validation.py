@@ -27,6 +27,7 @@ from camscope.plurals import inflect, plural
 MAX_PROBED_MASKS = 32  # masks and boxes of each source that are read before the audit begins
 MIN_READABLE_SHARE = 0.5  # of them
 MAX_REASON_CHARACTERS = 300
+KEYS_NEEDED_TO_READ_IMAGES = (("model",), ("explain",), ("data", "manifest"), ("data", "root"), ("data", "window"))
 
 
 def validate_config(context: AuditContext) -> None:
@@ -44,8 +45,8 @@ def validate_config(context: AuditContext) -> None:
         with faults.collect("data.window"):
             parse_window(window)
     _check_model_and_labels(checked, faults)
-    faults.raise_if_any()
-    _check_masks_readable(context)
+    if not any(fault.key[: len(key)] == key for fault in faults.faults for key in KEYS_NEEDED_TO_READ_IMAGES):
+        _check_masks_readable(checked)
     faults.raise_if_any()
 
 
@@ -192,9 +193,12 @@ def build_missing_preprocess_error() -> PreprocessError:
 
 def _check_masks_readable(context: AuditContext) -> None:
     """Try some masks of each mask source. Record a fault if fewer than half of the masks are readable."""
-    sources = {f"data.ground_truth.{name}": source for name, source in context.ground_truth.items()}
-    for name, masks in open_region_masks(context).items():
-        sources["regions.organ" if name == ORGAN_REGION else f"regions.columns.{name}"] = masks
+    sources: dict[str, GroundTruth] = {}
+    with context.faults.collect("data.ground_truth"):
+        sources |= {f"data.ground_truth.{name}": source for name, source in context.ground_truth.items()}
+    with context.faults.collect("regions"):
+        for name, masks in open_region_masks(context).items():
+            sources["regions.organ" if name == ORGAN_REGION else f"regions.columns.{name}"] = masks
     image_sizes: dict[int, ImageSize | None] = {}
     for key, source in sources.items():
         with context.faults.collect(key):
