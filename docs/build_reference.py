@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from click import Context
+from remedies import AUDIT_REMEDIES, ERROR_REMEDIES, STATUS_REMEDIES, list_audit_messages, list_remedies_for_programs
 from typer.cli import get_docs_for_click
 from typer.main import get_command
 
@@ -15,6 +16,7 @@ from camscope import errors
 from camscope.audit.core.summary_schema import Summary
 from camscope.batch.result_rows import get_result_column_types
 from camscope.cli import app
+from camscope.cli.commands_and_error_reports import REMEDY_WORDING
 from camscope.cli.json_output import describe_json_output
 from camscope.cli.list_methods import COST_LEGEND, describe_method
 from camscope.cli.option_parsing import list_setting_types
@@ -124,15 +126,35 @@ def describe_errors() -> str:
             f"`{cls.__name__}`",
             f"`{next(base.__name__ for base in cls.__mro__[1:])}`",
             (inspect.getdoc(cls) or "").splitlines()[0],
+            ERROR_REMEDIES[cls.__name__],
         )
         for cls in classes
     ]
-    statuses = [(f"`{status}`", meaning) for status, meaning in STATUS_MEANINGS.items()]
+    statuses = [(f"`{status}`", meaning, STATUS_REMEDIES[status]) for status, meaning in STATUS_MEANINGS.items()]
+    remedies = [
+        (
+            f"`{errors.Remedy[name]}`",
+            ", ".join(f"`{error}`" for error in raised),
+            "<br>".join(f"``{fix}``" for fix in fixes) or "–",
+            f"``{wording}``" if (wording := REMEDY_WORDING.get(errors.Remedy[name])) else "–",
+        )
+        for name, raised, fixes in list_remedies_for_programs()
+    ]
+    messages = [
+        (when, f"``{message}``", remedy if remedy in AUDIT_REMEDIES.values() else f"``{remedy}``")
+        for when, message, remedy in list_audit_messages()
+    ]
     return (
         "## Errors\n\n"
-        + format_table(("error", "kind of", "raised for"), rows)
+        + format_table(("error", "kind of", "raised for", "what to do"), rows)
         + "\n\n## Flags\n\nThe `status` of an explanation is `ok` or one of these flags.\n\n"
-        + format_table(("status", "meaning"), statuses)
+        + format_table(("status", "meaning", "what to do"), statuses)
+        + "\n\n## Remedies for programs\n\nAn error may have a `remedy`, which programs read in place of the text. "
+        "`--json` prints it.\n\n"
+        + format_table(("remedy", "errors", "in Python", "on the command line"), remedies)
+        + "\n\n## Messages of an audit\n\nAll messages of `camscope audit init`, of a config and of the start of "
+        "`camscope audit run`. … stands for a value. The list is read from the code.\n\n"
+        + format_table(("where", "message", "what to do"), messages)
     )
 
 

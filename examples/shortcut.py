@@ -4,24 +4,10 @@
 In the training images every nodule comes with a small marker in a corner, and nothing else does. The model learns the marker.
 Do the maps show it?
 
-**This page is not executed** when the documentation is built, since it takes about a minute of processor time.
-`python examples/shortcut.py` runs it in a clone and writes this picture:
+It takes about two minutes of processor time. `python examples/shortcut.py` runs it in a clone and writes this picture:
 
 .. image:: ../explanation/saliency/shortcut.webp
    :alt: Maps of four methods on radiographs with a nodule and a marker
-
-It printed:
-
-.. code-block:: text
-
-    nodules found with the token: 100%
-    nodules found without it:     0%
-
-                          peak on the token   pixels from it (median)   enrichment (median)
-    Grad-CAM                       0 of 20               7.4                    17.9
-    LayerCAM                       0 of 20               7.4                    17.7
-    integrated gradients          17 of 20               1.0                    45.9
-    occlusion, 8 pixels           15 of 20               1.0                    63.9
 
 The cells of `layer4` see the marker from a distance, so the maps of Grad-CAM and LayerCAM peak several pixels away from it. The
 maps of the other two peak on it in most images.

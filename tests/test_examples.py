@@ -20,7 +20,14 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 def test_every_example_is_run_by_a_test():
     names = {"quickstart.py", "custom_method.py", "hooks_tour.py", "detection.py", "segmentation.py", "shortcut.py"}
-    names |= {"batch_heatmaps.py", "batch_ray.py", "chest_xray.py", "mri_volume.py", "medical_audit.py"}
+    names |= {
+        "map_checks.py",
+        "batch_heatmaps.py",
+        "batch_ray.py",
+        "chest_xray.py",
+        "mri_volume.py",
+        "medical_audit.py",
+    }
     assert {path.name for path in EXAMPLES.glob("*.py")} == names
 
 
@@ -33,6 +40,24 @@ def test_quickstart_finds_the_nodule_and_keeps_the_map(tmp_path, capsys, monkeyp
     kept = Explanation.load(tmp_path / "nodule.npz")
     assert f"raw map {kept.grid}, {kept.attribution.min():.3g} to {kept.attribution.max():.3g}" in printed
     assert kept.label == "nodule"
+
+
+def test_the_checks_of_a_map_tell_gradcam_from_controls(capsys):
+    runpy.run_path(str(EXAMPLES / "map_checks.py"))
+    printed = capsys.readouterr().out
+    rows = {}
+    for line in printed.splitlines():
+        name, *numbers = line.split()
+        if name in METHODS:
+            rows.setdefault(name, []).append([float(number) for number in numbers])
+    (density, (blurred, gray), similarity), (center, (center_blurred, center_gray), _) = rows["gradcam"], rows["center"]
+    assert density[0] > 10 * center[0]
+    assert blurred < center_blurred  # and the other fill reverses the order, as the page says
+    assert gray > center_gray
+    assert similarity[0] < 0.5 < rows["guidedbackprop"][2][0]
+    assert [rows[name][2][0] for name in ("center", "edges")] == [1, 1]
+    assert "Grad-CAM, cascading randomization: passes" in printed
+    assert "Guided Backprop, cascading randomization: fails" in printed
 
 
 @pytest.fixture

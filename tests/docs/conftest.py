@@ -25,6 +25,13 @@ def random_weights(tmp_path, monkeypatch):
         )  # of 768 and 3072, with the same grid and depth
 
     monkeypatch.setattr(transformers, "_vision_transformer", build_narrow)
+    detectors = import_module("torchvision.models.detection.faster_rcnn")
+    build_detector = detectors._fasterrcnn_mobilenet_v3_large_fpn
+
+    def build_small_detector(*, min_size, max_size, **options):
+        return build_detector(min_size=min_size // 2, max_size=max_size // 2, **options)  # a quarter of the pixels
+
+    monkeypatch.setattr(detectors, "_fasterrcnn_mobilenet_v3_large_fpn", build_small_detector)
     monkeypatch.setattr(camscope, "load_model", create_offline_loader(tmp_path, {}))
 
 

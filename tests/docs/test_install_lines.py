@@ -26,3 +26,22 @@ def test_one_variable_switches_all_lines(page):
     assert "pip install ." not in text
     assert 'pip install ".[' not in text
     assert install_lines.write_install_lines(text) == (ROOT / page).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", install_lines.list_pages(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_no_page_is_left_in_the_state_of_a_clone(path):
+    text = path.read_text(encoding="utf-8")
+    assert install_lines.write_install_lines(text, published=install_lines.PUBLISHED) == text
+    published = install_lines.write_install_lines(text, published=True)
+    assert "pip install ." not in published
+    assert '".[' not in published
+    assert not [line for line in published.splitlines() if "pip install" in line and "in a clone" in line.lower()]
+    assert published.count("pip install") == text.count("pip install")
+
+
+def test_each_recipe_has_an_install_line():
+    recipes = [path for path in install_lines.list_pages() if path.parent.name == "recipes" and path.stem != "index"]
+    assert len(recipes) >= 13
+    for path in recipes:
+        published = install_lines.write_install_lines(path.read_text(encoding="utf-8"), published=True)
+        assert "pip install camscope" in published or 'pip install "camscope[' in published, path

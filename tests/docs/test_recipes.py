@@ -8,17 +8,10 @@ from camscope.errors import CamscopeError
 from camscope.explainers import Explainer
 from tests.docs.test_page_code import RECIPES, run_page
 
-SLOW_RECIPES = ("clip", "segmentation")  # the slowest pages: they import transformers
-
 pytestmark = pytest.mark.filterwarnings("default::camscope.errors.CamscopeWarning")  # random weights may be flagged
 
 
-@pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, marks=pytest.mark.thorough if page.stem in SLOW_RECIPES else ()) for page in RECIPES],
-    ids=lambda page: page.stem,
-)
-@pytest.mark.one_in(3)
+@pytest.mark.parametrize("page", RECIPES, ids=lambda page: page.stem)
 def test_the_layer_that_a_recipe_names_is_chosen(page, files, random_weights):
     text = page.read_text("utf-8")
     names = run_page(page, text)

@@ -26,6 +26,8 @@ class LayoutHints:
     image_token_positions: dict[int, tuple[int, ...] | None] = field(default_factory=dict)
     sequence_lengths: set[int] = field(default_factory=set)  # of the inputs of LayerNorms and Linears
     text_lengths: set[int] = field(default_factory=set)  # numbers of text tokens of a language model
+    query_counts: set[int] | None = None  # of the model, once they are known
+    is_vision_language: bool | None = None  # whether the model is one, once this is known
 
     def count_tokens_before_image(self, n_tokens: int, n_cells: int) -> int | None:
         """Return the number of tokens before the image tokens, or None for an unknown number.

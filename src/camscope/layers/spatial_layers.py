@@ -118,7 +118,7 @@ def _infer_layout_from_shape(
     layout: str | Layout | None = None,
 ) -> Layout:
     """Infer the layout of a layer's output from its shape. For a vision-language model, also use the input ids."""
-    in_sequence = layout is None and len(shape) == 3 and is_vision_language_model(model)
+    in_sequence = layout is None and len(shape) == 3 and _is_vision_language_model(model, hints)
     if in_sequence and holds_language_model_tokens(model, name, shape[1], hints.image_token_positions):
         return infer_image_token_layout(shape, input_shape, hints)
     inferred = infer_layout(shape, input_shape, find_layer(model, name)[1], layout, hints)
@@ -130,9 +130,24 @@ def with_video_token_order(model: nn.Module, layout: Layout) -> Layout:
 
     TimeSformer stores them patch by patch, and other models frame by frame.
     """
-    stores_patches_first = any(type(part).__name__ == "TimesformerEmbeddings" for part in unwrap(model).modules())
     is_video = layout.kind == TOKENS and len(layout.grid) == 3
-    return replace(layout, time_last=True) if is_video and stores_patches_first else layout
+    if is_video and any(type(part).__name__ == "TimesformerEmbeddings" for part in unwrap(model).modules()):
+        return replace(layout, time_last=True)
+    return layout
+
+
+def _is_vision_language_model(model: nn.Module, hints: LayoutHints) -> bool:
+    """Whether a model mixes image patches with text tokens. All its modules are searched once for all layers of a pass."""
+    if hints.is_vision_language is None:
+        hints.is_vision_language = is_vision_language_model(model)
+    return hints.is_vision_language
+
+
+def _find_query_counts(model: nn.Module, hints: LayoutHints) -> set[int]:
+    """Return the numbers of learned queries. All modules of the model are searched once for all layers of a pass."""
+    if hints.query_counts is None:
+        hints.query_counts = find_query_counts(model)
+    return hints.query_counts
 
 
 def _explain_why_no_grid(
@@ -157,7 +172,7 @@ def _explain_why_no_grid(
         return ""
     if is_query_layer(model, name, shape[1]):
         return f"output {shape} holds {shape[1]} queries of a decoder, which lie on no grid"
-    if not is_vision_language_model(model) and is_text_layer(model, name, shape[1], hints.text_lengths):
+    if not _is_vision_language_model(model, hints) and is_text_layer(model, name, shape[1], hints.text_lengths):
         return f"output {shape} holds {plural(shape[1], 'text token')}, which lie on no grid"
     return ""
 
@@ -169,7 +184,7 @@ def find_layout_doubt_reason(model: nn.Module, layout: Layout, shape: Sequence[i
     counts = hints.sequence_lengths | set(map(math.prod, hints.grids))
     if layout.kind == CHANNELS_FIRST and len(shape) == 4 and shape[2] == shape[3] and shape[2] in counts:
         return f"it has the shape of weights between {plural(shape[2], 'token')}, and its cells do not react in place"
-    if layout.kind == TOKENS and shape[1] in find_query_counts(model):
+    if layout.kind == TOKENS and shape[1] in _find_query_counts(model, hints):
         return f"it has as many tokens as the model has queries, {shape[1]}, and its cells do not react in place"
     return ""
 
