@@ -127,6 +127,7 @@ def test_ages_by_the_year_give_no_target_away(study):
     assert set(_renumber_rows(build_manifest(few, strict=False)).table["age"].to_pylist()) == {20, 21, 22}
 
 
+@pytest.mark.thorough  # the next test audits with both profiles
 def test_clinical_audits_find_their_masks_too(study, tmp_path):
     config = {**study, "report": {"profile": "clinical"}, "skip": [*SLOW, "shortcut"]}
     made = audit.run_audit(config, tmp_path / "audit")
@@ -135,7 +136,7 @@ def test_clinical_audits_find_their_masks_too(study, tmp_path):
 
 
 def test_of_some_of_the_rows_each_has_its_own_mask_and_one_that_is_not_there_is_a_row_without_a_value(tmp_path):
-    study = write_study(tmp_path / "study", ENOUGH)
+    study = write_study(tmp_path / "study", COUNT)
     ill = [n for n, row in enumerate(rows_of(study)) if row["mask"]]
 
     def some(n, row):
@@ -143,7 +144,7 @@ def test_of_some_of_the_rows_each_has_its_own_mask_and_one_that_is_not_there_is_
             "split": "train" if n % 3 == 0 and n != ill[0] else "test",
             "mask": "gone.png" if n == ill[0] else row["mask"],
             "path": "" if n == ill[1] else row["path"],
-            "age": 20 + n,
+            "age": 20 + 2 * n,
         }
 
     manifest, weights = table_of(study, some, "some.csv"), tmp_path / "CANARY.safetensors"

@@ -53,7 +53,7 @@ def without_figures():
 @pytest.fixture(scope="module")
 def made(study, one_thread):
     """Its audit."""
-    told = asked("run", str(study / "audit.toml"), "-o", str(study / "audit"))
+    told = asked("run", str(study / "audit.toml"), "-o", str(study / "audit"), "--budget", "1s")
     assert told.exit_code == 0, told.output
     return told, study / "audit"
 
@@ -89,9 +89,8 @@ def test_what_draws_the_report_is_imported_before_the_first_stage(study, tmp_pat
     assert "matplotlib.backends.backend_svg" in sys.modules
 
 
-def test_a_budget_that_is_too_small_is_told_before_the_slow_stages(study, tmp_path, without_figures):
-    told = asked("run", str(study / "audit.toml"), "-o", str(tmp_path / "short"), "--budget", "1s")
-    assert told.exit_code == 0, told.output
+def test_a_budget_that_is_too_small_is_told_before_the_slow_stages(made):
+    told, _ = made
     note = "note: the budget of 1s will be missed by about "
     assert told.output.count(note) == 1
     assert told.output.index("from here: ") < told.output.index(note) < told.output.index("AUROC")

@@ -8,7 +8,8 @@ from camscope.errors import CamscopeError
 from camscope.explainers import Explainer
 from tests.docs.test_page_code import RECIPES, run_page
 
-SLOW_RECIPES = ("clip", "segmentation")  # the slowest pages: they import transformers
+# the slowest pages: tests/targets and tests/images/scans ask the same kinds of models
+SLOW_RECIPES = ("clip", "segmentation", "detection", "monai")
 
 pytestmark = pytest.mark.filterwarnings("default::camscope.errors.CamscopeWarning")  # random weights may be flagged
 
