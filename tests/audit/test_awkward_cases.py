@@ -136,7 +136,7 @@ def test_clinical_audits_find_their_masks_too(study, tmp_path):
 
 
 def test_of_some_of_the_rows_each_has_its_own_mask_and_one_that_is_not_there_is_a_row_without_a_value(tmp_path):
-    study = write_study(tmp_path / "study", COUNT)
+    study = write_study(tmp_path / "study", ENOUGH)
     ill = [n for n, row in enumerate(rows_of(study)) if row["mask"]]
 
     def some(n, row):
@@ -144,7 +144,7 @@ def test_of_some_of_the_rows_each_has_its_own_mask_and_one_that_is_not_there_is_
             "split": "train" if n % 3 == 0 and n != ill[0] else "test",
             "mask": "gone.png" if n == ill[0] else row["mask"],
             "path": "" if n == ill[1] else row["path"],
-            "age": 20 + 2 * n,
+            "age": 20 + n,
         }
 
     manifest, weights = table_of(study, some, "some.csv"), tmp_path / "CANARY.safetensors"
