@@ -75,10 +75,15 @@ intersphinx_mapping = {
 EXAMPLES = DOCS / "_build" / "examples"  # a copy: what an example writes stays out of the sources
 shutil.copytree(DOCS.parent / "examples", EXAMPLES, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
 
+EXECUTED_EXAMPLES = (
+    "quickstart", "custom_method", "hooks_tour", "batch_heatmaps", "chest_xray", "segmentation", "mri_volume", "shortcut",
+    "map_checks",
+)  # fmt: skip
+
 sphinx_gallery_conf = {
     "examples_dirs": str(EXAMPLES),
     "gallery_dirs": "tutorials",
-    "filename_pattern": r"(quickstart|custom_method|hooks_tour|batch_heatmaps|chest_xray|segmentation|mri_volume|shortcut|map_checks)\.py$",
+    "filename_pattern": rf"({'|'.join(EXECUTED_EXAMPLES)})\.py$",
     "abort_on_example_error": True,
     "download_all_examples": False,
     "show_memory": False,

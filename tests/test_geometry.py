@@ -95,6 +95,7 @@ def test_project_is_its_definition(place, grid):
 
 
 @pytest.mark.parametrize("block", [1, 7, 1 << 20])
+@pytest.mark.one_in(2)
 def test_blocks_do_not_show(monkeypatch, block):
     place = Placement(np.array([[0.8, -0.3, 6.0], [0.4, 0.9, -2.0]]), (28, 26), (30, 44))
     heat = RNG.normal(size=(6, 7))

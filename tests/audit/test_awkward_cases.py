@@ -127,6 +127,7 @@ def test_ages_by_the_year_give_no_target_away(study):
     assert set(_renumber_rows(build_manifest(few, strict=False)).table["age"].to_pylist()) == {20, 21, 22}
 
 
+@pytest.mark.thorough  # the next test audits with both profiles
 def test_clinical_audits_find_their_masks_too(study, tmp_path):
     config = {**study, "report": {"profile": "clinical"}, "skip": [*SLOW, "shortcut"]}
     made = audit.run_audit(config, tmp_path / "audit")

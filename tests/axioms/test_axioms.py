@@ -34,12 +34,12 @@ EVERY_METHOD_AND_CASE = pytest.mark.parametrize(
 
 
 def methods_or_cases():
-    """Each method on the network that is hardest for it, and the representatives on the others: each second pair always."""
+    """Each method on the network that is hardest for it, and the representatives on the others: each third pair always."""
     for method, name in itertools.product(METHODS, CASES):
         hardest = CASES[name] is residual_or_plainer(method)
         if answers(method, name) and (hardest or method in REPRESENTATIVES):
             place = list(CASES).index(name) + (REPRESENTATIVES.index(method) if method in REPRESENTATIVES else 0)
-            marks = () if hardest or place % 2 else pytest.mark.thorough
+            marks = () if hardest or place % 3 == 0 else pytest.mark.thorough
             yield pytest.param(method, CASES[name], id=f"{method}-{name}", marks=marks)
 
 
@@ -63,6 +63,7 @@ def last_linear(model):
 
 
 @EVERY_METHOD_AND_CASE
+@pytest.mark.one_in(3)
 def test_shape_type_and_finite_numbers_of_its_own(method, case):
     model, x = case.make()
     heat = explainer(method, model, case.layer).attribute(x, 1)
@@ -166,6 +167,7 @@ class Shifted(nn.Module):
 
 
 @EVERY_METHOD_OR_CASE
+@pytest.mark.by_family
 def test_a_constant_added_to_the_logits_changes_nothing(method, case):
     model, x = case.make(dtype=torch.float64)
     right = explainer(method, model, case.layer).attribute(x, 1)

@@ -150,6 +150,7 @@ class Rewriting(Plain):
 
 
 @pytest.mark.parametrize("method", [method for method in METHODS if answers(method, PLAIN)])
+@pytest.mark.by_family
 def test_an_operation_in_place_after_the_layer_changes_nothing(method):
     model, x = plain()
     rewriting, _ = plain(Rewriting)
@@ -242,6 +243,7 @@ def by_numpy(value):
 
 
 @EVERY_METHOD
+@pytest.mark.by_family
 def test_numbers_of_numpy_are_numbers(method):
     case = residual_or_plainer(method)
     model, x = case.make()

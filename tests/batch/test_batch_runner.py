@@ -410,6 +410,7 @@ def test_shards_make_the_rows_of_one_run(folder, model, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["jpg", "jpeg", "png", "webp"])
+@pytest.mark.one_in(2)
 def test_overwriting_removes_what_a_run_wrote_and_nothing_else(kind, folder, model, tmp_path):
     output = tmp_path / "out"
     own = [output / "parts" / "notes.txt", output / "overlays" / "mine.jpg", output / "overlays" / "000000" / "b.jpg"]

@@ -275,6 +275,7 @@ def test_a_method_of_an_installed_package_is_known_in_python_and_listed(here, mo
     assert "peakcam" in run("methods").stdout
 
 
+@pytest.mark.thorough  # test_every_command_knows_a_method_of_a_plugin asks the commands
 def test_a_method_of_an_installed_package_is_known_to_every_command(here, monkeypatch):
     install(here / "site", "peakpackage", PEAK, "peakpackage", monkeypatch)
     run("explain", "images/0.png", "--methods", "peakcam", "-o", "why.png")

@@ -168,7 +168,7 @@ def run_script(code, package):
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_a_script_runs_with_one_changed_import(name):
     if name == "factorization":
         pytest.importorskip("sklearn")

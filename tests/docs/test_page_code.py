@@ -25,6 +25,15 @@ PAGES = [
 MAX_NOT_RUN = 10
 SLOW_CODE = ('engine="ray"',)  # a cluster; tests/batch/test_ray_engine.py starts one
 RECIPES = [page for page in PAGES if page.parent.name == "recipes"]
+SLOW_PAGES = {  # and the tests that call the same functions
+    "explanation/metrics": "tests/metrics",
+    "explanation/attention": "tests/explainers/attention",
+    "explanation/saliency/adapters": "tests/explainers/adapters",
+    "explanation/saliency/paths": "tests/explainers/path",
+    "how-to/compare": "tests/evaluation/test_comparison.py",
+    "how-to/hooks": "tests/hooks",
+    "migrate/captum": "tests/benchmarks/test_migration.py",
+}
 
 pytestmark = pytest.mark.filterwarnings(
     "default::camscope.errors.CamscopeWarning"
@@ -54,8 +63,14 @@ def run_page(page, text, without=()):
     return names
 
 
+def is_slow(page):
+    return page.relative_to(ROOT / "docs").with_suffix("").as_posix() in SLOW_PAGES if page.parent != ROOT else False
+
+
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if page not in RECIPES], ids=lambda page: page.relative_to(ROOT).as_posix()
+    "page",
+    [pytest.param(page, marks=pytest.mark.thorough if is_slow(page) else ()) for page in PAGES if page not in RECIPES],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
 )
 def test_the_code_of_a_page_runs(page, files, random_weights, pytestconfig):
     text = page.read_text("utf-8")

@@ -342,7 +342,7 @@ def make_it_legible(made):
 @pytest.mark.parametrize(
     ("suffix", "head"),
     [
-        (".png", b"\x89PNG"),
+        pytest.param(".png", b"\x89PNG", marks=pytest.mark.thorough),  # tests/cli/test_json_output.py saves one
         pytest.param(".pdf", b"%PDF", marks=pytest.mark.thorough),  # the code of docs/how-to/evaluate.md saves one
         pytest.param(".svg", b"<?xml", marks=pytest.mark.thorough),  # audits have their charts so
     ],

@@ -77,6 +77,7 @@ PIECEWISE_LINEAR = {
 
 
 @pytest.mark.parametrize("name", PIECEWISE_LINEAR)
+@pytest.mark.one_in(2)
 def test_the_shares_of_a_piecewise_linear_model_add_up_to_its_score(name):
     kind, shape = PIECEWISE_LINEAR[name]
     model, _ = steps(kind)

@@ -84,6 +84,7 @@ def record(model, layer, run):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.one_in(2)
 def test_the_map_is_that_of_plain_autograd(family):
     make, *order = FAMILIES[family]
     model, x = make(), video(2)
@@ -103,6 +104,7 @@ def test_the_map_is_that_of_plain_autograd(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.one_in(2)
 def test_a_changed_patch_of_a_frame_changes_the_cell_of_its_frame_and_place(family):
     make, step, *_ = FAMILIES[family]
     model, x = make(), video()

@@ -460,6 +460,7 @@ def test_an_image_that_the_caller_changes_afterwards_changes_no_explanation():
     [(False, REPRESENTATIVES), (True, REPRESENTATIVES), pytest.param(True, METHODS, marks=pytest.mark.thorough)],
     ids=["eval", "training", "training-all"],
 )
+@pytest.mark.one_in(2)
 def test_eight_threads_on_one_model_each_have_their_own_answer(training, names):
     model, x = mixed_modes()
     model.eval()

@@ -169,6 +169,7 @@ def test_an_order_that_is_wrong_in_part_is_never_verified(order, noise):
 
 
 @pytest.mark.parametrize("part", [0.08, 0.15])
+@pytest.mark.one_in(2)
 def test_uneven_reactions_in_place_are_verified_and_tokens_out_of_place_are_not(part):
     blocks, layout = (14, 14), Layout("tokens", (14, 14))
     labels = judge_layout_from_noise_reactions.draw_noise_pattern(blocks, 0)
@@ -187,6 +188,7 @@ def test_tokens_of_a_signal_are_verified_in_place_and_not_in_another_order():
 
 
 @pytest.mark.parametrize("grid", [(2, 2), (2, 3), (8,)], ids=str)
+@pytest.mark.one_in(2)
 def test_a_grid_of_few_cells_is_never_contradicted_by_what_may_be_chance(grid):
     count = math.prod(grid)
     labels, layout = judge_layout_from_noise_reactions.draw_noise_pattern(grid, 0), Layout("tokens", grid)
@@ -201,6 +203,7 @@ def test_a_grid_of_few_cells_is_never_contradicted_by_what_may_be_chance(grid):
 @pytest.mark.parametrize(
     "blocks", [(24,), (4, 6), (7, 7), pytest.param((14, 14), marks=pytest.mark.thorough), (3, 3, 3)], ids=str
 )
+@pytest.mark.one_in(2)
 def test_the_pattern_tells_other_orders_from_its_own(blocks):
     field = judge_layout_from_noise_reactions.compute_expected_reaction(
         judge_layout_from_noise_reactions.draw_noise_pattern(blocks, 0), blocks, 0.0
@@ -286,6 +289,7 @@ def by_columns() -> Tensor:
     ],
     ids=["class token behind", "by columns", "backwards", "shuffled", "snake", "two rows exchanged"],
 )
+@pytest.mark.one_in(2)
 def test_a_wrong_grid_is_an_error_unless_the_layout_is_given(settings):
     model, x = net(**settings)
     with pytest.raises(
@@ -356,6 +360,7 @@ class Queries(nn.Module):
 
 
 @pytest.mark.parametrize("layer", ["decoder.layers.0", "decoder.layers.1", "decoder.layers.1.norm3", "head"])
+@pytest.mark.one_in(2)
 def test_queries_of_a_decoder_are_no_image_though_their_number_is_a_square(layer):
     torch.manual_seed(0)
     model, x = Queries().eval(), torch.randn(3, 32, 32)
@@ -431,6 +436,7 @@ def parts_of(model: nn.Module, x: Tensor) -> ScoreDecomposition:
 @pytest.mark.parametrize(
     "order", [None, snake(), by_columns(), exchanged(0, 2)], ids=["right", "snake", "columns", "rows"]
 )
+@pytest.mark.one_in(2)
 def test_biases_of_tokens_lie_on_the_input_only_where_the_tokens_do(order):
     model, x = net(order=order)
     for parameter in (model.norm.bias, model.value.bias):
@@ -641,6 +647,7 @@ PATCHES = [IMAGE] * 16
     ("before", "behind"), [(1, 0), (1, 2), (1, 5), (1, 20), (0, 3), (12, 0), (7, 7)], ids=lambda count: str(count)
 )
 @pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
+@pytest.mark.one_in(2)
 def test_image_tokens_are_where_the_input_ids_hold_them(llava, before, behind):
     model = Prompted(llava, [*range(3, 3 + before), *PATCHES, *range(30, 30 + behind)]).eval()
     x = torch.randn(1, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -665,6 +672,7 @@ def test_a_layer_of_the_vision_tower_is_read_as_ever(llava):
 
 @pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 @pytest.mark.parametrize(("before", "behind"), [(1, 3), (0, 3), (3, 0)])
+@pytest.mark.one_in(2)
 def test_the_layer_that_is_chosen_holds_the_image_where_the_input_ids_say(llava, before, behind):
     model = Prompted(llava, [*range(3, 3 + before), *PATCHES, *range(30, 30 + behind)]).eval()
     explanation = GradCAM(model).explain(torch.randn(3, 32, 32, dtype=torch.float64), 7)

@@ -242,6 +242,7 @@ def clustered_values(random, groups):
 
 
 @pytest.mark.parametrize("share", [0.3, 0.5])
+@pytest.mark.one_in(2)
 def test_intervals_cover_where_one_patient_has_half_of_the_images(share):
     groups, random, covered = sized(share), np.random.default_rng(6), np.zeros(4)
     for seed in range(300):

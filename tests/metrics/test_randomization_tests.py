@@ -111,6 +111,7 @@ def test_draws_are_of_the_seed_and_nobody_elses():
 
 
 @pytest.mark.parametrize("kind", [GradCAM, lambda net: Denoised(GradCAM(net)), InputXGradient])
+@pytest.mark.one_in(2)
 def test_the_users_model_is_not_touched(net, scans, kind):
     tool, x = kind(net), scans[:2]
     with untouched(net, x):
@@ -316,6 +317,7 @@ def test_nan_and_zeros_of_a_random_net_cost_only_their_own_numbers(net):
 
 
 @pytest.mark.parametrize("case", ["signal", "volume", "tokens"])
+@pytest.mark.one_in(2)
 def test_any_number_of_axes(case):
     model, x = CASES[case].make()
     found = run_randomization_test(Saliency(model), torch.cat([x, -x, x.flip(-1), -x.flip(-1)]), 1, seeds=[0])

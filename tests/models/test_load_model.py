@@ -333,6 +333,7 @@ def test_a_bare_name_is_torchvisions_with_its_own_preprocessing_and_categories(t
 
 
 @pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1"])
+@pytest.mark.one_in(2)
 def test_a_file_with_another_number_of_classes_sets_the_head(tmp_path, name):
     from torchvision.models import get_model
 
@@ -548,6 +549,7 @@ def test_the_bundled_model_knows_itself():
 
 
 @pytest.mark.parametrize("is_global", [True, False])
+@pytest.mark.one_in(2)
 def test_a_model_has_its_weights_where_the_default_device_is_meta(source, tmp_path, is_global):
     torch.save(load_model(f"{source}:net").state_dict(), tmp_path / "net.pt")
     specs = [("phantom", None), ("phantom", "random"), ("resnet18", "random"), (f"{source}:net", tmp_path / "net.pt")]

@@ -92,6 +92,7 @@ def in_form(form, folder):
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.one_in(2)
 def test_maps_are_those_of_the_module(form, tmp_path):
     model, x = in_form(form, tmp_path), image()
     answer = network()(x).detach()

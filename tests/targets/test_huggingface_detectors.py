@@ -200,7 +200,7 @@ TRANSFORMERS_OF_IMAGES = [name for name in FAMILIES if name not in ("Grounding D
 
 
 @pytest.mark.parametrize("family", TRANSFORMERS_OF_IMAGES)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_a_box_of_the_post_processing_has_its_score_under_its_name_in_pixels_of_the_image(family, tmp_path):
     """A model of a folder and a photograph: corners, class and score are those that the family's processor states."""
     model = small(family)
@@ -310,7 +310,7 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("family", LAYERS)
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_the_layer_of_a_box_lies_in_the_backbone(family):
     model, (x, more) = small(family), inputs_of(family)
     with torch.no_grad():

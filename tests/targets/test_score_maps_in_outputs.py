@@ -92,7 +92,7 @@ def test_the_classes_of_mask_queries_are_those_of_the_models_own_processor(build
 @pytest.mark.parametrize(
     ("build", "label", "layer"),
     [
-        (mask2former, 1, "model.pixel_level_module.encoder"),
+        pytest.param(mask2former, 1, "model.pixel_level_module.encoder", marks=pytest.mark.thorough),  # read as EoMT is
         (eomt, 1, "layernorm"),
         (dpt, 0, "dpt.encoder"),
         (sam, 2, "vision_encoder"),

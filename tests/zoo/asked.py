@@ -27,7 +27,7 @@ the one that camscope chooses by default.
 
 - On each architecture, Grad-CAM and HiResCAM are compared with plain `torch.autograd.grad` in float64.
 - Where tokens are laid out as a grid, changing a patch of the input changes the cell at the same position.
-- `make models` measures this page again. The tests ask twelve of these models. With `--thorough` they fail if the page differs.
+- `make models` measures this page again. The tests ask ten of these models. With `--thorough` they fail if the page differs.
 
 The tests run the methods that need few forward passes. On small models they also run those that repeat the model, or the
 part behind the layer, often:

@@ -207,6 +207,7 @@ def test_the_network_by_hand_is_the_network(make):
 
 @pytest.mark.parametrize("make", NETS)
 @pytest.mark.parametrize("method", EVERY)
+@pytest.mark.one_in(2)
 def test_a_map_is_its_formula_in_loops(method, make):
     net, x = built(make)
     found = method(net.model).attribute(x, [3, 0])
@@ -298,6 +299,7 @@ def einsum(q, k, v):
 
 @pytest.mark.parametrize("method", EVERY)
 @pytest.mark.parametrize("prefix", [1, 5])
+@pytest.mark.one_in(2)
 def test_grids_that_are_not_square_and_any_number_of_prefix_tokens(method, prefix):
     model, x = little(prefix=prefix)
     assert method(model).attribute(x, 1).shape == (2, 5, 4)
@@ -339,6 +341,7 @@ def test_attention_between_other_tokens_is_left_out_with_a_word(method):
 
 
 @pytest.mark.parametrize("method", EVERY)
+@pytest.mark.one_in(2)
 def test_a_grid_that_no_convolution_shows_is_asked_for_where_it_is_ambiguous(method):
     model, x = little(size=(32, 24))
     assert method(model).explain(x[0], 1).layout == "tokens 1+4x3"

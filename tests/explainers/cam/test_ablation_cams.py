@@ -94,6 +94,7 @@ def assert_same(found, expected):
 
 @pytest.mark.parametrize("batch_size", [None, 1, 7])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.one_in(2)
 def test_ablation_is_a_full_forward_pass_for_each_channel(case, batch_size):
     model, x = case.make(3, torch.float64)
     expected = slow_ablation(model, case.layer, x, [2, 0, 1])
@@ -102,6 +103,7 @@ def test_ablation_is_a_full_forward_pass_for_each_channel(case, batch_size):
 
 @pytest.mark.parametrize("gaussian", [False, True])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.one_in(2)
 def test_recipro_is_a_full_forward_pass_for_each_cell(case, gaussian):
     model, x = case.make(3, torch.float64)
     model.head.weight.data *= 20  # chances that differ

@@ -192,6 +192,7 @@ def test_an_operation_without_second_derivatives_is_one_error():
 
 
 @pytest.mark.parametrize("method", [GradCAM, IntegratedGradients])
+@pytest.mark.one_in(2)
 def test_compiled_code_calls_a_method_eagerly(method):
     model, x = plain(samples=1)
     expected, explainer = 2 * method(model).attribute(x, 1), method(model)
