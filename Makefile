@@ -15,7 +15,7 @@ help:
 	@echo "make test-thorough   also every model of the zoo, more of Ray, trainings, and all cases of long lists"
 	@echo "make test-yolo  the tests of YOLO, in an environment of their own, because its OpenCV writes over the headless one"
 	@echo "make check    format, lint, types, import levels, doctests, documentation code, prose rules"
-	@echo "make docs     build the documentation site into docs/_build/html; warnings are errors"
+	@echo "make docs     run the code of all pages, and build the site into docs/_build/html; warnings are errors"
 	@echo "make dist     wheel and sdist in dist/, tried in a fresh environment with each extra"
 	@echo "make format   put the format right, and what the linter can mend"
 	@echo "make assets   draw the pictures of the README again"
@@ -46,7 +46,8 @@ check: $(STAMP)-dev
 	$(BIN)/mypy
 	$(ALONE) $(BIN)/python -m pytest -q -n 2 --dist worksteal --doctest-modules src/camscope tests/test_package_structure.py tests/test_prose.py tests/test_docstrings.py
 
-docs: $(STAMP)-docs
+docs: $(STAMP)-docs $(STAMP)-test
+	$(ALONE) $(BIN)/python -m pytest -q -n 2 --dist worksteal --thorough tests/docs
 	$(ALONE) $(BIN)/python -m sphinx -W --keep-going -q -b html -d docs/_build/doctrees docs docs/_build/html
 	$(ALONE) $(BIN)/python docs/translations.py check
 	$(ALONE) $(BIN)/python -m sphinx -W --keep-going -q -b html -D language=zh_CN -d docs/_build/doctrees-zh docs docs/_build/html/zh-CN
