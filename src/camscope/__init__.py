@@ -40,8 +40,8 @@ _NAMES_BY_MODULE = {
     "camscope.errors": "CamscopeError CamscopeWarning",
     "camscope.explainers": """
         CAM DRISE FEM HSIC ISCAM KPCACAM LIFTCAM LIME LRP METHODS RISE SESS SPATIAL_AXIS SSCAM XRAI AblationCAM
-        Augmented BagCAM BaseCAM BaseWeightedChannels BlurIG CenterGaussian Chefer ClassGain Comparison Concepts
-        Contrast Deconvnet DeepFeatureFactorization DeepLIFT DeepLIFTSHAP Denoised EdgeDetector EigenCAM
+        AttnLRP Augmented BagCAM BaseCAM BaseWeightedChannels BlurIG CenterGaussian Chefer ClassGain Comparison
+        Concepts Contrast Deconvnet DeepFeatureFactorization DeepLIFT DeepLIFTSHAP Denoised EdgeDetector EigenCAM
         EigenGradCAM ExcitationBackprop ExpectedGradients Explainer ExtremalPerturbation FinerCAM FullGrad Fused
         GradCAM GradCAMElementWise GradCAMPlusPlus GradECLIP GradientRollout GradientSHAP GroupCAM
         GuidedBackprop GuidedGradCAM GuidedIG HiResCAM InputXGradient IntegratedGradients KernelSHAP LayerCAM

@@ -115,6 +115,7 @@ ROWS = [
     Row("nfnet", named("test_nfnet"), WIDE, "final_act", "maps", (2, 3)),
     Row("hrnet", named("hrnet_w18_small"), WIDE, "final_layer", "maps", (2, 3)),
     Row("mambaout", named("test_mambaout"), WIDE, "stages", "last", (2, 3)),
+    Row("efficientvim", named("efficientvim_m1"), (3, 128, 192), "norm.3", "maps", (2, 3)),  # state space
     Row(
         "volo",
         named("volo_d1_224", img_size=SQUARE[1:]),

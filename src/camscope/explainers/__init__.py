@@ -46,6 +46,7 @@ from camscope.explainers.ensemble.map_fusion import Fused, fuse
 from camscope.explainers.ensemble.refine_cam import RefineCAM
 from camscope.explainers.ensemble.sess import SESS
 from camscope.explainers.fullgrad import FullGrad, SimpleFullGrad, completeness
+from camscope.explainers.gradient.attn_lrp import AttnLRP
 from camscope.explainers.gradient.excitation_backprop import ExcitationBackprop
 from camscope.explainers.gradient.guided_backprop import Deconvnet, GuidedBackprop
 from camscope.explainers.gradient.saliency import InputXGradient, Saliency
@@ -79,6 +80,7 @@ __all__ = [
     "SSCAM",
     "XRAI",
     "AblationCAM",
+    "AttnLRP",
     "Augmented",
     "BagCAM",
     "BaseCAM",
