@@ -29,8 +29,8 @@ Image.fromarray(figure(first))
 # %%
 # Is it where the evidence is?
 # ----------------------------
-# Enrichment is the density of the map inside the nodule. The chance level is 1, but a map of the center or of edges may exceed it:
-# compare with these, not with 1.
+# Enrichment is the density of the map inside the nodule. The chance level is 1, but a map of the center or of edges may exceed
+# it: compare with these, not with 1.
 
 for name, explainer in explainers.items():
     values = [enrichment(explainer.explain(scan.image, "nodule").heatmap("input"), scan.mask) for scan in scans]
