@@ -78,7 +78,8 @@ shutil.copytree(DOCS.parent / "examples", EXAMPLES, dirs_exist_ok=True, ignore=s
 sphinx_gallery_conf = {
     "examples_dirs": str(EXAMPLES),
     "gallery_dirs": "tutorials",
-    "filename_pattern": r"(quickstart|custom_method|hooks_tour|batch_heatmaps|chest_xray|segmentation|mri_volume|shortcut|map_checks)\.py$",
+    "filename_pattern": r"(quickstart|custom_method|hooks_tour|batch_heatmaps|chest_xray|segmentation|mri_volume"
+    r"|shortcut|map_checks)\.py$",
     "abort_on_example_error": True,
     "download_all_examples": False,
     "show_memory": False,
