@@ -238,6 +238,11 @@ def compare_at_real_size(kind: str, batch_size: int, method: str) -> dict[str, A
     }
 
 
+def format_difference(value: float) -> str:
+    """A difference as a power of ten with one digit."""
+    return f"{value:.0e}".replace("e-0", "e-") if value else "0"
+
+
 def format_real_size(rows: list[dict[str, Any]]) -> str:
     """The table of the page, of networks of everyday size."""
     lines = [
@@ -247,7 +252,7 @@ def format_real_size(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         low, high = row["ratios"]
         lines.append(
-            f"| {row['model']} | {row['batch']} | `{row['method']}` | {row['difference']:.0e} | {row['seconds']:.2f} s "
+            f"| {row['model']} | {row['batch']} | `{row['method']}` | {format_difference(row['difference'])} | {row['seconds']:.2f} s "
             f"| {row['seconds_of_grad_cam']:.2f} s | {row['ratio']:.2f} ({low:.2f} to {high:.2f}) |"
         )
     return "\n".join(lines)
@@ -270,7 +275,7 @@ def format_all(rows: list[dict[str, Any]]) -> str:
             for name in SMOOTHINGS
         ]
         worst = max(row["difference"] for row in group.values())
-        lines.append(f"| `{method}` | {kind} | {layers} | {worst:.0e} | {' | '.join(times)} |")
+        lines.append(f"| `{method}` | {kind} | {layers} | {format_difference(worst)} | {' | '.join(times)} |")
     return "\n".join(lines)
 
 
