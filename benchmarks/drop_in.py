@@ -252,8 +252,8 @@ def format_real_size(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         low, high = row["ratios"]
         lines.append(
-            f"| {row['model']} | {row['batch']} | `{row['method']}` | {format_difference(row['difference'])} | {row['seconds']:.2f} s "
-            f"| {row['seconds_of_grad_cam']:.2f} s | {row['ratio']:.2f} ({low:.2f} to {high:.2f}) |"
+            f"| {row['model']} | {row['batch']} | `{row['method']}` | {format_difference(row['difference'])} "
+            f"| {row['seconds']:.2f} s | {row['seconds_of_grad_cam']:.2f} s | {row['ratio']:.2f} ({low:.2f} to {high:.2f}) |"
         )
     return "\n".join(lines)
 
