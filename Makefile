@@ -38,7 +38,7 @@ test-yolo:
 	$(PYTHON) -m venv $(VENV)-yolo
 	$(VENV)-yolo/bin/python -m pip install --quiet -e ".[hub,segments,batch,audit,yolo]" "pytest>=8"
 	$(VENV)-yolo/bin/python -m pip install --quiet --force-reinstall --no-deps opencv-python-headless
-	$(ALONE) $(VENV)-yolo/bin/python -m pytest -q tests/models tests/docs/test_recipes.py -k "ultralytics or yolo"
+	$(ALONE) $(VENV)-yolo/bin/python -m pytest -q tests/models tests/docs/test_recipes_with_other_libraries.py -k "ultralytics or yolo"
 
 check: $(STAMP)-dev
 	$(BIN)/ruff format --check .

@@ -8,6 +8,7 @@ python -m benchmarks.drop_in --record   # writes the maps of pytorch-grad-cam th
 import argparse
 import importlib
 import json
+import re
 import time
 import warnings
 from collections.abc import Callable
@@ -25,7 +26,11 @@ RESULTS = Path(__file__).parent / "results" / "drop_in.json"
 RECORDED_MAPS = Path(__file__).parents[1] / "tests" / "compat" / "grad_cam_maps.npz"
 RECORDED_LEVELS = 65535  # of a map in 0..1 that is stored as uint16
 RECORDED_STEP = 2  # every second row and column is stored
+PAGE = Path(__file__).parents[1] / "docs" / "migrate" / "pytorch-grad-cam.md"
+END = "<!-- end of table -->"
 TOLERANCE = 1e-4
+N_ROUNDS = 6  # timed calls of each package at real size
+REAL_METHODS = ["GradCAM", "HiResCAM", "GradCAMPlusPlus", "LayerCAM", "EigenCAM"]
 SEED = 3
 METHODS = [
     "GradCAM",
@@ -188,6 +193,101 @@ def run(package: str, method: str, setting: Setting, n_layers: int, smoothing: s
     return maps, min(seconds)
 
 
+def build_real(kind: str, batch_size: int) -> Setting:
+    """A network of everyday size, with random weights: ResNet-50 or ViT-B/16, and images of 224 x 224 pixels."""
+    from torchvision.models import resnet50, vit_b_16
+
+    torch.manual_seed(SEED)
+    x = torch.randn(batch_size, 3, 224, 224)
+    if kind == "ResNet-50":
+        resnet: Any = resnet50(weights=None).eval()
+        return Setting(resnet, [resnet.layer4[-1]], x)
+    vit: Any = vit_b_16(weights=None)
+    nn.init.normal_(vit.heads.head.weight, std=0.02)
+    return Setting(vit.eval(), [vit.encoder.layers[-1].ln_1], x, partial(tokens_to_maps, 14))
+
+
+def compare_at_real_size(kind: str, batch_size: int, method: str) -> dict[str, Any]:
+    """The largest difference and the median times of alternating calls of both packages, after one call that is not timed."""
+    setting = build_real(kind, batch_size)
+    seconds: dict[str, list[float]] = {OURS: [], THEIRS: []}
+    maps: dict[str, Any] = {}
+    for round_number in range(N_ROUNDS + 1):
+        for package in (OURS, THEIRS)[:: 1 if round_number % 2 else -1]:
+            module: Any = importlib.import_module(package)
+            targets: Any = importlib.import_module(f"{package}.utils.model_targets")
+            with (
+                warnings.catch_warnings(),
+                getattr(module, method)(setting.model, setting.layers, setting.reshape) as cam,
+            ):
+                warnings.simplefilter("ignore")
+                start = time.perf_counter()
+                maps[package] = cam(setting.x, [targets.ClassifierOutputTarget(3)] * batch_size)
+                seconds[package] += [time.perf_counter() - start] if round_number else []
+            setting.model.zero_grad(set_to_none=True)
+    ratios = np.array(seconds[OURS]) / np.array(seconds[THEIRS])
+    return {
+        "model": kind,
+        "batch": batch_size,
+        "method": method,
+        "difference": float(np.abs(maps[OURS] - maps[THEIRS]).max()),
+        "seconds": round(float(np.median(seconds[OURS])), 4),
+        "seconds_of_grad_cam": round(float(np.median(seconds[THEIRS])), 4),
+        "ratio": round(float(np.median(ratios)), 3),
+        "ratios": [round(float(ratios.min()), 3), round(float(ratios.max()), 3)],
+    }
+
+
+def format_difference(value: float) -> str:
+    """A difference as a power of ten with one digit."""
+    return f"{value:.0e}".replace("e-0", "e-") if value else "0"
+
+
+def format_real_size(rows: list[dict[str, Any]]) -> str:
+    """The table of the page, of networks of everyday size."""
+    lines = [
+        "| model | images | method | largest difference | camscope | pytorch-grad-cam | ratio (lowest to highest) |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        low, high = row["ratios"]
+        lines.append(
+            f"| {row['model']} | {row['batch']} | `{row['method']}` | {format_difference(row['difference'])} "
+            f"| {row['seconds']:.2f} s | {row['seconds_of_grad_cam']:.2f} s | {row['ratio']:.2f} ({low:.2f} to {high:.2f}) |"
+        )
+    return "\n".join(lines)
+
+
+def format_all(rows: list[dict[str, Any]]) -> str:
+    """The table of the page, of all methods on small networks: the times are those of camscope / pytorch-grad-cam."""
+    lines = [
+        "| method | model | layers | largest difference | plain | `eigen_smooth` | `aug_smooth` |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    groups: dict[tuple[str, str, int], dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["method"], row["model"], row["layers"]), {})[row["smoothing"]] = row
+    for (method, kind, layers), group in groups.items():
+        times = [
+            f"{1000 * group[name]['seconds']:.1f} / {1000 * group[name]['seconds_of_grad_cam']:.1f} ms"
+            if name in group
+            else "–"
+            for name in SMOOTHINGS
+        ]
+        worst = max(row["difference"] for row in group.values())
+        lines.append(f"| `{method}` | {kind} | {layers} | {format_difference(worst)} | {' | '.join(times)} |")
+    return "\n".join(lines)
+
+
+def insert_tables(text: str, results: dict[str, Any]) -> str:
+    """The text of the page with new tables between their marks."""
+    tables = {"drop-in": format_real_size(results["real_size"]), "drop-in of all methods": format_all(results["rows"])}
+    for name, table in tables.items():
+        start = f"<!-- table: {name} -->"
+        text = re.sub(f"{start}.*?{END}", lambda _, s=start, t=table: f"{s}\n\n{t}\n\n{END}", text, flags=re.DOTALL)
+    return text
+
+
 class WithoutHooksAfter:
     """A class of a package as a context manager that removes its hooks, which RefineCAM does not in pytorch-grad-cam."""
 
@@ -241,10 +341,37 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/drop_in.json")
     parser.add_argument("--record", action="store_true", help=f"write {RECORDED_MAPS.name} for the tests, and stop")
+    parser.add_argument(
+        "--real-size", action="store_true", help="measure ResNet-50 and ViT-B/16 in place of small networks"
+    )
     arguments = parser.parse_args()
     if arguments.record:
         record()
         return
+    results: dict[str, Any] = json.loads(RESULTS.read_text("utf-8")) if RESULTS.is_file() else {}
+    results["versions"] = {"torch": torch.__version__, "numpy": np.__version__, "grad-cam": "1.5.7"}
+    if arguments.real_size:
+        results["real_size"], results["threads"] = measure_at_real_size(), torch.get_num_threads()
+    else:
+        results["rows"] = measure_small_networks()
+    if arguments.write:
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        PAGE.write_text(insert_tables(PAGE.read_text("utf-8"), results), "utf-8")
+
+
+def measure_at_real_size() -> list[dict[str, Any]]:
+    """Print and return the rows of networks of everyday size."""
+    rows = []
+    for kind in ("ResNet-50", "ViT-B/16"):
+        for batch_size in (1, 4):
+            for method in REAL_METHODS:
+                rows.append(compare_at_real_size(kind, batch_size, method))
+                print(rows[-1], flush=True)
+    return rows
+
+
+def measure_small_networks() -> list[dict[str, Any]]:
+    """Print and return the rows of all methods."""
     rows = []
     print(
         f"{'method':20s} {'model':5s} {'layers':>6s} {'smooth':>6s} {'difference':>10s} {'ours':>9s} {'grad-cam':>9s}"
@@ -265,9 +392,7 @@ def main() -> None:
                     )
     worst = max(rows, key=lambda row: row["difference"])
     print(f"largest difference: {worst['difference']:.1e} ({worst['method']}, {worst['model']}); limit {TOLERANCE}")
-    if arguments.write:
-        versions = {"torch": torch.__version__, "numpy": np.__version__, "grad-cam": "1.5.7"}
-        RESULTS.write_text(json.dumps({"versions": versions, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    return rows
 
 
 if __name__ == "__main__":

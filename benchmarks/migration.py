@@ -1,4 +1,4 @@
-"""Each row of the pages on migration from torch-cam and captum, run in both packages on the same model and image.
+"""Each row of the pages on migration, run in camscope and in the other package on the same model and image.
 
 python -m benchmarks.migration            # prints the rows
 python -m benchmarks.migration --write    # and writes benchmarks/results/migration.json and the tables of the pages
@@ -28,7 +28,8 @@ from camscope.phantom import draw_radiograph
 
 RESULTS = Path(__file__).parent / "results" / "migration.json"
 PAGES = Path(__file__).parents[1] / "docs" / "migrate"
-PACKAGES = {"torch-cam": "torchcam", "captum": "captum"}
+PACKAGES = {"pytorch-grad-cam": "pytorch_grad_cam", "torch-cam": "torchcam", "captum": "captum"}
+DISTRIBUTIONS = {"pytorch-grad-cam": "grad-cam"}  # where it is not the name of the package
 START, END = "<!-- table: {} -->", "<!-- end of table -->"
 SEED = 0
 EXACT = 1e-5  # a relative difference below this is rounding
@@ -45,6 +46,144 @@ class Row:
     scaled: bool = False  # whether both maps are first divided by their maximum
 
 
+PYTORCH_GRAD_CAM = [
+    Row(
+        "GradCAM(model, [model.layer4])(x, [ClassifierOutputTarget(1)])[0]",
+        'GradCAM(model, "layer4").explain(x[0], 1).heatmap("input")',
+        "pytorch-grad-cam scales from the minimum to the maximum, camscope divides by the maximum: 0 stays 0",
+    ),
+    Row(
+        "GradCAM(model, [model.layer4])(x, None)[0]",
+        'GradCAM(model, "layer4").explain(x[0]).heatmap("input")',
+        "the class with the highest score",
+    ),
+    Row(
+        "(cam := GradCAM(model, [model.layer4]))(x, [ClassifierOutputTarget(1)]); cam.outputs[0, 1]",
+        'GradCAM(model, "layer4").explain(x[0], 1).score',
+        "also `.probability` and `.top_classes`",
+    ),
+    Row(
+        "GradCAM(vit, [vit.encoder.layers[-1].ln_1], lambda t: t[:, 1:].reshape(1, 4, 4, -1).permute(0, 3, 1, 2))"
+        "(photo, [ClassifierOutputTarget(1)])[0]",
+        'GradCAM(vit).explain(photo[0], 1).heatmap("input")',
+        "layer and tokens are found",
+    ),
+    Row(
+        "HiResCAM(model, [model.layer4])(x, [ClassifierOutputTarget(1)])[0]",
+        'HiResCAM(model, "layer4").explain(x[0], 1).heatmap("input")',
+        "the map has signs: pytorch-grad-cam drops negative cells before it enlarges the map",
+    ),
+    Row(
+        "GradCAMElementWise(model, [model.layer4])(x, [ClassifierOutputTarget(1)])[0]",
+        'GradCAMElementWise(model, "layer4").explain(x[0], 1).heatmap("input")',
+    ),
+    Row(
+        "LayerCAM(model, [model.layer4])(x, [ClassifierOutputTarget(1)])[0]",
+        'LayerCAM(model, "layer4").explain(x[0], 1).heatmap("input")',
+    ),
+    Row(
+        "GradCAMPlusPlus(model, [model.layer4])(x, [ClassifierOutputTarget(1)])[0]",
+        'GradCAMPlusPlus(model, "layer4").explain(x[0], 1).heatmap("input")',
+        "pytorch-grad-cam adds 1e-6 to the denominator of α",
+    ),
+    Row(
+        "XGradCAM(model, [model.layer4])(x, [ClassifierOutputTarget(1)])[0]",
+        'XGradCAM(model, "layer4").explain(x[0], 1).heatmap("input")',
+    ),
+    Row(
+        "EigenCAM(model, [model.layer4])(x, [ClassifierOutputTarget(1)])[0]",
+        'EigenCAM(model, "layer4").explain(x[0], 1).heatmap("input")',
+        "pytorch-grad-cam centers each channel first and keeps the sign of the solver; camscope does neither, as in the paper",
+    ),
+    Row(
+        "EigenGradCAM(model, [model.layer4])(x, [ClassifierOutputTarget(1)])[0]",
+        'EigenGradCAM(model, "layer4").explain(x[0], 1).heatmap("input")',
+        "pytorch-grad-cam centers each channel first and keeps the sign of the solver; camscope takes the sign of HiResCAM",
+    ),
+    Row(
+        "KPCA_CAM(model, [model.layer4])(x, [ClassifierOutputTarget(1)])[0]",
+        'KPCACAM(model, "layer4").explain(x[0], 1).heatmap("input")',
+        "the sign of a component is arbitrary; camscope's is positive where the layer is most active",
+    ),
+    Row(
+        "SegEigenCAM(model, [model.layer4])(x, [ClassifierOutputTarget(1)])[0]",
+        'SegEigenCAM(model, "layer4").explain(x[0], 1).heatmap("input")',
+        "pytorch-grad-cam centers each channel first; camscope does not, as in the paper",
+    ),
+    Row(
+        "FEM(model, [model.layer4])(x, [ClassifierOutputTarget(1)])[0]",
+        'FEM(model, "layer4").explain(x[0], 1).heatmap("input")',
+        "pytorch-grad-cam sums activations, weighted by the share of strong cells; camscope marks strong cells, as the paper",
+    ),
+    Row(
+        "ShapleyCAM(model, [model.layer4])(x, [ClassifierOutputTarget(1)])[0]",
+        'ShapleyCAM(model, "layer4").explain(x[0], 1).heatmap("input")',
+    ),
+    Row(
+        "ScoreCAM(model, [model.layer4])(x, [ClassifierOutputTarget(1)])[0]",
+        'ScoreCAM(model, "layer4").explain(x[0], 1).heatmap("input")',
+        "pytorch-grad-cam enlarges masks with aligned corners",
+    ),
+    Row(
+        "AblationCAM(model, [model.layer4])(x, [ClassifierOutputTarget(1)])[0]",
+        'AblationCAM(model, "layer4").explain(x[0], 1).heatmap("input")',
+    ),
+    Row(
+        "FullGrad(model, [])(x, [ClassifierOutputTarget(1)])[0]",
+        'FullGrad(model).explain(x[0], 1).heatmap("input")',
+        "pytorch-grad-cam scales each channel, and has no input term; camscope adds the terms as they are, as in the paper",
+    ),
+    Row(
+        "FinerCAM(model, [model.layer4], base_method=GradCAM)(x, [FinerWeightedTarget(1, [3], 1.0)])[0]",
+        'Contrast(GradCAM(model, "layer4"), 1, 3).explain(x[0]).heatmap("input")',
+        "a difference of two classes; `FinerCAM(model)` takes the most similar classes",
+    ),
+    Row(
+        "RefineCAM(model, [model.layer3, model.layer4])(x, [ClassifierOutputTarget(1)])[0]",
+        'RefineCAM(model, ["layer3", "layer4"]).explain(x[0], 1).heatmap("input")',
+        "Grad-CAM++ inside, see above",
+    ),
+    Row(
+        "SESS(model, [model.layer4], base_method=LayerCAM)(x, [ClassifierOutputTarget(1)])[0]",
+        'SESS(LayerCAM(model, "layer4")).explain(x[0], 1).heatmap("input")',
+        "around any method; pytorch-grad-cam scales the map of each window",
+    ),
+    Row(
+        "GradCAM(model, [model.layer3, model.layer4])(x, [ClassifierOutputTarget(1)])[0]",
+        'Fused.at_layers(GradCAM(model), ["layer3", "layer4"]).explain(x[0], 1).heatmap("input")',
+        "pytorch-grad-cam takes the mean of the scaled maps, camscope by default the maximum",
+    ),
+    Row(
+        "GradCAM(model, [model.layer4])(x, [ClassifierOutputTarget(1)], eigen_smooth=True)[0]",
+        'Denoised(GradCAM(model, "layer4")).explain(x[0], 1).heatmap("input")',
+        "a wrapper around any method; pytorch-grad-cam centers each channel first",
+    ),
+    Row(
+        "GradCAM(model, [model.layer4])(x, [ClassifierOutputTarget(1)], aug_smooth=True)[0]",
+        'Augmented(GradCAM(model, "layer4")).explain(x[0], 1).heatmap("input")',
+        "the image and its mirror image; pytorch-grad-cam also multiplies the input by 0.9 and 1.1, and scales each map",
+    ),
+    Row(
+        "GradCAM(model, [model.layer4])(x, [ClassifierOutputSoftmaxTarget(1)])[0]",
+        'GradCAM(model, "layer4").explain(x[0], targets.LogProbability(1)).heatmap("input")',
+        "the logarithm does not saturate",
+    ),
+    Row(
+        "GradCAM(model, [model.layer4])(x, [lambda output: output[1] - output[3]])[0]",
+        'GradCAM(model, "layer4").explain(x[0], lambda output: output[:, 1] - output[:, 3]).heatmap("input")',
+        "a function of the whole batch, (N,)",
+    ),
+    Row(
+        "GradCAM(segmenter, [segmenter[0]])(photo, [SemanticSegmentationTarget(1, square)])[0]",
+        'GradCAM(segmenter, "0").explain(photo[0], targets.Region(1, mask=square > 0)).heatmap("input")',
+        "the mean over the region in place of the sum",
+    ),
+    Row(
+        'GuidedBackpropReLUModel(model, "cpu")(x.detach(), 1).sum(-1)',
+        "GuidedBackprop(model).attribute(x, 1)",
+        "the map has no channels: `channel_reduction=` combines them",
+    ),
+]
 TORCHCAM = [
     Row(
         'GradCAM(model, "layer4")(1, model(x), normalized=False)[0]',
@@ -227,8 +366,18 @@ CAPTUM = [
         "`radius` is a share of the input's range",
     ),
 ]
-ROWS = {"torch-cam": TORCHCAM, "captum": CAPTUM}
+ROWS = {"pytorch-grad-cam": PYTORCH_GRAD_CAM, "torch-cam": TORCHCAM, "captum": CAPTUM}
 NO_COUNTERPART = {
+    "pytorch-grad-cam": {
+        "`with GradCAM(...) as cam:`": "not needed: no hook stays on the model",
+        "`show_cam_on_image(rgb, cam, use_rgb=True)`": '`explanation.overlay()`, `explanation.save("why.png")`: on the pixels of '
+        "the original image",
+        "`FasterRCNNBoxScoreTarget(labels, boxes)`": "`targets.Box(x0, y0, x1, y1, label)`: one target per box",
+        "`DeepFeatureFactorization`": "`DeepFeatureFactorization`: concepts start from other random values",
+        "`ROADCombined`": '`METRICS["road"]` of `camscope.metrics`: the difference of the curves, not half of it',
+        "`ARCC`": '`METRICS["arcc"]`: with the whole difference of the curves of ROAD, of which the original takes half',
+        "`RandomCAM`": "`RandomCAM(model, seed=0)`: other random weights",
+    },
     "torch-cam": {
         "`grid_shape=`, `prefix_tokens=` of `LeGrad`": "the grid of the model is found",
         "`torchcam.utils.overlay_mask(image, map, alpha=0.5)`": "`explanation.overlay(alpha=0.5)`: other colors, on the image as "
@@ -278,6 +427,10 @@ def build_inputs() -> dict[str, Any]:
         "photo": torch.randn(1, 3, 32, 32),
         "segments": rows * 8 + columns,
         "plain": nn.Sequential(nn.Conv2d(3, 6, 5, 2), nn.ReLU(), nn.Flatten(), nn.Linear(1176, 4)).eval(),
+        "segmenter": nn.Sequential(
+            nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 4, 1), nn.Upsample(scale_factor=2)
+        ).eval(),
+        "square": np.pad(np.ones((12, 12), np.float32), ((8, 12), (6, 14))),
         "two_inputs": TwoInputs(model),
         "weight": torch.tensor([0.8]),
     }
@@ -290,6 +443,7 @@ def run_code(code: str, names: dict[str, Any]) -> Any:
     names["x"] = names["x"].requires_grad_()
     *statements, last = ast.parse(code).body
     torch.manual_seed(SEED)
+    np.random.seed(SEED)  # captum draws from it
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         exec(compile(ast.Module(statements, []), "row", "exec"), names)
@@ -306,13 +460,14 @@ def run_ours(code: str) -> Any:
             return metrics.average_drop(PerturbationTest(heatmap[None], scorer))[0]
 
     return run_code(code, {name: getattr(camscope, name) for name in camscope.__all__} | {
-        "metrics": metrics, "average_drop": average_drop,
+        "metrics": metrics, "average_drop": average_drop, "targets": camscope.targets,
     })  # fmt: skip
 
 
 def run_theirs(package: str, code: str) -> Any:
     """The result of the code of the other package."""
     modules = {
+        "pytorch-grad-cam": ("pytorch_grad_cam", "pytorch_grad_cam.utils.model_targets"),
         "torch-cam": ("torchcam.methods", "torchcam.metrics"),
         "captum": ("captum.attr", "captum.metrics"),
     }[package]
@@ -368,7 +523,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/migration.json and the pages")
     arguments = parser.parse_args()
-    results: dict[str, Any] = {"versions": {name: version(package) for name, package in PACKAGES.items()}}
+    results: dict[str, Any] = {
+        "versions": {name: version(DISTRIBUTIONS.get(name, package)) for name, package in PACKAGES.items()}
+    }
     for package, rows in ROWS.items():
         results[package] = []
         for row in rows:

@@ -41,7 +41,7 @@ for name, explainer in explainers.items():
 # ---------------------------------
 # Deletion removes 8 x 8 regions from the strongest to the weakest and returns the area under the curve of the probability. A
 # faithful map lowers it early. The answer depends on what replaces the pixels, so there are two fills. Squares of the mean gray
-# look like nodules to this model, and with that fill even the controls seem better than Grad-CAM. The blurred image adds nothing.
+# look like nodules to this model, so that with this fill even the controls seem better than Grad-CAM. Blurred squares do so less.
 
 images = torch.cat([to_model_input(scan.image[None]) for scan in scans])
 print("                 blur   mean")

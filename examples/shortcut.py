@@ -30,7 +30,8 @@ from camscope import Explainer, Explanation, GradCAM, IntegratedGradients, Layer
 from camscope.phantom import CATEGORIES, Phantom, draw_radiograph, to_model_input
 from camscope.render import CaptionedImage, draw_contact_sheet, encode_image
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # benchmarks/ is not installed
+if "__file__" in globals():
+    sys.path.append(str(Path(__file__).resolve().parents[1]))  # benchmarks/ is not installed
 training = importlib.import_module("benchmarks.train_phantom")
 
 STEPS, DRAWN, JUDGED, SHOWN = 250, 1500, 20, 2

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from assets.recipes import find_blocks
 from camscope.errors import CamscopeError
 from camscope.explainers import Explainer
 from tests.docs.test_page_code import RECIPES, run_page
@@ -11,8 +12,23 @@ from tests.docs.test_page_code import RECIPES, run_page
 pytestmark = pytest.mark.filterwarnings("default::camscope.errors.CamscopeWarning")  # random weights may be flagged
 
 
-@pytest.mark.parametrize("page", RECIPES, ids=lambda page: page.stem)
+OTHER_LIBRARIES = ("timm:", "clip:", "monai", "tensorboard", "ultralytics")
+
+
+def needs_other_libraries(page):
+    """Whether test_recipes_with_other_libraries.py runs a page, so that each of the two files takes half of the time."""
+    return any(name in "".join(find_blocks(page.read_text("utf-8"))[0]) for name in OTHER_LIBRARIES)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in RECIPES if not needs_other_libraries(page)], ids=lambda page: page.stem
+)
 def test_the_layer_that_a_recipe_names_is_chosen(page, files, random_weights):
+    check_chosen_layer(page)
+
+
+def check_chosen_layer(page):
+    """Run a page, and check that its section on the layer names the layer of its explanation."""
     text = page.read_text("utf-8")
     names = run_page(page, text)
     assert f"`{names['explanation'].layer}`" in text.partition("## The layer")[2]
