@@ -128,6 +128,7 @@ class Query:
             ) from invalid_query
 
     def _build_sql(self, columns: str, ignore_limit: bool) -> str:
+        """Build the SQL statement that selects the columns of the requested rows, in their order."""
         sql = f"SELECT {columns} FROM (SELECT row_number() OVER () - 1 AS {POSITION_COLUMN}, * FROM run) AS run"  # noqa: S608 - checked
         sql += "" if self.where is None else f" WHERE (\n{self.where}\n)"
         if not ignore_limit:

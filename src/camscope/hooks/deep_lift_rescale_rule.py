@@ -56,6 +56,7 @@ class RescaleRule(BaseFunctionMode):
         return self._apply_elementwise(name, first, lambda z: func(z, *args[1:], **keywords))
 
     def _apply_elementwise(self, name: str, z: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """Apply a function. Its backward pass multiplies by the change of the output over that of the input."""
         call_number, self._call_count = self._call_count, self._call_count + 1
         if self._is_recording:
             self._references[call_number] = name, z.detach().clone()

@@ -368,6 +368,7 @@ class Preprocess:
         return round(surplus / 2) if self.rounding == "even" and surplus > 0 else int(surplus / 2)
 
     def _normalize(self, image: "Image") -> Tensor:
+        """Scale the pixels, then subtract the mean and divide by the standard deviation."""
         values = np.asarray(image).reshape(image.height, image.width, self.channels).transpose(2, 0, 1)
         # division as in torchvision gives the same last bit; NumPy calls are cheaper than torch's
         scaled = values.astype(np.float32, order="C")
@@ -468,6 +469,7 @@ def _parse_finite_numbers(values: Any, name: str) -> tuple[float, ...]:
 
 
 def _parse_side_lengths(value: object, name: str) -> int | tuple[int, int] | None:
+    """Return a size as one number, as height and width, or None. Raise a PreprocessError for any other value."""
     match value:
         case None:
             return None

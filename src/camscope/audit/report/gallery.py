@@ -104,7 +104,7 @@ def _dilate(mask: Mask, n_pixels: int) -> Mask:
 def load_gallery_image_or_reason(
     run: BatchRun, rows: Sequence[RunRow], *, allow_burned_in_text: bool
 ) -> tuple[PixelArray | None, str]:
-    """Load the image of some rows of a batch. If the report must not show the image, return None and the reason."""
+    """Load the one image that all `rows` of a batch show. If the report must not show it, return None and the reason."""
     if not rows:
         return None, "it is not in the run"
     if allow_burned_in_text:
@@ -229,6 +229,7 @@ class Gallery:
 
 
 def _image_to_dict(image: GalleryImage) -> dict[str, Any]:
+    """Convert an image of the gallery to a dict. The embedded pictures are replaced by their digests."""
     return {
         **vars(image),
         "image_data_uri": _digest_data_uri(image.image_data_uri),
@@ -332,6 +333,7 @@ def _build_images(
 def _select_entries(
     section_name: str, finding: str, summary: Summary, predicted_images: Sequence[PredictedImage], n_random_images: int
 ) -> list[GalleryEntry]:
+    """Select the images of a gallery section: random images, cases for review, prototypes or extreme predictions."""
     rows = {image.id: image.row for image in predicted_images}
     if section_name == "random":
         order = np.random.default_rng((summary.seed, GALLERY_SEED_SALT)).permutation(len(predicted_images))

@@ -94,6 +94,7 @@ def _summarize_effect(
     estimate_effect: Callable[[FloatArray], Estimate],
     roles: Mapping[str, Sequence[Hashable]] | None = None,
 ) -> EstimateSummary:
+    """Summarize the effects in standard deviations of the log odds. Give the reason if there are too few patients."""
     if log_odds_std <= 0 or not len(effects):
         return build_undefined_effect("no image has the region, or every image has it", log_odds_std)
     estimate = estimate_effect(effects / log_odds_std)
@@ -276,9 +277,7 @@ def _explain_uncounted_effects(insertions: Effects, removals: Effects, uncounted
 def _describe_other_kind(
     effects_by_kind: Mapping[str, Effects], decided_kind: str, margin: float, uncounted_reasons: Mapping[str, str]
 ) -> str:
-    """Describe the result of the other kind of intervention.
-    If insertion decided the verdict, this is removal, and vice versa.
-    """
+    """Describe the effect of removal if insertion decided the verdict, and of insertion if removal decided it."""
     other = next(kind for kind in effects_by_kind if kind != decided_kind)
     effects = effects_by_kind[other]
     if not effects:
@@ -290,6 +289,7 @@ def _describe_other_kind(
 
 
 def _explain_no_counted_effect(insertions: Effects, removals: Effects) -> str:
+    """Give the reason why no insertion and no removal counts, such as too few patients."""
     if measured := _select_effects_with_value(insertions):
         best = max(measured, key=lambda item: item.effect.n_groups).effect
         few = (
@@ -304,6 +304,7 @@ def _explain_no_counted_effect(insertions: Effects, removals: Effects) -> str:
 
 
 def _explain_undecided(removals: Effects, margin: float) -> str:
+    """Give the reason why the removals decide nothing: disagreement, a single imputation, or wide intervals."""
     signs = {_compute_interval_sign(effect, margin) for effect in removals}
     if len(signs) > 1:
         return "the imputations disagree"

@@ -137,6 +137,7 @@ class SampledStage:
         return "decided" if is_decided else "undecidable" if chance < MIN_DECISION_CHANCE else None
 
     def _summarize(self, table: "pa.Table", finding: Finding, look: InterimLook | None) -> list[MetricSummary]:
+        """Summarize the metric values of one finding. The intervals are corrected for the interim looks."""
         cohort = self.context.cohort
         values = select_metric_values_of_finding(cohort, add_patient_column(cohort, table), finding, True)
         n_methods = None if look is None else len(self.explainers)

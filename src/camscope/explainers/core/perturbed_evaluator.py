@@ -69,7 +69,7 @@ class PerturbedEvaluator:
             return True
         targets = score.target if isinstance(score.target, list) else [score.target]
         are_classes = all(target is None or isinstance(target, int | str) for target in targets)
-        if self.explainer.mode != "eval" or classes is None or not are_classes or score.extra_tensors:
+        if self.explainer.mode != "eval" or classes is None or not are_classes or score.extra_model_inputs:
             return False
         return bool(classes[first] == classes[second])
 

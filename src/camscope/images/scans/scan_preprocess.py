@@ -137,6 +137,7 @@ class ScanPreprocess:
         return np.where(np.isfinite(values), values, np.float32(self.non_finite_fill))
 
     def _resize(self, x: Tensor, size: Sequence[int]) -> Tensor:
+        """Resize a tensor (C,*S) with the chosen interpolation."""
         if list(x.shape[1:]) == list(size):
             return x
         linear = {2: "bilinear", 3: "trilinear"}[x.ndim - 1]
@@ -146,6 +147,7 @@ class ScanPreprocess:
         return F.interpolate(x[None], size=list(size), mode=mode, **corners)[0]
 
     def _crop_tensor_and_placement(self, x: Tensor, placement: Placement) -> tuple[Tensor, Placement]:
+        """Crop a tensor (C,*S) to its center, or pad it. Return it with the cropped placement."""
         size = [int(n) for n in _expand_per_axis(self.crop, x.ndim - 1, "crop")]
         start = [(length - crop_length) // 2 for length, crop_length in zip(x.shape[1:], size, strict=True)]
         cropped = x.new_full((len(x), *size), self.fill)
@@ -158,6 +160,7 @@ class ScanPreprocess:
         return cropped, placement.cropped(start, size)
 
     def _normalize(self, x: Tensor) -> Tensor:
+        """Normalize by the range, by the z-score, or by a mean and a standard deviation per channel."""
         if self.normalize is None:
             return x
         if self.normalize == "range":
