@@ -172,7 +172,7 @@ class Registry(MutableMapping[str, Entry]):
     @contextmanager
     def entries_removed_on_error(self) -> Iterator[None]:
         """If the `with` block raises an error, remove all entries that the block added."""
-        saved = [(content, dict(content)) for content in self._contents]
+        saved = [(content, dict(content)) for content in self._all_name_tables]
         try:
             yield
         except BaseException:
@@ -182,7 +182,7 @@ class Registry(MutableMapping[str, Entry]):
             raise
 
     @property
-    def _contents(self) -> tuple[dict[str, Any], ...]:
+    def _all_name_tables(self) -> tuple[dict[str, Any], ...]:
         return self._entries, self._titles, self._names, self._missing_packages
 
     def _reserve_spellings(self, name: str, title: str) -> None:

@@ -328,7 +328,7 @@ def _iter_paired_maps(
     reader = RowReader(second_run.maps.dataset)
     positions = _find_positions_of_ids(first_ids, import_arrow().array(ids))
     for table in RowReader(first_run.maps.dataset).iter_tables(positions, MAP_COLUMNS):
-        paired = reader.take(_find_positions_of_ids(second_ids, table["id"].combine_chunks()), MAP_COLUMNS)
+        paired = reader.read_rows_at(_find_positions_of_ids(second_ids, table["id"].combine_chunks()), MAP_COLUMNS)
         yield _collect_maps(first_run, table), _collect_maps(second_run, paired)
 
 

@@ -197,14 +197,15 @@ class StageEstimator:
             except CamscopeError:  # the image has no mask
                 return
 
-        def evaluate() -> None:
+        def evaluate_localization_metrics() -> None:
+            """Compare all maps of one image with its mask."""
             for values in maps:
                 attribution = placement.project(values)[0]
                 for metric in map(METRICS.__getitem__, LOCALIZATION_METRICS):
                     metric(attribution, *([mask] if metric.input_kind == "mask" else []))
 
-        time_call(evaluate)  # the first call imports modules
-        seconds_per_map = time_call(evaluate) / len(maps)
+        time_call(evaluate_localization_metrics)  # the first call imports modules
+        seconds_per_map = time_call(evaluate_localization_metrics) / len(maps)
         return self.seconds_per_image_read + time_call(load_mask) + (len(maps) + len(CONTROL_NAMES)) * seconds_per_map
 
     @cached_property
@@ -220,7 +221,8 @@ class StageEstimator:
         attributions = torch.from_numpy(np.random.default_rng(0).random(tuple(x[:, 0].shape)))
         region_size = get_default_region_size(x[0])
 
-        def evaluate() -> None:
+        def evaluate_faithfulness_metrics() -> None:
+            """Compute all faithfulness metrics with all imputations."""
             with scoring_scope(self.context.model, x, targets) as scorer:
                 for imputation in config.imputations:
                     test = PerturbationTest(attributions, scorer, imputation, DEFAULT_N_STEPS, region_size)
@@ -228,7 +230,7 @@ class StageEstimator:
                         if metric.uses_imputation or imputation == config.imputations[0]:
                             metric(test)
 
-        return time_call(evaluate) / len(x)
+        return time_call(evaluate_faithfulness_metrics) / len(x)
 
     def estimate_robustness_seconds(self, n_samples: int, *, is_upper_bound: bool = False) -> float:
         """Estimate the seconds of the robustness stage. After the first interim look, only metrics that decide a verdict run."""
@@ -257,7 +259,8 @@ class StageEstimator:
         """
         edges, x, target = METHODS["edges"](self.context.model), self.x[:1], self.context.findings[0].class_index
 
-        def evaluate() -> None:
+        def evaluate_robustness_metrics() -> None:
+            """Compute the robustness metrics that are defined for this input."""
             for metric in map(METRICS.__getitem__, names):
                 try:
                     metric(edges, x, target)
@@ -265,8 +268,8 @@ class StageEstimator:
                     continue
 
         with clean_maps_and_predictions_shared():
-            evaluate()  # the predictions
-            return time_call(evaluate)
+            evaluate_robustness_metrics()  # the predictions
+            return time_call(evaluate_robustness_metrics)
 
     def estimate_sanity_seconds(self, n_samples: int) -> float:
         """Estimate how many seconds the sanity stage takes for `n_samples` images."""

@@ -200,7 +200,7 @@ def _recompute_rows(context: AuditContext, n_rows: int, seed: int) -> Iterator[C
         if not np.allclose(log_odds.numpy()[0], stored_log_odds, LOG_ODDS_TOLERANCE, LOG_ODDS_TOLERANCE):
             yield CheckResult(name, False, "the prediction differs")
             continue
-        maps = context.worker.compute_rows(context.worker.collate([image]))
+        maps = context.worker.compute_rows(context.worker.stack_model_inputs([image]))
         difference = max(
             _compute_map_difference(map_.get("attribution"), stored_maps[row, map_["method"], map_["target"]])
             for map_ in maps

@@ -110,7 +110,7 @@ class BatchWorker:
         default = DEFAULT_PIXELS_PER_BATCH // max(1, image.item.x[0].numel())
         return self.batch_size or min(MAX_DEFAULT_BATCH_SIZE, max(MIN_DEFAULT_BATCH_SIZE, default))
 
-    def collate(self, images: Sequence[LoadedImage]) -> ImageBatch:
+    def stack_model_inputs(self, images: Sequence[LoadedImage]) -> ImageBatch:
         """Stack the inputs of images that share a forward pass. For a model on a GPU, the tensor is in pinned memory."""
         inputs = [image.item.x for image in images if image.item is not None]
         if not inputs:

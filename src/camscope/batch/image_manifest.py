@@ -167,7 +167,7 @@ class _HashingFile(io.BytesIO):
         self.sha256 = hashlib.sha256()
 
     def write(self, data: Any) -> int:
-        """Add bytes to the hash."""
+        """Add bytes to the hash, as a file would write them, and return their number. Nothing is stored."""
         self.sha256.update(data)
         return len(data)
 

@@ -106,7 +106,7 @@ def _iter_chunk_progress(
         if (task := next(open_tasks, None)) is not None:
             rows = task.select_rows(plan, table)
             rows = rows.take(np.arange(len(rows)))  # a slice would be sent with the whole table
-            running[actor.compute.remote(payload_refs, task, rows)] = actor, rows
+            running[actor.compute_chunk.remote(payload_refs, task, rows)] = actor, rows
 
 
 def _pickle_payload(worker: BatchWorker, store: RunStore, num_threads: int) -> bytes:
@@ -147,7 +147,7 @@ class Actor:
         """Return as soon as the worker process has started. The result is a pickled None."""
         return cloudpickle_dumps(None)
 
-    def compute(self, payload_refs: Sequence[Any], task: ChunkTask, table: "pa.Table") -> bytes:
+    def compute_chunk(self, payload_refs: Sequence[Any], task: ChunkTask, table: "pa.Table") -> bytes:
         """Compute a chunk. Return its pickled result. If an error occurs, return the pickled error."""
         try:
             if self._payload is None:  # an error of the constructor would not be reported

@@ -123,7 +123,7 @@ class RunReader:
             )
         positions = Query(where, sort, max_rows).find_positions(rows)
         with translate_part_errors():
-            return RowReader(rows).take(positions, columns)
+            return RowReader(rows).read_rows_at(positions, columns)
 
     def __iter__(self) -> Iterator[Explanation]:
         """Iterate over all maps as explanations. Rows without a map are skipped."""

@@ -213,7 +213,7 @@ class EvaluationResult:
 
         """
         rows = open_value_files(self.folder)
-        return read_rows(rows) if where is None else RowReader(rows).take(Query(where).find_positions(rows))
+        return read_rows(rows) if where is None else RowReader(rows).read_rows_at(Query(where).find_positions(rows))
 
 
 def _iter_finished_counts_and_rows(

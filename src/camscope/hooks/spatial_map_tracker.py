@@ -423,7 +423,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return cells.select(fitting[-1], 0).reshape(shape)
 
     def _find_covered_part_of_each_channel(self, tensor: Tensor) -> list[Extent | None]:
-        """Return the extent that each channel of a tensor (N,K,*grid) covers. For a channel with cells out of order it is None.
+        """Return the extent that each channel of a tensor (N,K,*grid) covers. A channel with cells out of order gets None.
 
         Return [] for an unknown tensor.
         """
@@ -434,7 +434,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return [] if cells is None or self._depends_on_no_cell(cells) else self._find_covered_parts_of_cells(cells)
 
     def _find_covered_parts_of_cells(self, cells: Tensor) -> list[Extent | None]:
-        """Return the extent that each channel of cell numbers (N,K,*grid) covers. For a channel in another order it is None."""
+        """Return the extent that each channel of cell numbers (N,K,*grid) covers. A channel in another order gets None."""
         if cells.ndim != self._n_axes:
             return []
         planes = cells[tuple(slice(0, None if stride else 1) for stride in cells.stride()[:2])].flatten(0, 1)

@@ -229,7 +229,7 @@ class _GroupedValues:
 
     @classmethod
     def from_values(cls, values: npt.ArrayLike, groups: Sequence[Hashable] | None) -> "_GroupedValues":
-        """Group the defined values. Raise an error if there are none, or if some are infinite."""
+        """Group the defined values. Raise an error without a defined value, or if some are infinite."""
         array = np.asarray(values, np.float64)
         if array.ndim != 1:
             raise InputError(f"values have shape {array.shape}; expected (N,)")

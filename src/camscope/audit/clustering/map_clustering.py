@@ -279,7 +279,7 @@ def cluster_maps(
 
 
 def _select_feasible_cluster_counts(n_patients: int, n_maps: int) -> tuple[int, ...]:
-    """Return the numbers of clusters for which there are enough patients. Raise an UndefinedError if there are none."""
+    """Return the numbers of clusters for which there are enough patients. Raise an UndefinedError without such a number."""
     feasible = tuple(k for k in CLUSTER_COUNTS if k * N_NEIGHBORS <= n_patients)
     if not feasible:
         raise UndefinedError(

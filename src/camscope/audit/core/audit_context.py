@@ -172,7 +172,7 @@ class AuditContext:
         """
         reasons = []
         for image in self.load_images(self.cohort.rows[:MAX_TRIAL_IMAGES]):
-            rows = [] if image.item is None else self.worker.compute_rows(self.worker.collate([image]))
+            rows = [] if image.item is None else self.worker.compute_rows(self.worker.stack_model_inputs([image]))
             failed = [row["error"] for row in rows if row.get("attribution") is None] if rows else [image.error or ""]
             if not failed:
                 return rows

@@ -83,14 +83,14 @@ def render_outline_rgba(mask: Mask, height: int) -> NDArray[np.uint8] | None:
         resized[min(row, rows - 1), min(column, columns - 1)] = True
     if not resized.any():
         return None
-    line = _dilate(resized, OUTLINE_WIDTH) & ~resized
-    edge = _dilate(line | resized, 1) & ~(line | resized)
+    line = _grow_mask(resized, OUTLINE_WIDTH) & ~resized
+    edge = _grow_mask(line | resized, 1) & ~(line | resized)
     pixels = np.zeros((rows, columns, 4), np.uint8)
     pixels[edge], pixels[line] = (*OUTLINE_EDGE_COLOR, 160), (*OUTLINE_COLOR, 255)
     return pixels
 
 
-def _dilate(mask: Mask, n_pixels: int) -> Mask:
+def _grow_mask(mask: Mask, n_pixels: int) -> Mask:
     """Grow a mask by some pixels in every direction."""
     rows, columns = mask.shape
     steps = [(row, column) for row in range(3) for column in range(3)]

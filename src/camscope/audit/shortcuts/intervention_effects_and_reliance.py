@@ -75,10 +75,11 @@ def estimate_insertion_effect(
     roles = {name: patients for name, patients in labels.items() if patients is not None}
     counts = {name: len(set(patients)) for name, patients in roles.items()}
 
-    def estimate(values: FloatArray) -> Estimate:
+    def estimate_mean_clustered_by_roles(values: FloatArray) -> Estimate:
+        """Estimate the mean effect. Effects that share a patient in a role are not independent."""
         return replace(estimate_clustered_mean(values, *roles.values()), n_groups_by_role=tuple(counts.items()))
 
-    return _summarize_effect(effects, log_odds_std, estimate, roles)
+    return _summarize_effect(effects, log_odds_std, estimate_mean_clustered_by_roles, roles)
 
 
 def build_undefined_effect(reason: str, log_odds_std: float) -> EstimateSummary:
