@@ -2,16 +2,19 @@
 
 import copy
 import re
-from collections.abc import Iterator, Sequence, ValuesView
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from inspect import Parameter, signature
-from typing import Any, Self, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Self, get_args, get_type_hints
 
 from torch import Tensor, nn
 from torch.utils import _pytree
 
 from camscope.errors import CamscopeError, InputError, is_out_of_memory
 from camscope.plurals import inflect
+
+if TYPE_CHECKING:
+    from _collections_abc import dict_values
 
 STRING_INDEX_PATTERN = re.compile(r"invalid data type 'str'")  # of PyTorch, for tensor["key"]
 FRAMES_FIRST_MODEL_TYPES = frozenset({"timesformer", "videomae", "vivit", "vjepa2"})
@@ -91,7 +94,7 @@ class ReadRecordingDict(dict[str, Any]):
         self._read_keys.update(dict.fromkeys(super().keys()))
         return super().items()
 
-    def values(self) -> ValuesView[Any]:
+    def values(self) -> "dict_values[str, Any]":
         """Return the values as `dict.values` does, and record that the model read all keys."""
         self._read_keys.update(dict.fromkeys(super().keys()))
         return super().values()
