@@ -42,7 +42,7 @@ from camscope.evaluation.ground_truth import load_ground_truth
 from camscope.evaluation.selection.method_selection import read_selection as read_choice
 from camscope.geometry import Placement
 from camscope.images.photo_reader import find_suffix_and_frame_warnings, read_photo, read_reduced_photo
-from camscope.model_card import get_card
+from camscope.loaded_model_metadata_and_weight_digest import get_loaded_model_metadata
 from camscope.models import load_model, load_state_dict_strictly, read_state_dict
 
 SIZE = (40, 56)
@@ -455,7 +455,7 @@ def _read_transformer(folder: Path) -> str:
     for path in _sound_transformer().iterdir():
         if not (folder / path.name).exists():
             shutil.copyfile(path, folder / path.name)
-    card = get_card(load_model(f"hf:{folder}"))
+    card = get_loaded_model_metadata(load_model(f"hf:{folder}"))
     if card is None or card.preprocess is None:
         return "model without preprocessing"
     card.preprocess(np.asarray(_picture()))

@@ -12,7 +12,7 @@ FLOORS = {
             "pytree",
             "forward_signature",
             "atomic_writes_and_folder_locks",
-            "model_card",
+            "loaded_model_metadata_and_weight_digest",
             "mask_labels",
             "optional_packages",
             "registry",

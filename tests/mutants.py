@@ -15,10 +15,10 @@ from torch import nn
 from camscope.explainers import METHODS, Augmented, Fused, GradCAM, GradCAMPlusPlus, HiResCAM, ScoreCAM
 from camscope.explainers.cam.shared_layer_pass import SharedLayerPass
 from camscope.explainers.cam.weighted_channels_explainer import BaseWeightedChannels
-from camscope.explainers.core import maps_with_flags, sample_interaction_probe
+from camscope.explainers.core import find_constant_scores_and_interacting_samples, maps_with_flags
 from camscope.explainers.ensemble import augmentation_at_test_time, map_fusion
 from camscope.explanation import Explanation
-from camscope.hooks import Tap, evaluation_mode, restore_buffers_and_rng
+from camscope.hooks import Tap, restore_buffers_and_rng, thread_local_evaluation_mode
 from camscope.layers.layout import Layout
 from camscope.render import colors
 from camscope.targets import Box, Difference, Score
@@ -318,7 +318,7 @@ MUTANTS = [
     ),
     Mutant(
         "one batch for all",
-        sample_interaction_probe,
+        find_constant_scores_and_interacting_samples,
         "_is_output_changed_by_other_samples",
         "tensor.shape != other.shape or _differ_beyond_rounding(tensor, other)",
         "tensor.shape != other.shape",
@@ -332,7 +332,14 @@ MUTANTS = [
         "",
         nobodys_statistics_change,
     ),
-    Mutant("modes stay", evaluation_mode, "evaluation_mode", "del flags[key], inside[key]", "pass", modes_come_back),
+    Mutant(
+        "modes stay",
+        thread_local_evaluation_mode,
+        "evaluation_mode",
+        "del flags[key], inside[key]",
+        "pass",
+        modes_come_back,
+    ),
     Mutant(
         "one class for all",
         Score,

@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from camscope.hooks import evaluation_mode
+from camscope.hooks import thread_local_evaluation_mode
 from tests.mutants import MUTANTS
 from tests.mutants_of_audits import OF_AUDITS
 from tests.mutants_of_exports import OF_EXPORTS
@@ -33,7 +33,7 @@ def test_a_planted_slip_is_noticed(mutant):
 
 def forget_views():
     """Clear the flags of modules that a planted slip left behind: another module may have the same id."""
-    vars(evaluation_mode)["_flags_by_thread"].clear()
-    vars(evaluation_mode)["_use_counts_by_thread"].clear()
+    vars(thread_local_evaluation_mode)["_flags_by_thread"].clear()
+    vars(thread_local_evaluation_mode)["_use_counts_by_thread"].clear()
     if "training" in vars(nn.Module):
         del nn.Module.training

@@ -12,9 +12,9 @@ from camscope.errors import CamscopeError, ImageError, InputError, LayerError, M
 from camscope.explainers import RISE, ExpectedGradients, GradCAM, IntegratedGradients, KernelSHAP, Occlusion, Saliency
 from camscope.explanation import Explanation
 from camscope.images.photo_reader import read_photo
+from camscope.loaded_model_metadata_and_weight_digest import compute_model_digest
 from camscope.metrics import METRICS, PerturbationTest, scoring_scope
 from camscope.metrics.imputation import build_imputer
-from camscope.model_card import compute_model_digest
 from camscope.targets import Classes, Region, Similarity
 from camscope.unusual_tensors import describe_unusual_tensor, to_ordinary_tensor
 

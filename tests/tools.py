@@ -13,7 +13,10 @@ from torch.utils._pytree import tree_leaves
 
 from camscope.explainers import METHODS
 from camscope.explainers.core.evaluation_context import inspect_model
-from camscope.explainers.core.sample_interaction_probe import find_samples_with_constant_score, samples_interact
+from camscope.explainers.core.find_constant_scores_and_interacting_samples import (
+    find_samples_with_constant_score,
+    samples_interact,
+)
 from camscope.targets import Score
 
 REPRESENTATIVES = (

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from camscope import Preprocess, load_model
-from camscope.model_card import get_card
+from camscope.loaded_model_metadata_and_weight_digest import get_loaded_model_metadata
 
 SIDE = 96
 RTDETR = "yolov8n-rtdetr"
@@ -79,7 +79,11 @@ def predictions(made, **settings):
 
 
 def preprocess(name):
-    return get_card(load_model(model_object(name))).preprocess if name == RTDETR else Preprocess.letterbox(SIDE)
+    return (
+        get_loaded_model_metadata(load_model(model_object(name))).preprocess
+        if name == RTDETR
+        else Preprocess.letterbox(SIDE)
+    )
 
 
 def rows_on_image(name):

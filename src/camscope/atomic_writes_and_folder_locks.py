@@ -221,6 +221,7 @@ class FolderLock:
         return granted
 
     def _try_lock(self, fcntl_operation: str) -> bool:
+        """Try to lock the file without waiting. Return False only if another process holds the lock."""
         if fcntl is None:
             return True
         try:
@@ -331,6 +332,7 @@ def check_regular_files(folder: str | os.PathLike[str]) -> None:
 
 
 def _check_file_status(status: os.stat_result, max_bytes: int | None) -> None:
+    """Raise an OSError for a folder, a special file, or a file of more than `max_bytes`."""
     if stat.S_ISDIR(status.st_mode):
         raise OSError(errno.EISDIR, "it is a folder")
     if not stat.S_ISREG(status.st_mode):

@@ -184,6 +184,7 @@ def _is_any_cause_transient(error: BaseException, visited: set[int]) -> bool:
 
 
 def _is_transient_itself(error: BaseException, visited: set[int]) -> bool:
+    """Return whether this error, regardless of its causes, can disappear if the work is tried again."""
     if isinstance(error, BaseExceptionGroup):
         return all(_is_any_cause_transient(member, visited) for member in error.exceptions)
     if is_out_of_memory(error):

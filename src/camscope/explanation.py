@@ -305,6 +305,7 @@ class Explanation:
         return render.add_outline_legend(image, outlines)
 
     def _overlay_signal_or_video(self, scale: render.Scale | None, alpha: float, colormap: str) -> PixelArray:
+        """Draw the map over a signal as a trace, or over the frames of a video."""
         values, _ = render.to_display_range(self._project_map_and_coverage("input")[0], scale, colormap)
         if self._is_uninformative:
             values = np.zeros_like(values)
@@ -687,6 +688,7 @@ class Explanation:
         return f"<Explanation of {self.name}: {self.caption}, {'x'.join(map(str, self.grid))}, {self.status}>"
 
     def _repr_html_(self) -> str:
+        """Show the overlay and the caption in a notebook."""
         text = html.escape(
             self.caption
             if self.status == STATUS_OK
@@ -701,6 +703,7 @@ class Explanation:
         return "image" if self.placement is not None and self.image is not None else "input"
 
     def _project_map_and_coverage(self, size: MapSize) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
+        """Project the map to the grid, the input or the image. Return the values and the mask of covered cells."""
         values = np.nan_to_num(self.attribution, nan=0.0, posinf=0.0, neginf=0.0)
         if size == "grid":
             return values, np.ones(self.grid, dtype=bool)
@@ -716,6 +719,7 @@ class Explanation:
         return self.placement.project(values)
 
     def _background_image(self, size: MapSize) -> PixelArray:
+        """Return the image to draw on. Without an image it is gray."""
         image = self.image if size == "image" else self.model_input_image
         if image is not None and size != "grid":
             return image

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from inspect import Parameter, signature
-from typing import Any, Self, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Self, get_args, get_type_hints
 
 from torch import Tensor, nn
 from torch.utils import _pytree
@@ -13,12 +13,15 @@ from torch.utils import _pytree
 from camscope.errors import CamscopeError, InputError, is_out_of_memory
 from camscope.plurals import inflect
 
+if TYPE_CHECKING:
+    from _collections_abc import dict_values
+
 STRING_INDEX_PATTERN = re.compile(r"invalid data type 'str'")  # of PyTorch, for tensor["key"]
 FRAMES_FIRST_MODEL_TYPES = frozenset({"timesformer", "videomae", "vivit", "vjepa2"})
 PIXEL_VALUES = "pixel_values"  # Hugging Face's keyword for the image, which is not always the first parameter
 
 
-class InputDict(dict[str, Any]):
+class ReadRecordingDict(dict[str, Any]):
     """The input of a model that takes a dict. Its keys are attributes too: `batch.image` is `batch["image"]`.
 
     It records each key that the model looks up, present or missing. Copies of the dict share the records.
@@ -42,17 +45,17 @@ class InputDict(dict[str, Any]):
         """Return whether the model read the value of this key."""
         return key in self._read_keys
 
-    def _record(self, looked_up_key: object) -> None:
+    def _record_lookup(self, looked_up_key: object) -> None:
         if isinstance(looked_up_key, str):
             (self._read_keys if dict.__contains__(self, looked_up_key) else self._missing_keys)[looked_up_key] = None
 
     def __getitem__(self, key: str) -> Any:
-        self._record(key)
+        self._record_lookup(key)
         return super().__getitem__(key)
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_"):
-            self._record(name)
+            self._record_lookup(name)
             if dict.__contains__(self, name):
                 return super().__getitem__(name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
@@ -60,7 +63,7 @@ class InputDict(dict[str, Any]):
     def __contains__(self, key: object) -> bool:
         is_present = super().__contains__(key)
         if not is_present:
-            self._record(key)
+            self._record_lookup(key)
         return is_present
 
     def __iter__(self) -> Iterator[str]:  # without this method, dict(batch) and {**batch} bypass `__getitem__`
@@ -73,12 +76,12 @@ class InputDict(dict[str, Any]):
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of a key. If the key is missing, return the default."""
-        self._record(key)
+        self._record_lookup(key)
         return super().get(key, default)
 
     def pop(self, key: str, *default: Any) -> Any:
         """Remove a key and return its value."""
-        self._record(key)
+        self._record_lookup(key)
         return super().pop(key, *default)
 
     def setdefault(self, key: str, default: Any = None) -> Any:
@@ -87,29 +90,29 @@ class InputDict(dict[str, Any]):
         return self[key]
 
     def items(self) -> Any:
-        """Return the items of the dict. Record that all keys were read."""
+        """Return the items as `dict.items` does, and record that the model read all keys."""
         self._read_keys.update(dict.fromkeys(super().keys()))
         return super().items()
 
-    def values(self) -> Any:
-        """Return the values of the dict. Record that all keys were read."""
+    def values(self) -> "dict_values[str, Any]":
+        """Return the values as `dict.values` does, and record that the model read all keys."""
         self._read_keys.update(dict.fromkeys(super().keys()))
         return super().values()
 
-    def copy(self) -> "InputDict":
+    def copy(self) -> "ReadRecordingDict":
         """Return a copy of the dict. The copy shares the records of read keys with the original."""
         copied = type(self)()
         dict.update(copied, super().items())
         vars(copied).update(vars(self))
         return copied
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "InputDict":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ReadRecordingDict":
         copied = self.copy()
         dict.update(copied, {key: copy.deepcopy(value, memo) for key, value in super().items()})
         return copied
 
 
-class _ProbeDict(InputDict):
+class _KeyProbeDict(ReadRecordingDict):
     """An empty dict that returns the same value for every key. It records the keys that a model looks up."""
 
     value: Any = None
@@ -126,7 +129,7 @@ class _ProbeDict(InputDict):
         return self[name]
 
     def __contains__(self, key: object) -> bool:
-        self._record(key)
+        self._record_lookup(key)
         return isinstance(key, str)
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -143,15 +146,15 @@ class _ProbeDict(InputDict):
         self.is_unpacked = True
         return super().items()
 
-    def copy(self) -> "InputDict":
+    def copy(self) -> "ReadRecordingDict":
         self.is_unpacked = True
         return super().copy()
 
 
 _pytree.register_pytree_node(  # PyTorch does not look into subclasses of dict otherwise
-    InputDict,
+    ReadRecordingDict,
     lambda inputs: (list(inputs.values()), list(inputs)),
-    lambda values, keys: InputDict(zip(keys, values, strict=True)),
+    lambda values, keys: ReadRecordingDict(zip(keys, values, strict=True)),
 )
 
 
@@ -167,7 +170,7 @@ class InputKey:
 
         A model that takes a dict gets kwargs as further keys of the dict. Raises InputError if the model reads other keys.
         """
-        inputs = InputDict({self.name: x, **kwargs})
+        inputs = ReadRecordingDict({self.name: x, **kwargs})
         received = list(inputs)
         try:
             output = model(inputs, *args) if self.in_dict else model(*args, **inputs)
@@ -180,7 +183,7 @@ class InputKey:
         return output
 
     def _check_key_was_read(
-        self, model: nn.Module, inputs: InputDict, received: Sequence[str], error: Exception
+        self, model: nn.Module, inputs: ReadRecordingDict, received: Sequence[str], error: Exception
     ) -> None:
         """Raise InputError if the model did not read this key, or if the model failed for lack of another key."""
         if self.name in list_forward_keywords(model):
@@ -206,6 +209,7 @@ class InputKey:
             ) from error
 
     def _build_key_error(self, model: nn.Module, missing: Sequence[str], received: Sequence[str]) -> InputError:
+        """Build the error for a model that reads keys which its input dict does not have."""
         names, noun = ", ".join(map(repr, missing)), inflect(len(missing), "key")
         return InputError(
             f"the forward of {type(model).__name__} reads the {noun} {names}, but received {', '.join(map(repr, received))}. "
@@ -216,7 +220,7 @@ class InputKey:
 
 def _find_missing_keys_or_arguments(error: Exception | None) -> list[str]:
     """Return the names that an error reports as missing: dict keys, attributes, or arguments of a call."""
-    if isinstance(error, AttributeError) and isinstance(error.obj, InputDict):
+    if isinstance(error, AttributeError) and isinstance(error.obj, ReadRecordingDict):
         return [str(error.name)]
     if isinstance(error, KeyError):
         return [name for name in error.args[:1] if isinstance(name, str)]
@@ -285,7 +289,7 @@ def _probe_looked_up_keys(
 
     If the model raises the same `error` as before, the dict is not the cause, and the list is empty.
     """
-    probe, probe_error = _ProbeDict(), None
+    probe, probe_error = _KeyProbeDict(), None
     probe.value = x
     try:
         model(probe, *args, **kwargs)

@@ -33,6 +33,7 @@ def join_first(names: Sequence[str], limit: int = 5) -> str:
 
 
 def _english_plural(noun: str) -> str:
+    """Return the plural of an English noun by its ending."""
     if noun.endswith("series"):
         return noun
     if noun.endswith("axis"):

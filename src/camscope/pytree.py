@@ -186,6 +186,7 @@ def format_argument(path: LeafPath) -> str:
 
 
 def _iter_children(value: object) -> Iterator[tuple[Any, object]]:
+    """Yield the key and the value of each child of a mapping, a sequence or a dataclass."""
     if isinstance(value, Mapping):
         yield from value.items()
     elif isinstance(value, list | tuple):

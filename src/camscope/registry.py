@@ -86,7 +86,8 @@ class Registry(MutableMapping[str, Entry]):
         self.load()
         canonical = self._names.get(normalize_name(str(name)))
         if canonical in self._missing_packages:
-            raise MissingExtraError(*self._missing_packages[canonical])
+            package, extra = self._missing_packages[canonical]
+            raise MissingExtraError(package, extra)
         if canonical is None:
             raise InputError(f"there is no {self.kind} {name!r}; nearest names: {', '.join(self.nearest_names(name))}")
         return self._entries[canonical]
@@ -171,7 +172,7 @@ class Registry(MutableMapping[str, Entry]):
     @contextmanager
     def entries_removed_on_error(self) -> Iterator[None]:
         """If the `with` block raises an error, remove all entries that the block added."""
-        saved = [(content, dict(content)) for content in self._contents]
+        saved = [(content, dict(content)) for content in self._all_name_tables]
         try:
             yield
         except BaseException:
@@ -181,10 +182,11 @@ class Registry(MutableMapping[str, Entry]):
             raise
 
     @property
-    def _contents(self) -> tuple[dict[str, Any], ...]:
+    def _all_name_tables(self) -> tuple[dict[str, Any], ...]:
         return self._entries, self._titles, self._names, self._missing_packages
 
     def _reserve_spellings(self, name: str, title: str) -> None:
+        """Reserve the name and the title of an entry. Raise a ValueError if one refers to another entry."""
         for text in (name, title):
             owner = self._names.get(normalize_name(text))
             if owner is not None:

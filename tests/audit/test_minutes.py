@@ -9,11 +9,11 @@ import pytest
 pytest.importorskip("pydantic")
 pytest.importorskip("pyarrow")
 
-from camscope.audit import stage_clock
+from camscope.audit import replan_remaining_stages
 from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.config import Config, SampleSizes
+from camscope.audit.replan_remaining_stages import RemainingStagePlanner, warn_if_budget_is_missed
 from camscope.audit.sample_sizes_for_time_budget import BudgetWarning, plan_sample_sizes
-from camscope.audit.stage_clock import StageClock, warn_if_budget_is_missed
 from camscope.audit.stage_duration_estimates import RemainingTime, StageEstimator
 from camscope.errors import InputError
 
@@ -103,21 +103,21 @@ class Clock:
 
 
 def run_with_budget(monkeypatch, budget, seconds_by_stage):
-    """Let a clock of stages plan, where the stages take other times than estimated. Return stage -> its size, and the end."""
+    """Let a planner plan, where the stages take other times than estimated. Return stage -> its size, and the end."""
     config = Config.from_source({**TABLES, "budget": budget})
     cohort = SimpleNamespace(rows=range(40), get_truth_by_row=lambda finding: dict.fromkeys(range(22), True))
     audit = AuditContext(config, Path("audit"))
     audit.__dict__ |= {"cohort": cohort, "explainers": []}
-    monkeypatch.setattr(stage_clock.StageEstimator, "from_context", staticmethod(Estimator))
-    monkeypatch.setattr(stage_clock, "time", time := Clock())
-    clock, sizes = StageClock(audit), {}
+    monkeypatch.setattr(replan_remaining_stages.StageEstimator, "from_context", staticmethod(Estimator))
+    monkeypatch.setattr(replan_remaining_stages, "time", time := Clock())
+    planner, sizes = RemainingStagePlanner(audit), {}
     for name in ("resolve", "explain", "faithfulness", "sanity", "robustness", "shortcut"):
         size = audit.sample_sizes.interventions if name == "shortcut" else getattr(audit.sample_sizes, name, 0)
         sizes[name] = min(40 if name == "shortcut" else 22, size)
         taken = seconds_by_stage(name, sizes[name])
         time.now += taken
-        clock.plan_sizes_after_stage(name, taken)
-        clock.report_stage(name, taken)
+        planner.plan_sizes_after_stage(name, taken)
+        planner.report_stage(name, taken)
     return sizes, time.now
 
 
@@ -145,8 +145,8 @@ def test_a_stage_that_ends_early_gives_its_time_to_the_later_ones(monkeypatch):
 
 def test_without_a_budget_no_size_is_planned(monkeypatch):
     audit = AuditContext(Config.from_source(TABLES), Path("audit"))
-    clock = StageClock(audit)
-    assert clock.plan_sizes_after_stage("resolve", 1.0) is None
+    planner = RemainingStagePlanner(audit)
+    assert planner.plan_sizes_after_stage("resolve", 1.0) is None
     assert audit.planned_sizes == ()
 
 

@@ -236,7 +236,7 @@ def test_a_config_that_cannot_be_meant_is_one_clear_error(cases, tmp_path):
         ({"explain": {"findings": ("clear", "lesion"), "methods": ("gradcams",)}}, InputError, "no method 'gradcams'"),
         ({"regions": {"presets": ("edges",)}}, InputError, "unknown region 'edges'"),
         ({"regions": {"columns": {"marker": "region_markers"}}}, InputError, "no column 'region_markers'"),
-        ({"data": {"label": "site"}}, InputError, "are not classes of the model"),
+        ({"data": {"label": "site"}}, InputError, "labels that are no class of the model"),
         ({"data": {"split": "sex", "split_value": "X"}}, InputError, "no row"),
     ):
         with pytest.raises(error, match=words):

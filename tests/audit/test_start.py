@@ -19,9 +19,13 @@ from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.config import Config
 from camscope.audit.core.config_faults import find_key_lines
 from camscope.audit.core.stored_predictions import StageResults
-from camscope.audit.find_manifest_columns import EvidenceColumn, assign_column_roles, detect_evidence_column
+from camscope.audit.find_manifest_columns import (
+    EvidenceColumn,
+    detect_evidence_column,
+    find_organ_marker_and_finding_columns,
+)
+from camscope.audit.replan_remaining_stages import RemainingStagePlanner
 from camscope.audit.run_stages import _run_stage_and_measure_seconds, prepare_folder_and_digest_inputs
-from camscope.audit.stage_clock import StageClock
 from camscope.batch import build_manifest
 from camscope.cli import app
 from camscope.errors import ConfigError, InputError, OutputError
@@ -138,14 +142,17 @@ def test_images_are_no_masks(folder):
 
 def test_the_role_of_a_column_of_masks_follows_from_its_name():
     columns = [EvidenceColumn(name, "masks") for name in ("heart", "lungs", "devices", "opacity", "region_side mark")]
-    roles = assign_column_roles(columns, ())
+    roles = find_organ_marker_and_finding_columns(columns, ())
     assert roles.organ == columns[1]
     assert roles.ground_truth == columns[3]
     assert roles.markers == {"devices": columns[2], "side mark": columns[4]}
     assert roles.further == (columns[0],)
-    assert assign_column_roles(columns[:1], ()).ground_truth == columns[0], "the only one"
+    assert find_organ_marker_and_finding_columns(columns[:1], ()).ground_truth == columns[0], "the only one"
     effusion = EvidenceColumn("effusion_seg", "masks")
-    assert assign_column_roles([columns[0], effusion], ("Clear", "Pleural Effusion")).ground_truth == effusion
+    assert (
+        find_organ_marker_and_finding_columns([columns[0], effusion], ("Clear", "Pleural Effusion")).ground_truth
+        == effusion
+    )
 
 
 def test_masks_of_several_labels_come_with_a_choice(folder):
@@ -267,7 +274,9 @@ def test_labels_that_differ_in_case_are_named_and_other_labels_are_not(folder):
     table = (folder / "manifest.csv").read_text().replace(",Lesion,", ",lesion,").replace("/1.png,lesion", "/1.png,Doe")
     config = changed(folder)
     (folder / "manifest.csv").write_text(table)
-    with pytest.raises(InputError, match=r"'lesion' \(write 'Lesion'\), 1 other label are not classes") as raised:
+    with pytest.raises(
+        InputError, match=r"no class of the model: 'lesion' \(write 'Lesion'\), 1 other label; expected"
+    ) as raised:
         try_config_on_one_image(config)
     assert "Doe" not in str(raised.value)
 
@@ -361,7 +370,7 @@ def test_a_folder_in_which_only_the_data_were_checked_is_used_again(folder):
         assert json.loads((folder / "out" / "audit.json").read_text())["config"] == identity["config"]
         results = StageResults(folder / "out")
         for stage in stages:
-            _run_stage_and_measure_seconds(context, stage, results, lambda *_: None, StageClock(context))
+            _run_stage_and_measure_seconds(context, stage, results, lambda *_: None, RemainingStagePlanner(context))
     with pytest.raises(
         OutputError,
         match="another config, so its finished stages cannot be used; choose another folder, or allow overwriting",

@@ -179,7 +179,7 @@ def test_rows_come_by_image_with_maps_as_arrays(run):
     assert [[row["id"] for row in own] for own in images] == [["id 3"], ["id 10", "id 11"], ["id 12"], ["id 50"]]
     assert images[1][0]["attribution"].dtype == np.float32
     assert images[1][1]["attribution"].tolist() == [11, 11.5]
-    assert RowReader(run.dataset).take(np.array([50, 3, 50]))["id"].to_pylist() == ["id 50", "id 3", "id 50"]
+    assert RowReader(run.dataset).read_rows_at(np.array([50, 3, 50]))["id"].to_pylist() == ["id 50", "id 3", "id 50"]
 
 
 def test_a_run_says_what_it_is(run):

@@ -21,7 +21,11 @@ import camscope.models
 from camscope import load_model
 from camscope.cli import app
 from camscope.explainers import METHODS
-from camscope.model_card import ModelCard, attach_card, get_card
+from camscope.loaded_model_metadata_and_weight_digest import (
+    LoadedModelMetadata,
+    attach_loaded_model_metadata,
+    get_loaded_model_metadata,
+)
 from camscope.phantom import draw_radiograph
 
 pytest.importorskip("pyarrow")
@@ -158,9 +162,9 @@ def stand_in_model(monkeypatch):
         if spec == "phantom" or ".py:" in spec:
             return load(spec, weights=weights)
         model = load("phantom")
-        card = get_card(model)
+        card = get_loaded_model_metadata(model)
         small = replace(card.preprocess, resize=(64, 64))  # of 128: a quarter of the cost
-        attach_card(model, ModelCard(spec, small, STAND_IN_CLASSES, card.layer))
+        attach_loaded_model_metadata(model, LoadedModelMetadata(spec, small, STAND_IN_CLASSES, card.layer))
         return model
 
     monkeypatch.setattr(camscope.models, "load_model", load_stand_in)

@@ -26,6 +26,7 @@ from camscope.batch import BatchOptions, BatchRun, run_batch  # noqa: E402 - it 
 from camscope.batch.path_resolver import PathResolver  # noqa: E402 - as above
 from camscope.evaluation import EvaluationResult, MapSelection, evaluate, load_ground_truth  # noqa: E402 - as above
 from camscope.evaluation.comparison_statements import iter_statements  # noqa: E402 - as above
+from camscope.evaluation.evaluate_model_free_metrics import crop_map_and_mask_to_model_input  # noqa: E402 - as above
 from camscope.evaluation.ground_truth import (  # noqa: E402 - as above
     AnnotationColumn,
     MaskFolder,
@@ -37,7 +38,6 @@ from camscope.evaluation.ground_truth import (  # noqa: E402 - as above
 from camscope.evaluation.interval_plots import draw_summary_figure  # noqa: E402 - as above
 from camscope.evaluation.map_agreement import MapAgreement  # noqa: E402 - as above
 from camscope.evaluation.method_summaries import summarize_values  # noqa: E402 - as above
-from camscope.evaluation.model_free_metrics import crop_map_and_mask_to_model_input  # noqa: E402 - as above
 from camscope.explanation import Explanation  # noqa: E402 - as above
 from camscope.metrics import METRICS  # noqa: E402 - as above
 

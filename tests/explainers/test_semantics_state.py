@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from camscope.errors import CamscopeWarning, InputError, LayerError, ModelError, TargetError
 from camscope.explainers import METHODS, GradCAM, HiResCAM, LayerCAM
-from camscope.hooks.evaluation_mode import evaluation_mode
+from camscope.hooks.thread_local_evaluation_mode import evaluation_mode
 from tests.nets import CASES, Plain, Residual, Tokens, plain, truth
 from tests.refusals import answers, first_answered, residual_or_plainer
 from tests.tools import REPRESENTATIVES, explainer, looks_at_layers

@@ -10,7 +10,7 @@ from PIL import Image
 
 from camscope import GradCAM, HiResCAM, load_model
 from camscope.errors import ModelError, WeightsError
-from camscope.model_card import get_card
+from camscope.loaded_model_metadata_and_weight_digest import get_loaded_model_metadata
 from camscope.targets import Similarity, TextSimilarity
 
 transformers = pytest.importorskip("transformers")
@@ -83,7 +83,7 @@ def test_texts_are_told_apart_and_images_compared(folder: Path, photograph: Imag
 
 
 def test_the_card_knows_the_way_and_the_words(folder: Path) -> None:
-    card = get_card(load_model(f"clip:{folder}", weights="random"))
+    card = get_loaded_model_metadata(load_model(f"clip:{folder}", weights="random"))
     assert card is not None
     assert card.preprocess is not None
     assert card.embed_text is not None

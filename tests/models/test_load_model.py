@@ -15,7 +15,7 @@ from camscope.errors import CamscopeError, MissingExtraError, ModelError, Prepro
 from camscope.explainers import METHODS
 from camscope.images.photo_reader import read_photo
 from camscope.images.preprocess import Preprocess
-from camscope.model_card import get_card
+from camscope.loaded_model_metadata_and_weight_digest import get_loaded_model_metadata
 from camscope.models import load_model
 from camscope.models.checkpoint import build_and_load_checkpoint, load_state_dict_strictly, read_state_dict
 from camscope.models.torchvision_timm import _get_builder_options
@@ -237,7 +237,7 @@ def test_a_model_that_needs_more_memory_than_there_is_is_named(source, monkeypat
     def full(*_):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 2048 bytes")
 
-    monkeypatch.setattr("camscope.models.load_model_and_card_from_user_function", full)
+    monkeypatch.setattr("camscope.models.load_model_and_metadata_from_user_function", full)
     with pytest.raises(ModelError, match=r"mine\.py:net: out of memory .* while loading it; load a smaller model"):
         load_model(f"{source}:net")
 
@@ -323,7 +323,7 @@ def test_a_bare_name_is_torchvisions_with_its_own_preprocessing_and_categories(t
     trained = squeezenet1_1(weights=None).train()
     torch.save(trained.state_dict(), tmp_path / "mine.pth")
     model = load_model("squeezenet1_1", weights=tmp_path / "mine.pth")
-    card = get_card(model)
+    card = get_loaded_model_metadata(model)
     assert_same(trained, model)
     assert not any(module.training for module in model.modules())
     assert card.preprocess == Preprocess.from_torchvision(SqueezeNet1_1_Weights.DEFAULT.transforms())
@@ -342,8 +342,8 @@ def test_a_file_with_another_number_of_classes_sets_the_head(tmp_path, name):
     model = load_model(f"torchvision:{name}", weights=tmp_path / "three.pt")
     assert_same(trained, model)
     assert model(torch.zeros(1, 3, 64, 64)).shape == (1, 3)
-    assert get_card(model).class_names is None
-    assert get_card(model).preprocess is not None
+    assert get_loaded_model_metadata(model).class_names is None
+    assert get_loaded_model_metadata(model).preprocess is not None
 
 
 def test_a_file_of_another_architecture_is_refused(tmp_path):
@@ -380,8 +380,8 @@ def test_random_weights_are_the_same_every_time_and_leave_the_callers_random_sta
     before = torch.get_rng_state()
     assert_same(one, load_model("squeezenet1_1", weights="random"))
     assert torch.equal(torch.get_rng_state(), before)
-    assert get_card(one).source == "torchvision:squeezenet1_1, weights=random"
-    assert get_card(one).class_names is None
+    assert get_loaded_model_metadata(one).source == "torchvision:squeezenet1_1, weights=random"
+    assert get_loaded_model_metadata(one).class_names is None
 
 
 def test_without_a_network_the_error_says_what_to_fetch_and_how_to_pass_it(tmp_path, monkeypatch):
@@ -407,7 +407,7 @@ def test_a_file_in_the_cache_is_used_and_one_with_code_is_not(tmp_path, monkeypa
     torch.save(trained.state_dict(), cached)
     model = load_model("squeezenet1_1")
     assert_same(trained, model)
-    assert get_card(model).class_names[0] == "tench"
+    assert get_loaded_model_metadata(model).class_names[0] == "tench"
     torch.save({"weight": Payload(tmp_path / "mark")}, cached)
     with pytest.raises(WeightsError, match="in place of what may lie there"):
         load_model("squeezenet1_1")
@@ -486,14 +486,14 @@ def test_a_layer_that_the_file_names_was_not_chosen(source, method):
 def test_a_factory_in_a_file_with_what_the_file_says_of_it(source, tmp_path):
     modules, path = set(sys.modules), list(sys.path)
     model = load_model(f"{source}:net")
-    card = get_card(model)
+    card = get_loaded_model_metadata(model)
     assert card.preprocess == Preprocess(resize=(24, 32), mean=(0.5,), std=(0.25,), channels=1)
     assert (card.layer, card.class_names, card.source) == ("0", ("cold", "hot"), f"{source}:net")
     assert not {name for name in set(sys.modules) - modules if "mine" in name}
     assert sys.path == path
     assert [file.name for file in tmp_path.iterdir()] == ["mine.py"]
     bare = load_model(f"{source}:other")
-    assert get_card(bare).preprocess is None
+    assert get_loaded_model_metadata(bare).preprocess is None
     assert not any(module.training for module in bare.modules())
 
 
@@ -541,7 +541,7 @@ def test_a_file_that_says_nonsense_is_one_error(source, said, match):
 
 def test_the_bundled_model_knows_itself():
     model = load_model("phantom")
-    card = get_card(model)
+    card = get_loaded_model_metadata(model)
     x, _ = card.preprocess(torch.zeros(100, 120, 3, dtype=torch.uint8).numpy())
     assert model(x[None]).shape == (1, len(card.class_names))
     assert card.layer in dict(model.named_modules())
@@ -575,13 +575,15 @@ def test_a_timm_model_with_its_own_preprocessing(tmp_path):
     photo = read_photo(torch.arange(3 * 200 * 260).remainder(256).to(torch.uint8).reshape(3, 200, 260)).pixels
     from PIL import Image
 
-    assert torch.allclose(get_card(model).preprocess(photo)[0], expected(Image.fromarray(photo)), atol=1e-5)
+    assert torch.allclose(
+        get_loaded_model_metadata(model).preprocess(photo)[0], expected(Image.fromarray(photo)), atol=1e-5
+    )
     torch.save(model.state_dict(), tmp_path / "same.pt")
-    assert get_card(load_model(spec, weights=tmp_path / "same.pt")).class_names[0].startswith("tench")
+    assert get_loaded_model_metadata(load_model(spec, weights=tmp_path / "same.pt")).class_names[0].startswith("tench")
     torch.save(timm.create_model("test_vit", num_classes=5).state_dict(), tmp_path / "five.pt")
     five = load_model(spec, weights=tmp_path / "five.pt")
     assert five(torch.zeros(1, 3, 160, 160)).shape == (1, 5)
-    assert get_card(five).class_names is None
+    assert get_loaded_model_metadata(five).class_names is None
     with pytest.raises(ModelError, match=r"nearest names: .*test_vit"):
         load_model("timm:test_vitt")
     with pytest.raises(ModelError, match="no_such_tag"):
@@ -606,7 +608,7 @@ def test_a_hugging_face_folder(folder, tmp_path):
     from safetensors.torch import load_file
 
     model = load_model(f"hf:{folder}")
-    card = get_card(model)
+    card = get_loaded_model_metadata(model)
     assert torch.equal(model.classifier.weight, load_file(folder / "model.safetensors")["classifier.weight"])
     assert card.class_names == ("cat", "dog", "hen")
     x, place = card.preprocess(read_photo(torch.full((3, 64, 96), 51, dtype=torch.uint8)).pixels)
@@ -616,7 +618,7 @@ def test_a_hugging_face_folder(folder, tmp_path):
     assert model(x[None]).logits.shape == (1, 3)
     again = load_model(f"hf:{folder}", weights=folder / "model.safetensors")
     assert_same(model, again)
-    assert get_card(load_model(f"hf:{folder}", weights="random")).class_names is None
+    assert get_loaded_model_metadata(load_model(f"hf:{folder}", weights="random")).class_names is None
 
 
 DEEP = "[" * 20_000 + "]" * 20_000
@@ -723,7 +725,7 @@ def test_an_image_processor_that_fails_on_an_image_is_one_error_with_its_file(fo
     name = "preprocessor_config.json"
     settings = json.loads((folder / name).read_text())
     (folder / name).write_text(json.dumps(settings | {key: value}))
-    preprocess = get_card(load_model(f"hf:{folder}")).preprocess
+    preprocess = get_loaded_model_metadata(load_model(f"hf:{folder}")).preprocess
     with pytest.raises(PreprocessError, match=r"vit/preprocessor_config.json raised \w+"):
         preprocess(read_photo(torch.zeros(3, 64, 96, dtype=torch.uint8)).pixels)
 
@@ -752,7 +754,7 @@ def test_hugging_face_folders_of_other_than_plain_classifiers(name, tmp_path):
     assert type(model).__name__ == kind
     own, photo = original.state_dict(), torch.randint(0, 256, (90, 140, 3), dtype=torch.uint8).numpy()
     assert all(torch.equal(value, own[key]) for key, value in model.state_dict().items())
-    x, placement = get_card(model).preprocess(photo)
+    x, placement = get_loaded_model_metadata(model).preprocess(photo)
     expected = getattr(transformers, processor)()(photo, return_tensors="pt")["pixel_values"][0]
     difference = (x - expected).abs()  # two of 256 levels, of noise resampled with weights of another precision
     assert (x.shape, placement.image_size) == (expected.shape, (90, 140))
@@ -807,7 +809,7 @@ def test_a_file_loads_strictly_into_a_hugging_face_model(folder, tmp_path):
     save_file(five, tmp_path / "five.safetensors")
     model = load_model(f"hf:{folder}", weights=tmp_path / "five.safetensors")
     assert torch.equal(model.classifier.bias, torch.arange(5.0))
-    assert get_card(model).class_names is None
+    assert get_loaded_model_metadata(model).class_names is None
     whole = load_model(f"hf:{folder}")
     assert torch.equal(model.vit.embeddings.cls_token, whole.vit.embeddings.cls_token)
     save_file({**stored, "extra": torch.ones(1)}, tmp_path / "extra.safetensors")
@@ -861,7 +863,7 @@ def test_a_missing_extra_is_named(spec, package, monkeypatch):
 def test_real_weights_recognize_real_photographs():
     model = load_model("resnet18", weights=DATA / "weights" / "resnet18_imagenet.safetensors")
     told = json.loads((DATA / "photos" / "annotations.json").read_text())
-    way, names = get_card(model).preprocess, get_card(model).class_names
+    way, names = get_loaded_model_metadata(model).preprocess, get_loaded_model_metadata(model).class_names
     some = told["images"][::4]
     photos = [read_photo(DATA / "photos" / "images" / image["file_name"]).pixels for image in some]
     with torch.inference_mode():
@@ -875,9 +877,9 @@ def test_real_weights_recognize_real_photographs():
 @needs_data
 def test_the_convention_of_a_users_model_file():
     model = load_model(f"{DATA / 'models.py'}:resnet18")
-    card = get_card(model)
+    card = get_loaded_model_metadata(model)
     assert card.preprocess == Preprocess(resize=(224, 224), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     assert card.layer == "layer4"
     chest = load_model("resnet18", weights=DATA / "weights" / "resnet18_chest_xray.safetensors")
     assert chest(torch.zeros(1, 3, 64, 64)).shape == (1, 3)
-    assert get_card(chest).class_names is None
+    assert get_loaded_model_metadata(chest).class_names is None

@@ -19,10 +19,10 @@ from camscope.cli import app
 from camscope.errors import CamscopeWarning, InputError, MissingExtraError, ModelError, WeightsError
 from camscope.evaluation import evaluate
 from camscope.hooks.find_layers import unwrap
-from camscope.hooks.wrap_score_function_as_module import ScoreFunction
+from camscope.hooks.wrap_black_box_function_as_module import ScoreFunction
+from camscope.loaded_model_metadata_and_weight_digest import compute_model_digest
 from camscope.metrics import randomize_weights
 from camscope.metrics.model_scorer import scoring_scope
-from camscope.model_card import compute_model_digest
 from camscope.models import redact_file_names
 from camscope.models.onnx_file import OnnxNetwork
 from camscope.targets import Box

@@ -10,7 +10,7 @@ ultralytics = pytest.importorskip("ultralytics")
 
 from camscope import METHODS, GradCAM, LayerCAM, Preprocess, compare, load_model  # noqa: E402 - the line above skips the file without the package
 from camscope.errors import CamscopeError, InputError, ModelError, TargetError  # noqa: E402 - as above
-from camscope.model_card import get_card  # noqa: E402 - as above
+from camscope.loaded_model_metadata_and_weight_digest import get_loaded_model_metadata  # noqa: E402 - as above
 from camscope.targets import BestBox, Box  # noqa: E402 - as above
 from tests.ultralytics_nets import RTDETR, SIDE, image, model_object, pick_box, predictions, preprocess, rows_on_image  # noqa: E402 - as above
 from tests.untouched import untouched  # noqa: E402 - as above
@@ -252,7 +252,7 @@ def test_a_classifier_explains_the_logits_that_predict_makes_probabilities_of():
     result = made.predict(np.ascontiguousarray(image()[..., ::-1]), imgsz=64, verbose=False)[0]
     assert explanation.label == "kind 7"
     assert explanation.probability == pytest.approx(float(result.probs.data[7]), rel=1e-3)
-    assert get_card(load_model("yolo:yolo11n-cls.yaml")).preprocess.resize == 224
+    assert get_loaded_model_metadata(load_model("yolo:yolo11n-cls.yaml")).preprocess.resize == 224
 
 
 # --- every method

@@ -13,7 +13,7 @@ ultralytics = pytest.importorskip("ultralytics")
 import camscope  # noqa: E402 - the line above skips the file without the package
 from camscope import Preprocess, load_model  # noqa: E402 - as above
 from camscope.errors import ModelError, WeightsError  # noqa: E402 - as above
-from camscope.model_card import get_card  # noqa: E402 - as above
+from camscope.loaded_model_metadata_and_weight_digest import get_loaded_model_metadata  # noqa: E402 - as above
 from tests.ultralytics_nets import RTDETR, SIDE, image, model_object  # noqa: E402 - as above
 
 
@@ -114,7 +114,7 @@ def test_a_checkpoint_of_the_package_is_read_without_trust(name, tmp_path):
         made.save(tmp_path / "best.pt")
         theirs = type(made)(tmp_path / "best.pt")  # in half precision, as in the file
     model, (x, _) = load_model(f"yolo:{tmp_path}/best.pt"), Preprocess.letterbox(SIDE)(image())
-    assert get_card(model).class_names == tuple(made.model.names.values())
+    assert get_loaded_model_metadata(model).class_names == tuple(made.model.names.values())
     assert not model.training
     with torch.no_grad():
         torch.testing.assert_close(vars(model(x[None])), vars(load_model(theirs)(x[None])))

@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 
 from camscope.errors import InputError
 from camscope.images.photo_reader import read_photo
-from camscope.model_card import get_card
+from camscope.loaded_model_metadata_and_weight_digest import get_loaded_model_metadata
 from camscope.models import load_model
 from camscope.phantom.shortcut_study import (
     draw_study,
@@ -140,7 +140,7 @@ def test_a_written_study_and_net_are_read_back(tmp_path):
     weights = write_weights(net, tmp_path)
     assert weights.read_bytes() == write_weights(net, tmp_path / "again").read_bytes()
     model = load_model("camscope.phantom.shortcut_study:create_shortcut_model", weights=weights)
-    card = get_card(model)
+    card = get_loaded_model_metadata(model)
     assert (card.class_names, card.layer) == (("clear", "lesion"), "layer3")
     x = torch.stack([card.preprocess(read_photo(manifest.parent / row["path"]).pixels)[0] for row in rows])
     assert torch.allclose(x, to_study_input(study.images), atol=1e-6)

@@ -12,7 +12,7 @@ from torch import nn
 from camscope import Preprocess
 from camscope.errors import TargetError
 from camscope.explainers import METHODS, AblationCAM, GradCAM, HiResCAM, LayerCAM
-from camscope.model_card import ModelCard, attach_card
+from camscope.loaded_model_metadata_and_weight_digest import LoadedModelMetadata, attach_loaded_model_metadata
 from camscope.targets import (
     BestBox,
     Box,
@@ -318,7 +318,7 @@ def test_a_text_is_encoded_by_what_is_given_or_known_of_the_model():
     expected = tool.explain(x[0], Similarity(words["a cat"].double()))
     np.testing.assert_allclose(given.attribution, expected.attribution)
     assert given.label == 'similarity to "a cat"'
-    attach_card(model, ModelCard("here", embed_text=words.__getitem__))
+    attach_loaded_model_metadata(model, LoadedModelMetadata("here", embed_text=words.__getitem__))
     known = tool.explain(x[0], TextSimilarity("a cat", contrast_prompt="a dog"))
     other = tool.explain(x[0], Similarity(words["a dog"].double()))
     np.testing.assert_allclose(known.attribution, expected.attribution - other.attribution, rtol=1e-6)
@@ -651,7 +651,7 @@ class RowsOfCells(nn.Module):
 
 def test_a_class_alone_is_the_best_box_where_the_card_says_how():
     model = RowsOfCells().eval()
-    attach_card(model, ModelCard("rows", layer="features", build_class_target=BestBox))
+    attach_loaded_model_metadata(model, LoadedModelMetadata("rows", layer="features", build_class_target=BestBox))
     x = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
     rows = model(x)
     best = rows.probabilities[:, :, 1].argmax(1)

@@ -170,6 +170,7 @@ def _index_verdicts(verdicts: Iterable[Verdict]) -> dict[tuple[str, ...], Verdic
 def _compare_finding(
     runs: Sequence[AuditRun], finding: str, patients: Mapping[str, int], seed: int
 ) -> Iterator[UncorrectedDifference]:
+    """Yield the differences between two audits for one finding: AUROC, metrics and effects of interventions."""
     yield from _compare_aurocs(runs, finding, patients, seed)
     tables = [_read_metric_values(run, finding) for run in runs]
     for metric, method in sorted(tables[0], key=lambda key: COMPARED_METRICS.index(key[0])):
@@ -186,6 +187,7 @@ def _compare_finding(
 def _compare_aurocs(
     runs: Sequence[AuditRun], finding: str, patients: Mapping[str, int], seed: int
 ) -> Iterator[UncorrectedDifference]:
+    """Yield the difference of the AUROC on the images that both audits share, unless it is undefined."""
     predictions = [_read_truth_and_log_odds(run, finding) for run in runs]
     ids = [name for name in predictions[0] if name in predictions[1]]
     truth = np.array([predictions[0][name][0] for name in ids], np.bool_)
@@ -284,6 +286,7 @@ def _average_by_id(rows: Iterable[tuple[Any, str, float | None]]) -> dict[Any, V
 def _compare_means(
     name: str, finding: str, values: Sequence[ValuesById], patients: Mapping[str, int], tolerance: float
 ) -> Iterator[UncorrectedDifference]:
+    """Yield the paired difference of a mean on the images that both audits share, unless it is undefined."""
     ids = [key for key in values[0] if key in values[1]]
     groups = [patients[key] for key in ids]
     first, second = ([each[key] for key in ids] for each in values)
@@ -325,7 +328,7 @@ def _iter_paired_maps(
     reader = RowReader(second_run.maps.dataset)
     positions = _find_positions_of_ids(first_ids, import_arrow().array(ids))
     for table in RowReader(first_run.maps.dataset).iter_tables(positions, MAP_COLUMNS):
-        paired = reader.take(_find_positions_of_ids(second_ids, table["id"].combine_chunks()), MAP_COLUMNS)
+        paired = reader.read_rows_at(_find_positions_of_ids(second_ids, table["id"].combine_chunks()), MAP_COLUMNS)
         yield _collect_maps(first_run, table), _collect_maps(second_run, paired)
 
 

@@ -59,6 +59,7 @@ def check_comparable_and_list_notes(first: AuditRun, second: AuditRun) -> tuple[
 
 
 def _load_provenance(run: AuditRun) -> Mapping[str, Any]:
+    """Read the provenance record of an audit. Raise an InputError if it is missing or invalid."""
     message = f"{run.folder}: its {provenance_file.PROVENANCE_FILE} is missing or invalid; run the audit again"
     with read_errors_converted(message):
         record: Mapping[str, Any] = read_json(run.folder / provenance_file.PROVENANCE_FILE, message)
@@ -69,6 +70,7 @@ def _load_provenance(run: AuditRun) -> Mapping[str, Any]:
 
 
 def _check_same_images(first: Mapping[str, str | None], second: Mapping[str, str | None]) -> None:
+    """Raise an InputError if the audits differ in the names or the digests of their images."""
     if first.keys() != second.keys():
         raise InputError("the audits use different image names; use the same profile and manifest for both")
     if changed := find_changed_images(first, second):
@@ -79,6 +81,7 @@ def _check_same_images(first: Mapping[str, str | None], second: Mapping[str, str
 
 
 def _load_config(run: AuditRun, record: Mapping[str, Any]) -> Settings:
+    """Return the config in the provenance record, with redacted paths. Raise an InputError if it is invalid."""
     try:
         return Config.model_validate(record["config"]).to_redacted_dict()
     except ValidationError:

@@ -42,7 +42,7 @@ from camscope.batch.build_manifest_from_source import DATASET_PREFIXES, TABLE_SU
 from camscope.batch.image_manifest import import_arrow
 from camscope.batch.path_resolver import find_common_folder
 from camscope.errors import InputError
-from camscope.model_card import get_card
+from camscope.loaded_model_metadata_and_weight_digest import get_loaded_model_metadata
 from camscope.models import load_model
 from camscope.optional_packages import require
 from camscope.plurals import inflect, plural
@@ -109,8 +109,8 @@ def build_config(
     if Path(manifest).suffix.lower() in TABLE_SUFFIXES and not Path(manifest).is_file():
         raise InputError(f"the manifest {manifest} cannot be read: {describe_file_problem(manifest)}")
     images, folder = build_manifest(manifest, root, anywhere=anywhere, strict=False), relative_to or Path.cwd()
-    card = get_card(load_model(model, weights=weights))
-    class_names = (card.class_names if card else None) or ()
+    model_metadata = get_loaded_model_metadata(load_model(model, weights=weights))
+    class_names = (model_metadata.class_names if model_metadata else None) or ()
     labels = _guess_findings_and_label_columns(images.table, class_names, findings)
     used = [name for name in (labels["label"], *labels["labels"].values()) if name is not None]
     columns = build_column_fields_of_template(images, class_names, used)
@@ -128,7 +128,8 @@ def build_config(
         model=_make_source_relative(model, folder),
         weights=None if weights is None else _make_path_relative(weights, folder),
         preprocess=preprocess,
-        declares_preprocess=images.images is not None or (card is not None and card.preprocess is not None),
+        declares_preprocess=images.images is not None
+        or (model_metadata is not None and model_metadata.preprocess is not None),
         modality=modality or "any",
     )
     Config.from_toml(text, folder)
@@ -246,6 +247,7 @@ def _find_label_column_of_each_finding(
 def _match_columns_to_classes(
     findings: Sequence[str], class_names: Sequence[str], columns: Mapping[str, str]
 ) -> dict[str, str]:
+    """Return a dict from class name to the column of that finding. Names match regardless of case and separators."""
     classes, matches = {_normalize_name(name): name for name in class_names}, {}
     for finding in findings:
         key = _normalize_name(finding)
@@ -278,6 +280,7 @@ def _list_distinct_labels(column: Any) -> set[str]:
 
 
 def _load_template() -> "jinja2.Template":
+    """Load the Jinja template of the config file, with filters that quote all values for TOML."""
     require("jinja2", extra="audit")
     import jinja2
 

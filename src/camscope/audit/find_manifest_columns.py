@@ -121,7 +121,7 @@ def build_column_fields_of_template(
         "split": split if split_values else None,
         "split_value": split_value,
         "split_values": split_values,
-        "evidence": assign_column_roles(evidence, class_names),
+        "evidence": find_organ_marker_and_finding_columns(evidence, class_names),
         "reportable_columns": [name for name in columns if name not in IDENTIFIER_COLUMNS],
     }
 
@@ -208,8 +208,10 @@ def list_paths_in_column(manifest: Manifest, name: str) -> list[str]:
     return [value for value in manifest.table[name].to_pylist() if is_mask_path(value)]
 
 
-def assign_column_roles(columns: Sequence[EvidenceColumn], class_names: Sequence[str]) -> EvidenceRoles:
-    """Decide by column names which columns hold the organ, the markers and the finding.
+def find_organ_marker_and_finding_columns(
+    columns: Sequence[EvidenceColumn], class_names: Sequence[str]
+) -> EvidenceRoles:
+    """Find by their names the mask columns of the organ, the markers and the finding.
 
     A single column without a telling name is that of the finding. Of several such columns, none is chosen.
     """

@@ -28,6 +28,7 @@ from camscope.audit.provenance.audit_files_safe_to_replace import (
     SUMMARY_FILE,
     log_stage_files,
 )
+from camscope.audit.replan_remaining_stages import EstimateCallback
 from camscope.audit.report.gallery import PredictedImage, build_gallery
 from camscope.audit.report.render_html_page import create_template_environment, render_page
 from camscope.audit.run_stages import (
@@ -38,7 +39,6 @@ from camscope.audit.run_stages import (
     run_stages,
     to_json_bytes,
 )
-from camscope.audit.stage_clock import EstimateCallback
 from camscope.batch.csv_export import CellEscaper
 from camscope.batch.image_manifest import import_arrow
 from camscope.errors import CamscopeError, InputError, OutputError

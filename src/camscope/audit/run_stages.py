@@ -29,7 +29,7 @@ from camscope.audit.provenance.audit_files_safe_to_replace import (
     remove_outputs,
 )
 from camscope.audit.provenance.digests import digest_images, find_changed_images
-from camscope.audit.stage_clock import EstimateCallback, StageClock
+from camscope.audit.replan_remaining_stages import EstimateCallback, RemainingStagePlanner
 from camscope.audit.stages.check_data_and_try_model import check_data, try_model_on_one_image
 from camscope.audit.stages.map_quality import (
     evaluate_faithfulness,
@@ -115,22 +115,26 @@ def run_stages(
     context: AuditContext, on_progress: StageProgressCallback, on_estimate: EstimateCallback | None = None
 ) -> StageResults:
     """Run all stages and return their results. A stage with a stored result is not run again."""
-    results, clock = StageResults(context.folder), StageClock(context, on_estimate)
+    results, planner = StageResults(context.folder), RemainingStagePlanner(context, on_estimate)
     for name in STAGES:
         stored = read_json_or_none(context.folder / STAGES_FOLDER / f"{name}.json")
         result_cls: Any = Summary.model_fields[name].annotation
         try:
             results[name] = result_cls.model_validate(stored)
         except ValidationError:  # it is missing or incomplete
-            seconds = _run_stage_and_measure_seconds(context, name, results, on_progress, clock)
-            clock.report_stage(name, seconds)
+            seconds = _run_stage_and_measure_seconds(context, name, results, on_progress, planner)
+            planner.report_stage(name, seconds)
         if (planned := results[name].planned_sizes) is not None:
             context.planned_sizes = planned
     return results
 
 
 def _run_stage_and_measure_seconds(
-    context: AuditContext, name: str, results: StageResults, on_progress: StageProgressCallback, clock: StageClock
+    context: AuditContext,
+    name: str,
+    results: StageResults,
+    on_progress: StageProgressCallback,
+    planner: RemainingStagePlanner,
 ) -> float:
     """Run a stage, write its result and return the seconds it took. A skipped stage also writes a result."""
     start = time.monotonic()
@@ -145,7 +149,7 @@ def _run_stage_and_measure_seconds(
         log_stage_start(context.folder, name, class_indices)
         context.on_progress = lambda done, total: on_progress(name, done, total)
         result = STAGES[name](context, results)
-    planned = clock.plan_sizes_after_stage(name, time.monotonic() - start)
+    planned = planner.plan_sizes_after_stage(name, time.monotonic() - start)
     result = result.model_copy(update={"planned_sizes": planned})
     document = to_json_bytes(result.model_dump(mode="json"))
     write_bytes(build_output_path(context.folder, STAGES_FOLDER, f"{name}.json"), document)

@@ -41,7 +41,7 @@ def plan_sample_sizes(
 
     """
     context = estimator.context
-    configured = _limit_to_positives(estimator, context.config.sample_sizes)
+    configured = _limit_to_available_images(estimator, context.config.sample_sizes)
     sizes_of_finished = {
         name: min(getattr(configured, name), getattr(context.sample_sizes, name))
         for name in SIZES_IN_ORDER
@@ -61,8 +61,8 @@ def plan_sample_sizes(
     return tuple(_list_planned_sizes(context, sizes, configured))
 
 
-def _limit_to_positives(estimator: StageEstimator, sizes: SampleSizes) -> SampleSizes:
-    """Reduce the sample sizes to the number of images that have a finding."""
+def _limit_to_available_images(estimator: StageEstimator, sizes: SampleSizes) -> SampleSizes:
+    """Reduce the sample sizes to the number of available images: all rows for interventions, else images with a finding."""
     names = ("faithfulness", "robustness", "sanity")
     limits = {name: max([1, *estimator.count_positives(getattr(sizes, name))]) for name in names}
     return sizes.model_copy(
@@ -86,6 +86,7 @@ def _iter_smaller_sizes(sizes: SampleSizes, open_names: Sequence[str]) -> Iterat
 
 
 def _list_planned_sizes(context: AuditContext, sizes: SampleSizes, before: SampleSizes) -> Iterator[PlannedSize]:
+    """Yield the sizes that became smaller. Two stages also have the smallest effect that stays detectable."""
     for name in SIZES_IN_ORDER:
         n_images, configured = getattr(sizes, name), getattr(before, name)
         if n_images < configured:

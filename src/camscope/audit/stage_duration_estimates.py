@@ -14,7 +14,7 @@ from torch import Tensor
 from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.config import SampleSizes
 from camscope.audit.core.fewest_steps_with_same_ranks import reduce_integration_steps
-from camscope.audit.performance.compute_log_odds_and_features import compute_logits_and_features
+from camscope.audit.performance.compute_log_odds_and_features import compute_logits_and_mean_features
 from camscope.audit.performance.feature_probes import N_PERMUTATIONS, probe_leakage
 from camscope.audit.shortcuts.load_images_and_region_masks import RegionSample, load_region_samples
 from camscope.audit.shortcuts.region_attribution import MAX_OTHER_MAPS, compute_mass_share, measure_region_width
@@ -27,8 +27,8 @@ from camscope.audit.stages.map_quality import (
     TRANSFORMS_BY_METRIC,
 )
 from camscope.errors import CamscopeError
+from camscope.evaluation.evaluate_model_free_metrics import CONTROL_NAMES, get_default_region_size
 from camscope.evaluation.evaluate_run import DEFAULT_N_STEPS
-from camscope.evaluation.model_free_metrics import CONTROL_NAMES, get_default_region_size
 from camscope.explainers import METHODS, Explainer
 from camscope.metrics import METRICS
 from camscope.metrics.explain_changed_inputs import ExplainerProbe, clean_maps_and_predictions_shared
@@ -120,7 +120,7 @@ class StageEstimator:
     def seconds_per_forward_pass(self) -> float:
         """The seconds per image of a forward pass with many images, without gradients."""
         x = self.x[:1].expand(N_EDITED, *self.x.shape[1:]).contiguous()
-        return time_call(lambda: compute_logits_and_features(self.context, x)) / N_EDITED
+        return time_call(lambda: compute_logits_and_mean_features(self.context, x)) / N_EDITED
 
     @cached_property
     def seconds_per_map(self) -> dict[str, float]:
@@ -197,14 +197,15 @@ class StageEstimator:
             except CamscopeError:  # the image has no mask
                 return
 
-        def evaluate() -> None:
+        def evaluate_localization_metrics() -> None:
+            """Compare all maps of one image with its mask."""
             for values in maps:
                 attribution = placement.project(values)[0]
                 for metric in map(METRICS.__getitem__, LOCALIZATION_METRICS):
                     metric(attribution, *([mask] if metric.input_kind == "mask" else []))
 
-        time_call(evaluate)  # the first call imports modules
-        seconds_per_map = time_call(evaluate) / len(maps)
+        time_call(evaluate_localization_metrics)  # the first call imports modules
+        seconds_per_map = time_call(evaluate_localization_metrics) / len(maps)
         return self.seconds_per_image_read + time_call(load_mask) + (len(maps) + len(CONTROL_NAMES)) * seconds_per_map
 
     @cached_property
@@ -220,7 +221,8 @@ class StageEstimator:
         attributions = torch.from_numpy(np.random.default_rng(0).random(tuple(x[:, 0].shape)))
         region_size = get_default_region_size(x[0])
 
-        def evaluate() -> None:
+        def evaluate_faithfulness_metrics() -> None:
+            """Compute all faithfulness metrics with all imputations."""
             with scoring_scope(self.context.model, x, targets) as scorer:
                 for imputation in config.imputations:
                     test = PerturbationTest(attributions, scorer, imputation, DEFAULT_N_STEPS, region_size)
@@ -228,7 +230,7 @@ class StageEstimator:
                         if metric.uses_imputation or imputation == config.imputations[0]:
                             metric(test)
 
-        return time_call(evaluate) / len(x)
+        return time_call(evaluate_faithfulness_metrics) / len(x)
 
     def estimate_robustness_seconds(self, n_samples: int, *, is_upper_bound: bool = False) -> float:
         """Estimate the seconds of the robustness stage. After the first interim look, only metrics that decide a verdict run."""
@@ -257,7 +259,8 @@ class StageEstimator:
         """
         edges, x, target = METHODS["edges"](self.context.model), self.x[:1], self.context.findings[0].class_index
 
-        def evaluate() -> None:
+        def evaluate_robustness_metrics() -> None:
+            """Compute the robustness metrics that are defined for this input."""
             for metric in map(METRICS.__getitem__, names):
                 try:
                     metric(edges, x, target)
@@ -265,8 +268,8 @@ class StageEstimator:
                     continue
 
         with clean_maps_and_predictions_shared():
-            evaluate()  # the predictions
-            return time_call(evaluate)
+            evaluate_robustness_metrics()  # the predictions
+            return time_call(evaluate_robustness_metrics)
 
     def estimate_sanity_seconds(self, n_samples: int) -> float:
         """Estimate how many seconds the sanity stage takes for `n_samples` images."""
@@ -326,13 +329,14 @@ class StageEstimator:
             return RegionSeconds(n_regions, detection, 0.0)
         attribution = np.random.default_rng(0).random(masks[0].shape)
 
-        def measure() -> None:
+        def measure_all_regions() -> None:
+            """Measure the width and the mass shares of every region once."""
             for mask in masks:
                 measure_region_width(mask)
                 for _ in range(N_MASS_SHARES):
                     compute_mass_share(attribution, mask)
 
-        return RegionSeconds(n_regions, detection, time_call(measure) / len(masks) * n_regions)
+        return RegionSeconds(n_regions, detection, time_call(measure_all_regions) / len(masks) * n_regions)
 
     @cached_property
     def _seconds_per_leakage_probe(self) -> float:
@@ -340,15 +344,16 @@ class StageEstimator:
         context, n_rows = self.context, len(self.context.cohort.rows)
         if not context.config.data.subgroups:
             return 0.0
-        features = compute_logits_and_features(context, self.x)[1]
+        features = compute_logits_and_mean_features(context, self.x)[1]
         values = np.random.default_rng(0).random((n_rows, features.shape[1]))
         labels = [n % 2 for n in range(n_rows)]
 
-        def probe() -> None:
+        def probe_random_features() -> None:
+            """Run one leakage probe with a few permutations."""
             probe_leakage(values, labels, n_permutations=N_TIMED_PERMUTATIONS, n_resamples=1)
 
-        time_call(probe)  # the first call imports modules
-        seconds = time_call(probe)
+        time_call(probe_random_features)  # the first call imports modules
+        seconds = time_call(probe_random_features)
         return seconds * (1 + N_PERMUTATIONS) / (1 + N_TIMED_PERMUTATIONS)
 
     def estimate_shortcut_seconds(self, sizes: SampleSizes) -> float:

@@ -14,7 +14,7 @@ from camscope.audit.core.audit_context import AuditContext, ProgressCallback
 from camscope.audit.core.config import Config
 from camscope.audit.core.stored_predictions import Predictions
 from camscope.audit.finished_audit import check_folder_readable
-from camscope.audit.performance.compute_log_odds_and_features import compute_log_odds, compute_logits_and_features
+from camscope.audit.performance.compute_log_odds_and_features import compute_log_odds, compute_logits_and_mean_features
 from camscope.audit.provenance import provenance_file
 from camscope.audit.provenance.digests import digest_images, digest_optional_file, find_changed_images
 from camscope.batch.image_manifest import import_arrow
@@ -120,6 +120,7 @@ def _get_table_or_empty(record: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _check_outputs(folder: Path, record: dict[str, Any]) -> Iterator[CheckResult]:
+    """Yield whether all files of the audit have their recorded digests, then each file that differs."""
     current, recorded = provenance_file.digest_files(folder), _get_table_or_empty(record, "bytes")
     problems = {
         name: "is missing" if name not in current else "was changed"
@@ -134,6 +135,7 @@ def _check_outputs(folder: Path, record: dict[str, Any]) -> Iterator[CheckResult
 
 
 def _check_inputs(context: AuditContext, record: dict[str, Any]) -> Iterator[CheckResult]:
+    """Yield whether the weights, the data, the masks, the config and the code have their recorded digests."""
     config, data, model = context.config, _get_table_or_empty(record, "data"), _get_table_or_empty(record, "model")
     for name, path, digest in (
         ("weights file", config.model.weights, model.get("weights")),
@@ -190,7 +192,7 @@ def _recompute_rows(context: AuditContext, n_rows: int, seed: int) -> Iterator[C
         if image.item is None or digests - {image.sha256}:
             yield CheckResult(name, False, "the image differs")
             continue
-        logits, _ = compute_logits_and_features(context, image.item.x[None])
+        logits, _ = compute_logits_and_mean_features(context, image.item.x[None])
         log_odds = compute_log_odds(
             context, logits, context.findings, outputs_are_probabilities=predictions.outputs_are_probabilities
         )
@@ -198,7 +200,7 @@ def _recompute_rows(context: AuditContext, n_rows: int, seed: int) -> Iterator[C
         if not np.allclose(log_odds.numpy()[0], stored_log_odds, LOG_ODDS_TOLERANCE, LOG_ODDS_TOLERANCE):
             yield CheckResult(name, False, "the prediction differs")
             continue
-        maps = context.worker.compute_rows(context.worker.collate([image]))
+        maps = context.worker.compute_rows(context.worker.stack_model_inputs([image]))
         difference = max(
             _compute_map_difference(map_.get("attribution"), stored_maps[row, map_["method"], map_["target"]])
             for map_ in maps

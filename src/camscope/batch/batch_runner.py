@@ -33,7 +33,7 @@ from camscope.explainers.core.setting_checks import check_positive_integer
 from camscope.explainers.core.translate_keywords_of_other_toolkits import reject_foreign_keywords
 from camscope.hooks.find_layers import unwrap
 from camscope.images.scans.scan import parse_window
-from camscope.model_card import compute_model_digest, get_card
+from camscope.loaded_model_metadata_and_weight_digest import compute_model_digest, get_loaded_model_metadata
 from camscope.models import redact_file_names
 from camscope.targets import TargetLike
 from camscope.user_code_and_plugins import find_plugins
@@ -294,8 +294,8 @@ def build_run_info(worker: BatchWorker, chunk_size: int, overlays: OverlayOption
     explainer, manifest = worker.explainers[0], worker.manifest
     model = unwrap(explainer.model)
     root = _build_root_info(manifest)
-    card = get_card(model)
-    source = card.source if card else type(model).__name__
+    model_metadata = get_loaded_model_metadata(model)
+    source = model_metadata.source if model_metadata else type(model).__name__
     parameters = [explainer.parameters for explainer in worker.explainers]
     if manifest.is_pseudonymized:  # no file names
         source, parameters = redact_file_names(source), [redact_parameters(settings) for settings in parameters]

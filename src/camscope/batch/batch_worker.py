@@ -36,7 +36,7 @@ from camscope.explainers.core.run_methods_in_shared_passes import (
 from camscope.explanation import Explanation
 from camscope.hooks.find_layers import unwrap
 from camscope.images.preprocess import Preprocess
-from camscope.model_card import compute_model_digest
+from camscope.loaded_model_metadata_and_weight_digest import compute_model_digest
 from camscope.targets import TargetLike
 
 RUN_LEVEL_ERRORS = (LayerError, MissingExtraError, ModelError, PreprocessError)  # errors that all images share
@@ -110,7 +110,7 @@ class BatchWorker:
         default = DEFAULT_PIXELS_PER_BATCH // max(1, image.item.x[0].numel())
         return self.batch_size or min(MAX_DEFAULT_BATCH_SIZE, max(MIN_DEFAULT_BATCH_SIZE, default))
 
-    def collate(self, images: Sequence[LoadedImage]) -> ImageBatch:
+    def stack_model_inputs(self, images: Sequence[LoadedImage]) -> ImageBatch:
         """Stack the inputs of images that share a forward pass. For a model on a GPU, the tensor is in pinned memory."""
         inputs = [image.item.x for image in images if image.item is not None]
         if not inputs:
@@ -152,7 +152,7 @@ class BatchWorker:
         items = [image.item for image in images if image.item is not None]
         targets_by_image = [self.get_targets_of_image_or_run(image) for image in images]
         bound_targets = [
-            self.explainers[0].prepare_targets(list(column), items, NO_EXTRA_INPUTS)
+            self.explainers[0].prepare_each_target_for_its_image(list(column), items, NO_EXTRA_INPUTS)
             for column in zip(*targets_by_image, strict=True)
         ]
         timer = MethodTimer()
@@ -185,6 +185,7 @@ class BatchWorker:
         seconds: float,
         overlay_queue: OverlayQueue | None,
     ) -> dict[str, Any]:
+        """Build the row of a map. With a queue of overlays, the row refers to its overlay image."""
         target = self._format_target(image, target_index)
         row = result_rows.build_map_row(self._build_image_columns(image), explanation, target, seconds)
         row["notes"] = [*row["notes"], *image.notes]
@@ -206,6 +207,7 @@ class BatchWorker:
         return OverlayImages(item.image, item.model_input_image)
 
     def _build_failure_rows(self, image: LoadedImage, error: str, is_transient: bool) -> list[dict[str, Any]]:
+        """Build one row with the error for each target and method of an image that failed."""
         kind = result_rows.TRANSIENT if is_transient else result_rows.PERMANENT
         columns = {
             **self._build_image_columns(image),

@@ -78,6 +78,7 @@ def build_manifest(
 def _build_manifest_from_files(
     source: str | Path | Sequence[str | Path], root: str | Path | None, *, anywhere: bool, strict: bool
 ) -> Manifest:
+    """Build a manifest from a table file, a folder, a pattern or paths."""
     path = Path(source) if isinstance(source, str | Path) else None
     if path is not None and path.suffix.lower() in TABLE_SUFFIXES and not glob.has_magic(str(path)):
         table, root = _read_table_file(path), path.parent if root is None else root
@@ -91,6 +92,7 @@ def _build_manifest_from_files(
 
 
 def _read_table_file(path: Path) -> "pa.Table":
+    """Read a CSV or Parquet manifest. Raise an InputError without any cell values if it is damaged."""
     csv, kind = import_arrow("csv"), path.suffix[1:].upper()
     if not path.is_file():
         problem = describe_file_problem(path) if path.exists() else f"the {path.suffix} file does not exist"
@@ -123,6 +125,7 @@ def _list_files_as_table(source: str | Path | Sequence[str | Path]) -> "pa.Table
 
 
 def _iter_image_paths(sources: Sequence[str | Path]) -> Iterator[str]:
+    """Yield the paths of all images in files, folders and patterns. Raise an InputError for a source without images."""
     for source in map(str, sources):
         is_plain_path = "://" not in source and not glob.has_magic(source)
         if len(sources) == 1 and is_plain_path and not os.path.lexists(source):
@@ -159,6 +162,7 @@ def load_dataset_by_name(spec: str, root: str | Path | None = None) -> Any:
 
 
 def _load_hugging_face_dataset(name: str, split: str) -> Any:
+    """Load a split of a Hugging Face dataset, from a folder or by its name."""
     datasets = require("datasets", extra="hub")
     on_disk = Path(name).is_dir()
     dataset = datasets.load_from_disk(name) if on_disk else datasets.load_dataset(name, split=split or None)
@@ -172,6 +176,7 @@ def _load_hugging_face_dataset(name: str, split: str) -> Any:
 
 
 def _build_torchvision_dataset(name: str, split: str, root: str | Path | None) -> Any:
+    """Build a dataset of torchvision. The split becomes the argument that the dataset's class has for it."""
     module = import_module("torchvision.datasets")
     if name not in module.__all__:
         raise InputError(f"torchvision has no dataset {name!r}; its datasets are {', '.join(module.__all__)}")

@@ -152,6 +152,7 @@ class Exporter:
             return RowExport(row, n_files, error=strip_file_name(error, stem))
 
     def _write_file(self, stem: str, file_format: str, explanation: Explanation) -> None:
+        """Write the map or the drawn image of an explanation. Raise an OutputError if the file exists."""
         path = build_output_path(self.folder, f"{stem}.{file_format}")
         if not self.overwrite and os.path.lexists(path):
             raise OutputError("the file exists; allow overwriting (--overwrite), or choose another folder")
@@ -162,6 +163,7 @@ class Exporter:
             write_bytes(path, data, overwrite=self.overwrite, sync=False)
 
     def _open_coco_writer(self, query: Query) -> Any:
+        """Open the writer of the COCO file, with a description of the run and the query."""
         run_info = self.run.run_info
         info = {
             "version": f"camscope {run_info['versions']['camscope']}",

@@ -154,6 +154,7 @@ def build_contact_sheet(
 def _render_html(
     run: RunReader, query: Query, image_height: int, cards: Sequence[Mapping[str, Any]], row_counts: str
 ) -> str:
+    """Render the page from its template, with an inline style that the content security policy allows."""
     jinja2 = require("jinja2", extra="batch")
     files = resources.files("camscope.batch")
     variables = f":root {{ --size: {image_height}px; --cell: {image_height + 2}px; }}\n"

@@ -157,6 +157,7 @@ def load_images(
 def _load_image(
     manifest: Manifest, row: ManifestRow, prepare_model_input: Callable[[Any], ModelInput], memory: MemoryBudget | None
 ) -> LoadedImage:
+    """Read, decode and preprocess the image of a row. An image that fails has the error instead."""
     hides_names = manifest.is_pseudonymized
     try:
         source = manifest.read_source(row)
@@ -181,6 +182,7 @@ def _decode_image(
     prepare_model_input: Callable[[Any], ModelInput],
     memory: MemoryBudget | None,
 ) -> LoadedImage:
+    """Decode and preprocess an image within the memory budget. An image that fails has the error instead."""
     hides_names, digest = manifest.is_pseudonymized, hash_source(source)
     try:
         n_bytes = DECODING_BYTES_PER_PIXEL * read_pixel_count(source) if memory and isinstance(source, bytes) else 0

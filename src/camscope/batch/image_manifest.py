@@ -167,7 +167,7 @@ class _HashingFile(io.BytesIO):
         self.sha256 = hashlib.sha256()
 
     def write(self, data: Any) -> int:
-        """Add bytes to the hash."""
+        """Add bytes to the hash, as a file would write them, and return their number. Nothing is stored."""
         self.sha256.update(data)
         return len(data)
 
@@ -182,6 +182,7 @@ def add_row_and_id_columns(table: "pa.Table", source_name: str, *, strict: bool 
 
 
 def _build_manifest_table(table: "pa.Table", source_name: str, *, strict: bool) -> "pa.Table":
+    """Return the table with columns `row`, `id` and `path`. Raise an InputError for missing paths and repeated ids."""
     pa, compute = import_arrow(), import_arrow("compute")
     # the index that pandas writes has no name; this is what pandas calls such a column
     table = table.rename_columns([name or f"Unnamed: {index}" for index, name in enumerate(table.column_names)])
@@ -235,6 +236,7 @@ def _rename_label_column(names: Sequence[str]) -> list[str]:
 
 
 def _check_column_names(names: Sequence[str], source_name: str, *, strict: bool) -> None:
+    """Raise an InputError if the column `path` is missing, or if names are reserved or repeated."""
     if "path" not in names:
         raise InputError(
             f"{source_name} has {plural(len(names), 'column')}, but none is called 'path'; check that the first row holds the "

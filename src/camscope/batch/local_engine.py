@@ -208,7 +208,7 @@ def group_into_batches(images: Iterator[LoadedImage], worker: BatchWorker) -> It
     for _, group in groupby(images, worker.forward_pass_key):
         remaining = iter(group)
         for first in remaining:
-            yield worker.collate([first, *islice(remaining, worker.choose_batch_size(first) - 1)])
+            yield worker.stack_model_inputs([first, *islice(remaining, worker.choose_batch_size(first) - 1)])
 
 
 def prefetch_batches(batches: Iterator[ImageBatch]) -> Iterator[ImageBatch]:

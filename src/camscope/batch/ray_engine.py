@@ -21,7 +21,7 @@ from camscope.batch.run_store import RunStore
 from camscope.errors import InputError, RunError
 from camscope.explainers.core.evaluation_context import get_device_and_dtype
 from camscope.hooks.find_layers import unwrap
-from camscope.model_card import attach_card, get_card
+from camscope.loaded_model_metadata_and_weight_digest import attach_loaded_model_metadata, get_loaded_model_metadata
 from camscope.optional_packages import require
 from camscope.plurals import plural
 from camscope.user_code_and_plugins import find_plugins, load_plugin
@@ -106,7 +106,7 @@ def _iter_chunk_progress(
         if (task := next(open_tasks, None)) is not None:
             rows = task.select_rows(plan, table)
             rows = rows.take(np.arange(len(rows)))  # a slice would be sent with the whole table
-            running[actor.compute.remote(payload_refs, task, rows)] = actor, rows
+            running[actor.compute_chunk.remote(payload_refs, task, rows)] = actor, rows
 
 
 def _pickle_payload(worker: BatchWorker, store: RunStore, num_threads: int) -> bytes:
@@ -115,9 +115,12 @@ def _pickle_payload(worker: BatchWorker, store: RunStore, num_threads: int) -> b
     is_relative = not root.is_absolute() if root is not None else manifest.has_relative_paths
     working_folder = str(Path.cwd()) if is_relative or not store.folder.is_absolute() else None
     worker = replace(worker, manifest=replace(manifest, table=manifest.table.slice(0, 0)))
-    card, plugins = get_card(unwrap(worker.explainers[0].model)), find_plugins(map(type, worker.explainers))
+    model_metadata, plugins = (
+        get_loaded_model_metadata(unwrap(worker.explainers[0].model)),
+        find_plugins(map(type, worker.explainers)),
+    )
     try:
-        payload = cloudpickle_dumps((worker, card, store, num_threads, working_folder))
+        payload = cloudpickle_dumps((worker, model_metadata, store, num_threads, working_folder))
         return cloudpickle_dumps((plugins, payload))
     except Exception as error:
         raise RunError(
@@ -144,7 +147,7 @@ class Actor:
         """Return as soon as the worker process has started. The result is a pickled None."""
         return cloudpickle_dumps(None)
 
-    def compute(self, payload_refs: Sequence[Any], task: ChunkTask, table: "pa.Table") -> bytes:
+    def compute_chunk(self, payload_refs: Sequence[Any], task: ChunkTask, table: "pa.Table") -> bytes:
         """Compute a chunk. Return its pickled result. If an error occurs, return the pickled error."""
         try:
             if self._payload is None:  # an error of the constructor would not be reported
@@ -154,6 +157,7 @@ class Actor:
             return pickle_error(error)
 
     def _load_payload(self, payload_refs: Sequence[Any]) -> ActorPayload:
+        """Unpickle the worker and its plugins on this node. Raise a RunError if a package or a shared folder is missing."""
         import ray
 
         n_omp_threads = os.environ.get("OMP_NUM_THREADS", "")
@@ -163,7 +167,7 @@ class Actor:
             plugins, payload = pickle.loads(pickled)  # noqa: S301 - the driver's bytes
             for plugin in plugins:  # first, since the explainers are objects of their classes
                 load_plugin(plugin)
-            worker, card, store, num_threads, working_folder = pickle.loads(payload)  # noqa: S301 - the same
+            worker, model_metadata, store, num_threads, working_folder = pickle.loads(payload)  # noqa: S301 - the same
         except Exception as error:
             raise RunError(
                 f"the node {socket.gethostname()} cannot load the explainers ({type(error).__name__}: {error}). Install the "
@@ -173,8 +177,8 @@ class Actor:
             require_shared_folder(working_folder, "where relative paths begin")
             os.chdir(working_folder)
         require_shared_folder(store.parts_folder.absolute(), "where parts are written")
-        if card is not None:
-            attach_card(unwrap(worker.explainers[0].model), card)
+        if model_metadata is not None:
+            attach_loaded_model_metadata(unwrap(worker.explainers[0].model), model_metadata)
         return ActorPayload(worker, store, num_threads)
 
 

@@ -123,7 +123,7 @@ class RunReader:
             )
         positions = Query(where, sort, max_rows).find_positions(rows)
         with translate_part_errors():
-            return RowReader(rows).take(positions, columns)
+            return RowReader(rows).read_rows_at(positions, columns)
 
     def __iter__(self) -> Iterator[Explanation]:
         """Iterate over all maps as explanations. Rows without a map are skipped."""
@@ -163,7 +163,7 @@ class RunReader:
 
         """
         with self._open_lock:
-            _ = self._images
+            _ = self._dataset_images
         if count := self.n_unfetched_images:
             raise ImageError(
                 f"{plural(count, 'image of the run is', 'images of the run are')} not on this machine; to fetch "
@@ -206,7 +206,7 @@ class RunReader:
         path = row["path"]
         try:
             with self._open_lock:
-                images = self._images
+                images = self._dataset_images
             return self.path_resolver.read_source(path) if images is None else images[row["row"]]
         except ImageError:
             raise
@@ -231,7 +231,7 @@ class RunReader:
     def manifest_of_passed_images(self) -> Manifest | None:
         """The manifest of the image source that the caller passed. The value is `None` if the caller passed no image source."""
         with self._open_lock:
-            images = self._images if self._source is not None else None
+            images = self._dataset_images if self._source is not None else None
         return images.manifest if isinstance(images, ImageAccessor) else None
 
     def original_row(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -252,8 +252,8 @@ class RunReader:
         return row if manifest is None else {**row, **manifest.row_by_number(row["row"])}
 
     @cached_property
-    def _images(self) -> SupportsImageIndex | None:
-        """The images of the dataset that the caller passed or the run names. The value is `None` if the images are files."""
+    def _dataset_images(self) -> SupportsImageIndex | None:
+        """The images of the dataset that the caller passed or the run names, by index. `None` if the images are files."""
         dataset_name = self.run_info["run_config"]["manifest"]["dataset"]
         if self._source is not None:
             manifest = build_manifest(self._source)
@@ -301,6 +301,7 @@ class RunReader:
             return require_valid_explanation(self._build_explanation(row, image))
 
     def _build_explanation(self, row: Mapping[str, Any], image: PixelArray | None) -> Explanation:
+        """Build the explanation of a row of the run, with an optional image."""
         run_config, class_names, target = self.run_info["run_config"], self.run_info["class_names"], row["target"]
         if target is not None and target.isdecimal():
             class_index: int | None = int(target)

@@ -313,6 +313,7 @@ class RunStore:
         return self._read_metadata(chunk, SOURCE_DIGEST_KEY)
 
     def _read_metadata(self, chunk: int, metadata_key: bytes) -> str | None:
+        """Return a value from the metadata of a part file. Return None if the file or the key is missing."""
         try:
             metadata = import_arrow("parquet").read_schema(self.part_path(chunk)).metadata or {}
         except (OSError, import_arrow().ArrowInvalid):  # `count_failures` reports what is wrong with it
@@ -355,6 +356,7 @@ def _iter_matching_files(folder: Path, *patterns: re.Pattern[str]) -> Iterator[P
 
 
 def _flatten_to_keys_and_values(name: str, value: Any) -> list[tuple[str, Any]]:
+    """Flatten a nested mapping to pairs of a dotted key and a value."""
     if not isinstance(value, Mapping) or not value:
         return [(name, value)]
     return [

@@ -85,7 +85,7 @@ class Query:
         """Count the rows that fulfill the condition `where`. `max_rows` is ignored."""
         if self.where is None:
             return int(dataset.count_rows())
-        with self._execute(dataset, "count(*) AS matching", ignore_limit=True) as result:
+        with self._execute_query(dataset, "count(*) AS matching", ignore_limit=True) as result:
             return int(result.fetchone()[0])
 
     def find_positions(self, dataset: "ds.Dataset") -> RowPositions:
@@ -97,17 +97,17 @@ class Query:
                 if count > MAX_EXCESS_VALUES + MAX_VALUES_PER_BYTE * n_bytes:
                     raise InputError(f"a part of the run claims {plural(count, 'row', spec=',')}: the part is damaged")
             return np.arange(count if self.max_rows is None else min(count, self.max_rows))
-        with self._execute(dataset, POSITION_COLUMN) as result:
+        with self._execute_query(dataset, POSITION_COLUMN) as result:
             return np.asarray(result.fetchnumpy()[POSITION_COLUMN.strip('"')], np.int64)
 
     def iter_rows(self, dataset: "ds.Dataset", columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
         """Yield the selected rows. `columns` holds column names or SQL expressions."""
-        with self._execute(dataset, ", ".join(columns)) as result:
+        with self._execute_query(dataset, ", ".join(columns)) as result:
             while rows := result.fetchmany(ROWS_PER_FETCH):
                 yield from rows
 
     @contextlib.contextmanager
-    def _execute(self, dataset: "ds.Dataset", columns: str, *, ignore_limit: bool = False) -> Iterator[Any]:
+    def _execute_query(self, dataset: "ds.Dataset", columns: str, *, ignore_limit: bool = False) -> Iterator[Any]:
         """Execute the query. Its DuckDB result can be read inside the `with` block."""
         duckdb = require("duckdb", extra="batch")
         invalid_query: Exception | None = None
@@ -128,6 +128,7 @@ class Query:
             ) from invalid_query
 
     def _build_sql(self, columns: str, ignore_limit: bool) -> str:
+        """Build the SQL statement that selects the columns of the requested rows, in their order."""
         sql = f"SELECT {columns} FROM (SELECT row_number() OVER () - 1 AS {POSITION_COLUMN}, * FROM run) AS run"  # noqa: S608 - checked
         sql += "" if self.where is None else f" WHERE (\n{self.where}\n)"
         if not ignore_limit:
@@ -156,7 +157,7 @@ class RowReader:
             sizes = [sum(part.num_rows for part in group.row_groups) for group in self._row_groups]
         self._group_starts = np.cumsum([0, *sizes])
 
-    def take(self, positions: RowPositions, columns: Sequence[str] | None = None) -> "pa.Table":
+    def read_rows_at(self, positions: RowPositions, columns: Sequence[str] | None = None) -> "pa.Table":
         """Return the rows at the given positions. The order of the positions is kept."""
         order = np.argsort(positions, kind="stable")
         tables = list(self.iter_tables(positions[order], columns))

@@ -338,6 +338,7 @@ def print_time_estimate(seconds_by_stage: "Mapping[str, float]") -> None:
 
 
 def _describe_audit(audit: "AuditRun") -> dict[str, object]:
+    """Describe an audit for the JSON output: verdicts, warnings, failures and paths."""
     names = ("claim", "question", "finding", "conclusion", "direction", "reason")
     return {
         "verdicts": [

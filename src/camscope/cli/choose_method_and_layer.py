@@ -130,6 +130,7 @@ def run(
 
 
 def _describe_candidate(candidate: "CandidateState", choice: "MethodSelection") -> dict[str, object]:
+    """Describe a candidate for the JSON output: method, layer, cost and metrics."""
     layer, names = getattr(candidate.explainer, "layer", None), list(candidate.metric_values)
     return {
         "method": candidate.explainer.composed_name,
@@ -144,6 +145,7 @@ def _describe_candidate(candidate: "CandidateState", choice: "MethodSelection") 
 
 
 def _build_candidate_table(choice: "MethodSelection") -> "Table":
+    """Build a table with one row per candidate. The best are bold, the dropped are dim."""
     criteria = list(choice.candidates[0].metric_values)
     table = console_output.new_table("candidate", *(f"{name}>" for name in criteria), "images>", "s/image>", "dropped")
     for candidate in choice.candidates:

@@ -248,6 +248,7 @@ def _compare_on_dataset(
 
 
 def _resolve_output_folder(source: str, output: str | None) -> Path:
+    """Return the output folder, by default one named for the source. Raise typer.BadParameter for a file."""
     if output is None:
         return build_output_path(DEFAULT_FOLDER, slug(_choose_folder_name(source)))
     if Path(output).is_file() or Path(output).suffix.lower() in (".png", ".jpg", ".jpeg", ".webp", ".svg", ".pdf"):
@@ -272,6 +273,7 @@ def _choose_folder_name(source: str) -> str:
 def _describe_dataset_comparison(
     comparison: "ComparisonResult", figure: Path, outcome: "BatchOutcome | None"
 ) -> dict[str, Any]:
+    """Describe a comparison of methods for the JSON output: metrics, agreement, statements and paths."""
     keys, names = comparison.agreement.keys, comparison.method_names
     pairs = itertools.combinations(range(len(keys)), 2)
     return {
@@ -294,6 +296,7 @@ def _describe_dataset_comparison(
 
 
 def _print_dataset_comparison(comparison: "ComparisonResult", figure: Path) -> None:
+    """Print the tables of metrics and agreement, the statements and the paths."""
     console = console_output.stdout_console()
     console.print(console_output.to_printable_line(comparison.title), style="bold cyan", soft_wrap=True)
     for name, lines in comparison.summaries.items():

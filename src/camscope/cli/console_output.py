@@ -72,6 +72,7 @@ def stderr_console() -> "Console":
 
 
 def _build_console(*, stderr: bool, quiet: bool = False) -> "Console":
+    """Create a console without markup. Tables that go to a file or a pipe are wide."""
     from rich.console import Console
 
     console = Console(stderr=stderr, quiet=quiet, markup=False, emoji=False, highlight=False)

@@ -160,6 +160,7 @@ def _build_demo_figure(cases: "DemoCases") -> "RGBImage":
 
 
 def _outline_lesion(image: "RGBImage", phantom: "Phantom") -> "RGBImage":
+    """Enlarge the image and draw the outline of the lesion into it."""
     import numpy as np
 
     from camscope.render import draw_contours

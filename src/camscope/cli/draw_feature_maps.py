@@ -65,16 +65,18 @@ def _extract_channels(model: "nn.Module", image: Path, layer: str, preprocess: s
     from camscope.explainers.core.model_input import read_model_input
     from camscope.hooks import extract_features, find_layer
     from camscope.images.preprocess import as_preprocess
+    from camscope.layers.cell_position_noise_test import OutputLocation, build_contradicted_layout_error, probe_layout
     from camscope.layers.judge_layout_from_noise_reactions import LayoutVerdict
     from camscope.layers.layout import returns_channels_first
-    from camscope.layers.layout_noise_probe import OutputLocation, build_contradicted_layout_error, probe_layout
     from camscope.layers.spatial_layers import find_layout_doubt_reason, infer_layer_layout, record_layout_hints
-    from camscope.model_card import get_card
+    from camscope.loaded_model_metadata_and_weight_digest import get_loaded_model_metadata
 
-    inner, card = inspect_model(model).model, get_card(model)
+    inner, model_metadata = inspect_model(model).model, get_loaded_model_metadata(model)
     name, module = find_layer(inner, layer)
-    card_preprocess = card.preprocess if card is not None else None
-    resolved_preprocess = as_preprocess(preprocess or card_preprocess) if preprocess or card_preprocess else None
+    declared_preprocess = model_metadata.preprocess if model_metadata is not None else None
+    resolved_preprocess = (
+        as_preprocess(preprocess or declared_preprocess) if preprocess or declared_preprocess else None
+    )
     x = read_model_input(image, resolved_preprocess, inner, get_device_and_dtype(inner)).x[None]
     with ExitStack() as scope:
         layout_hints = record_layout_hints(inner, scope)

@@ -124,7 +124,7 @@ def run(
         parsed_targets = [None, *option_parsing.parse_targets(expected, None)]
         formats = formats or (None if Path(output).suffix.lower()[1:] in OUTPUT_FORMATS else "png,json")
     chosen = option_parsing.ExplainerOptions.parse(context, method_names, layer_names, setting_pairs, choice)
-    chosen.check_methods_accept_layers()
+    chosen.check_methods_accept_several_layers()
     overlay_options = option_parsing.parse_overlay_options(colormap, alpha, contour, boxes)
     scan_settings = ScanOptions(
         series,
@@ -178,6 +178,7 @@ def run(
 
 
 def _check_one_output_file_suffices(destination: Destination, n_images: int, n_maps: int) -> None:
+    """Raise typer.BadParameter if `--output` is one file, but several images or maps are written."""
     file, file_format = destination.file, destination.formats[0]
     if file is not None and n_images > 1:
         raise shared_options.build_option_error(

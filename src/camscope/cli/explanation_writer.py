@@ -116,6 +116,7 @@ class ImageExplanationWriter:
         map_files: Sequence[Sequence[Path]],
         progress_bar: progress_bars.ProgressBar,
     ) -> None:
+        """Write the figures, and the map files of each explanation."""
         from camscope.render import encode_image
 
         overwrite, placement, masks = self.destination.overwrite, explanations[0].placement, None
@@ -177,6 +178,7 @@ class ImageExplanationWriter:
     def _format_lines(
         self, display_name: str, explanations: "Sequence[Explanation]", files: Sequence[Path], notes: Iterable[str]
     ) -> "list[Text | Padding]":
+        """Format the lines about an image: top classes, explanations, steps of the scan, notes and files."""
         from rich.padding import Padding
 
         def format_line(label: str, text: object, style: str = "") -> "Text":
@@ -245,6 +247,7 @@ def _format_class_score(class_score: "ClassScore") -> str:
 
 
 def _build_explanation_table(explanations: "Sequence[Explanation]") -> "Table":
+    """Build a table with one row per explanation: class, score, layer, grid and status."""
     table = console_output.new_table("method", "class", "score>", "probability>", "layer", "grid>", "status")
     for explanation in explanations:
         table.add_row(

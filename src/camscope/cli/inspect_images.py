@@ -90,6 +90,7 @@ def run(
 
 
 def _print_inspection(inspection: "DatasetInspection") -> None:
+    """Print the counts, the prevalences and the issues of a dataset."""
     console = console_output.stdout_console()
     privacy_text = "; file names are hidden (profile research)" if inspection.profile == "research" else ""
     n_readable = "all" if inspection.n_readable == len(inspection) else f"{inspection.n_readable:,}"
@@ -170,6 +171,7 @@ def _format_issue(inspection: "DatasetInspection", issue: "DatasetIssue") -> "Te
 
 
 def _format_issue_rows(inspection: "DatasetInspection", issue: "DatasetIssue") -> str:
+    """List the first rows of an issue, or the first groups of rows that it concerns."""
     if not issue.row_groups:
         return ", ".join(_abbreviate_ids(inspection.row_ids(issue.rows[:MAX_ROW_IDS]), issue.n_rows))
     separator = GROUP_SEPARATORS.get(issue.code, " + ")

@@ -73,15 +73,15 @@ def _build_example_input(model: "nn.Module", size: str | None) -> "Tensor":
 
     from camscope.explainers.core.evaluation_context import get_device_and_dtype, inspect_model
     from camscope.explainers.core.model_input import infer_spatial_rank
-    from camscope.model_card import get_card
+    from camscope.loaded_model_metadata_and_weight_digest import get_loaded_model_metadata
 
     inner = inspect_model(model).model
     rank = infer_spatial_rank(inner)
     convolutions = (m for m in inner.modules() if isinstance(m, _ConvNd) and len(m.kernel_size) == rank)
     n_channels = next((convolution.in_channels for convolution in convolutions), 3)
     shape: tuple[int, ...] = (n_channels, *[DEFAULT_SIZE_BY_RANK[rank]] * rank)
-    if (card := get_card(model)) is not None and card.preprocess is not None:
-        shape = tuple(card.preprocess(np.full((256, 256, 3), 128, np.uint8))[0].shape)
+    if (model_metadata := get_loaded_model_metadata(model)) is not None and model_metadata.preprocess is not None:
+        shape = tuple(model_metadata.preprocess(np.full((256, 256, 3), 128, np.uint8))[0].shape)
     if size is not None:
         shape = (shape[0], *_parse_size(size, len(shape) - 1))
     generator = torch.Generator(device="cpu").manual_seed(0)
@@ -90,6 +90,7 @@ def _build_example_input(model: "nn.Module", size: str | None) -> "Tensor":
 
 
 def _parse_size(text: str, n_dimensions: int) -> list[int]:
+    """Parse `--size`, such as 224 or 224x320. Raise typer.BadParameter if it does not fit the number of axes."""
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text) or len(text.split("x")) not in (1, n_dimensions):
         raise shared_options.build_option_error("--size", f"{text!r}; expected N or {'x'.join('DHW'[-n_dimensions:])}")
     sides = [int(part[:20]) for part in text.split("x")]
@@ -111,15 +112,15 @@ def _find_spatial_layers(model: "nn.Module", x: "Tensor") -> SpatialLayers:
     from camscope.explainers.core.evaluation_context import inference_scope, inspect_model
     from camscope.layers.choose_layer import choose_layer
     from camscope.layers.spatial_layers import find_spatial_layers
-    from camscope.model_card import get_card
+    from camscope.loaded_model_metadata_and_weight_digest import get_loaded_model_metadata
     from camscope.targets import Score
 
-    model_info, card = inspect_model(model), get_card(model)
+    model_info, model_metadata = inspect_model(model), get_loaded_model_metadata(model)
     inner = model_info.model
     with inference_scope(model_info, "eval"):
         candidates = {layer.name for layer in find_spatial_layers(inner, lambda: Score(inner).forward(x), x)}
-        if card is not None and card.layer:
-            return SpatialLayers(candidates, card.layer)
+        if model_metadata is not None and model_metadata.layer:
+            return SpatialLayers(candidates, model_metadata.layer)
         try:
             default_name = choose_layer(inner, Score(inner).compute_fixed_mix_of_class_scores, x).name
             return SpatialLayers(candidates, default_name)
@@ -131,6 +132,7 @@ def _find_spatial_layers(model: "nn.Module", x: "Tensor") -> SpatialLayers:
 def _build_layer_table(
     layer_table: "LayerTable", listed_names: set[str], spatial_names: set[str], default_name: str | None
 ) -> "Table":
+    """Build a table of the listed layers. Marks show which layers have maps, and which is the default."""
     from rich.text import Text
 
     table = console_output.new_table("", "layer", "type", "output>", "stride>", "parameters>", "calls>")

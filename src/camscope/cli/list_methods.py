@@ -114,7 +114,7 @@ def _print_method_table() -> None:
     """Print a table of all methods. They are grouped by family."""
     from camscope.explainers import BaseCAM, Explainer, LayerExplainer
     from camscope.explainers.attention.token_attention_explainer import TokenAttentionExplainer
-    from camscope.explainers.comparison.comparison_rows_and_columns import accepts_several_layers
+    from camscope.explainers.comparison.grid_of_targets_and_methods import accepts_several_layers
     from camscope.explainers.core.pixel_explainers import PixelExplainer
 
     foreign = [m for m in METHODS.values() if m.__module__.partition(".")[0] != "camscope"]

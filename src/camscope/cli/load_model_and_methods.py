@@ -78,7 +78,10 @@ def load_model_on_device(
     if context is not None and not is_option_set(context, "model") and not is_option_set(context, "weights"):
         print_note("model: phantom, the bundled model of synthetic radiographs; choose another with --model")
     with spinner(f"loading {model_spec}"):
-        from camscope.model_card import attach_card, get_card
+        from camscope.loaded_model_metadata_and_weight_digest import (
+            attach_loaded_model_metadata,
+            get_loaded_model_metadata,
+        )
         from camscope.models import LOADER_BY_LIBRARY, load_model
 
         library, colon, _ = model_spec.partition(":")
@@ -94,6 +97,6 @@ def load_model_on_device(
             raise build_option_error("--device", to_printable_line(error)) from error
         with collect_warnings(quote_messages=False) if trust_code else nullcontext():
             model = load_model(model_spec, weights=weights, trust_code=trust_code).to(torch_device)
-    if class_names is not None and (card := get_card(model)) is not None:
-        attach_card(model, replace(card, class_names=class_names))
+    if class_names is not None and (model_metadata := get_loaded_model_metadata(model)) is not None:
+        attach_loaded_model_metadata(model, replace(model_metadata, class_names=class_names))
     return model

@@ -100,7 +100,7 @@ class EvaluationRequest:
         """
         from camscope.batch import BatchRun
         from camscope.errors import InputError
-        from camscope.evaluation.model_free_metrics import build_value_schema
+        from camscope.evaluation.evaluate_model_free_metrics import build_value_schema
 
         if is_image_or_collection(self.source):
             folder = Path(output) / RUN_FOLDER

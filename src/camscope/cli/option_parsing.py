@@ -166,9 +166,9 @@ class ExplainerOptions:
         A method that takes no layer, or several layers at once, gets a single explainer. If all methods were requested,
         those that cannot explain the model are left out, with a note.
         """
-        from camscope.explainers.comparison.comparison_rows_and_columns import create_explainers_at_layers
+        from camscope.explainers.comparison.grid_of_targets_and_methods import create_explainers_at_layers
         from camscope.hooks.find_layers import unwrap
-        from camscope.model_card import compute_model_digest
+        from camscope.loaded_model_metadata_and_weight_digest import compute_model_digest
 
         if self.model_digest is not None and self.model_digest != compute_model_digest(unwrap(model)):
             console_output.print_note("the choice was made for another model or other weights")
@@ -189,9 +189,9 @@ class ExplainerOptions:
             console_output.print_note(f"left out: {', '.join(names)}, because {reason}")
         return explainers
 
-    def check_methods_accept_layers(self) -> None:
-        """Raise typer.BadParameter if the user named several layers, but a method accepts only one."""
-        from camscope.explainers.comparison.comparison_rows_and_columns import (
+    def check_methods_accept_several_layers(self) -> None:
+        """Raise typer.BadParameter if the user named several layers, and a method takes a layer but not several."""
+        from camscope.explainers.comparison.grid_of_targets_and_methods import (
             accepts_layer_choice,
             accepts_several_layers,
         )
@@ -206,7 +206,7 @@ class ExplainerOptions:
 
 def _parse_layers(names: str | None, explainer_classes: "dict[str, type[Explainer]]") -> list[str] | None:
     """Parse `--layers`. Raise typer.BadParameter for an empty list, and for methods that take no layer."""
-    from camscope.explainers.comparison.comparison_rows_and_columns import accepts_layer_choice
+    from camscope.explainers.comparison.grid_of_targets_and_methods import accepts_layer_choice
 
     if names is None:
         return None
@@ -312,6 +312,7 @@ def _parse_value(name: str, value: str, value_types: tuple[Any, ...]) -> Any:
 
 
 def _describe_value_types(value_types: Iterable[Any]) -> str:
+    """Describe the types that a setting accepts, such as "int or none"."""
     names = []
     for value_type in value_types:
         if isinstance(value_type, ListOf):

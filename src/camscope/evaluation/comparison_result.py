@@ -159,6 +159,7 @@ class ComparisonResult:
         return [self._build_record(metric, summary) for metric, group in self.summaries.items() for summary in group]
 
     def _build_record(self, metric: str, summary: MethodSummary) -> dict[str, Any]:
+        """Build one row of the table: a method, its estimate and its differences to the best and to the control."""
         record: dict[str, Any] = {"metric": metric, "name": self.get_name(summary)}
         record |= dict(zip(METHOD_KEY_COLUMNS, summary.key, strict=True)) | {"is_control": summary.is_control}
         record |= {column: getattr(summary.estimate, column, None) for column in ESTIMATE_COLUMNS}
@@ -291,6 +292,7 @@ def select_examples(
 
 
 def _build_example(comparison: ComparisonResult, rows: Mapping[str, Mapping[str, Any]]) -> ExampleImage:
+    """Build an example with the overlay of each method, and the mask if there is one."""
     first = next(iter(rows.values()))
     photo, _ = read_original_image(comparison.run, first)
     size = (first["image_size"][0], first["image_size"][1])
@@ -330,6 +332,7 @@ def _draw_agreement_and_examples(
     examples: Sequence[ExampleImage],
     matrix_size: float,
 ) -> None:
+    """Draw the agreement matrix on the left and the examples on the right."""
     if len(method_names) < 2:
         _draw_examples(figure, examples)
         return

@@ -13,6 +13,8 @@ from camscope.batch.image_loading import map_in_order, require_valid_num_threads
 from camscope.batch.run_store import RunStore
 from camscope.batch.sql_query import Query, RowReader, read_rows
 from camscope.errors import InputError
+from camscope.evaluation.evaluate_model_based_metrics import ModelMetricEvaluator
+from camscope.evaluation.evaluate_model_free_metrics import MapMetricEvaluator, Row, build_value_schema
 from camscope.evaluation.ground_truth import AnnotationColumn, GroundTruth, load_ground_truth
 from camscope.evaluation.metric_value_files import (
     MapSelection,
@@ -20,8 +22,6 @@ from camscope.evaluation.metric_value_files import (
     open_value_files,
     write_missing_value_files,
 )
-from camscope.evaluation.model_based_metrics import ModelMetricEvaluator
-from camscope.evaluation.model_free_metrics import MapMetricEvaluator, Row, build_value_schema
 from camscope.evaluation.restore_inputs_and_explainers_of_run import RunReplay
 from camscope.explainers import Explainer
 from camscope.explainers.core.setting_checks import check_positive_integer
@@ -213,7 +213,7 @@ class EvaluationResult:
 
         """
         rows = open_value_files(self.folder)
-        return read_rows(rows) if where is None else RowReader(rows).take(Query(where).find_positions(rows))
+        return read_rows(rows) if where is None else RowReader(rows).read_rows_at(Query(where).find_positions(rows))
 
 
 def _iter_finished_counts_and_rows(
@@ -265,6 +265,7 @@ def _build_evaluation_run_info(
     model_evaluator: ModelMetricEvaluator | None,
     masks: Any,
 ) -> Mapping[str, Any]:
+    """Return the settings that determine the values of an evaluation, and the versions of the run."""
     run, ground_truth = map_evaluator.run, map_evaluator.ground_truth
     has_name = isinstance(masks, str | os.PathLike) and not run.is_pseudonymized
     source = str(masks) if has_name else type(ground_truth).__name__

@@ -259,6 +259,7 @@ class CocoAnnotations(GroundTruth):
         return mask
 
     def _build_annotation_mask(self, annotation: Mapping[str, Any], size: ImageSize) -> Mask:
+        """Build the mask of an annotation from its mask file, polygons, run lengths or box."""
         if "mask_file" in annotation:
             file = str(annotation["mask_file"])
             return read_mask(open_mask_source(self.locations, file), size, name=file)

@@ -129,6 +129,7 @@ def _build_display_names(
 
 
 def _build_display_name(method_key: MethodKey, run: BatchRun, keys: Sequence[MethodKey]) -> str:
+    """Return a method's title, with its layer and settings as far as they distinguish it from the others."""
     method, layer, _ = method_key
     same_method = [other for other in keys if other[0] == method]
     layers = Counter(other[1] for other in same_method)

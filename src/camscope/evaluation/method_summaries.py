@@ -200,6 +200,7 @@ def _summarize_metric(
     groups: Mapping[int, Hashable],
     equivalent_groups: Sequence[Sequence[MethodKey]],
 ) -> list[MethodSummary]:
+    """Summarize one metric for all methods, with their differences to the best method and to the best control."""
     values: dict[tuple[Any, ...], dict[tuple[int, Any], float]] = {}
     for row in rows:
         key = (row["method"], row["layer"], row["parameters_digest"], row["control"])
@@ -265,6 +266,7 @@ def _estimate_metric_mean(
     n_resamples: int,
     look: InterimLook | None = None,
 ) -> Estimate | None:
+    """Estimate the mean of a metric with its interval. Return None if it is undefined."""
     values, bounds = list(values_by_target.values()), METRICS[metric].bounds
     if bounds is not None and not all(isnan(value) or bounds[0] <= value <= bounds[1] for value in values):
         bounds = None  # the output is a score, not a probability

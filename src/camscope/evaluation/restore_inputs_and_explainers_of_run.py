@@ -18,7 +18,7 @@ from camscope.explainers import METHODS, CenterGaussian, Explainer
 from camscope.explainers.core.evaluation_context import Mode
 from camscope.explainers.core.redacted_settings_text import format_without_address
 from camscope.hooks.find_layers import unwrap
-from camscope.model_card import compute_model_digest, get_card
+from camscope.loaded_model_metadata_and_weight_digest import compute_model_digest, get_loaded_model_metadata
 from camscope.targets import TargetLike
 
 Row = Mapping[str, Any]
@@ -39,10 +39,11 @@ class RunReplay:
         settings, inner = run.run_info["run_config"], unwrap(model)
         expected_digest, digest = settings["model"]["digest"], compute_model_digest(inner)
         if digest != expected_digest:
-            card = get_card(inner)
+            model_metadata = get_loaded_model_metadata(inner)
+            source = model_metadata.source if model_metadata else type(inner).__name__
             raise InputError(
                 f"the run used a model with digest {expected_digest} ({settings['model']['source']}), but this model has digest "
-                f"{digest} ({card.source if card else type(inner).__name__}): pass the model of the run with the same weights"
+                f"{digest} ({source}): pass the model of the run with the same weights"
             )
         for text in settings["targets"]:
             if text not in (None, *run.run_info["class_names"]) and not isinstance(parse_target(text), int):

@@ -14,10 +14,10 @@ from camscope.errors import LayerError
 from camscope.hooks.intercept_torch_functions import BaseFunctionMode
 from camscope.hooks.spatial_map_tracker import SpatialMapTracker
 from camscope.hooks.thread_local_hooks import register_gradient_hook
+from camscope.layers.cell_position_noise_test import OutputLocation, probe_layout
 from camscope.layers.infer_layout import infer_image_token_layout, infer_layout
 from camscope.layers.judge_layout_from_noise_reactions import LayoutVerdict
 from camscope.layers.layout import CHANNELS_FIRST, Layout
-from camscope.layers.layout_noise_probe import OutputLocation, probe_layout
 from camscope.layers.recorded_grids_and_token_counts import LayoutHints
 from camscope.pytree import iter_leaves, replace_leaf
 from camscope.targets import Score
@@ -209,6 +209,7 @@ class BiasCapture(BaseFunctionMode):
     def _capture_added_bias(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], output: Tensor
     ) -> Bias | None:
+        """Return the bias that a layer or norm added to its output. Return None if it has no bias."""
         of_attention = func is F.multi_head_attention_forward
         if func in BATCH_STATISTICS_ARGUMENT:
             biases, values = _compute_norm_bias(args, kwargs, *BATCH_STATISTICS_ARGUMENT[func])
@@ -231,23 +232,25 @@ class BiasCapture(BaseFunctionMode):
     def _capture_clipping_as_bias(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], output: Tensor
     ) -> Bias:
+        """Return the limits at the clipped values as a bias, since a clipped value does not depend on the input."""
         low, high = CLIPPING_LIMITS[func]
         if func is F.hardtanh:
             low, high = _get_argument(args, kwargs, 1, "min_val", low), _get_argument(args, kwargs, 2, "max_val", high)
         with torch.no_grad():  # bools take a quarter of the memory of the values until the backward pass
             above, below = output >= high, output <= low
-        values = partial(_compute_clipping_values, output.dtype, above, high, below if low else None, low)
+        values = partial(_get_limit_of_clipped_values, output.dtype, above, high, below if low else None, low)
         last = self._channels_last_by_shape.get(output.shape, False)
         if last:
             self.sample_axis_by_shape.setdefault(tuple(output.shape), 0)
         return Bias(func.__name__, values, last)
 
 
-def _compute_clipping_values(
-    dtype: torch.dtype, at_high: Tensor, high: float, at_low: Tensor | None, low: float
+def _get_limit_of_clipped_values(
+    dtype: torch.dtype, is_at_high: Tensor, high: float, is_at_low: Tensor | None, low: float
 ) -> Tensor:
-    values = high * at_high.to(dtype)
-    return values if at_low is None else values + low * at_low.to(dtype)
+    """Return the limit at each clipped value, else 0. The masks say where values are clipped at the high and the low limit."""
+    values = high * is_at_high.to(dtype)
+    return values if is_at_low is None else values + low * is_at_low.to(dtype)
 
 
 class NormBias(NamedTuple):

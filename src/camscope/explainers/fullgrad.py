@@ -104,6 +104,7 @@ class ScoreDecomposition:
         return torch.stack([resize_maps(maps, size) for maps in self.map_by_grid.values()]).sum(0)
 
     def _add_to_map(self, values: Tensor, gradient: Tensor) -> None:
+        """Add the scaled magnitudes of a contribution to the map of its grid."""
         maps, is_nonzero = sum_scaled_magnitudes(values)
         if not bool(is_nonzero.all()):  # a contribution may be zero where the gradient is not
             is_nonzero = gradient.flatten(1).any(1)

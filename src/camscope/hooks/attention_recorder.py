@@ -198,6 +198,7 @@ class AttentionCapture(BaseFunctionMode):
         return result
 
     def _record_attention(self, probabilities: Tensor) -> Attention:
+        """Store the probabilities of an attention layer. Return them with a gradient, one matrix per head."""
         by_heads = self._add_head_axis(probabilities)
         self.gradients_interrupted |= bool(self._attentions) and not torch.is_grad_enabled()
         if not (torch.is_grad_enabled() and by_heads.requires_grad and self._attentions):
@@ -268,6 +269,7 @@ class AttentionBlockFinder(Hooks):
         self._blocks: dict[int, AttentionBlock] = {}
 
     def _install_hooks(self) -> None:
+        """Hook every module, to relate its output to the attention that ran inside it."""
         for name, module in self._model.named_modules():
             if not isinstance(module, torch.jit.ScriptModule):
                 self.add_handle(module.register_forward_pre_hook(thread_local_hook(self._enter_module)))
@@ -298,6 +300,7 @@ class AttentionBlockFinder(Hooks):
         self._open_modules.append((module, len(self._attentions)))
 
     def _record_attention_block(self, name: str, module: nn.Module, args: object, layer_output: Any) -> Any:
+        """Store a module's output as an attention block if exactly one attention ran inside the module."""
         before = next((count for item, count in reversed(self._open_modules) if item is module), -1)
         while self._open_modules and self._open_modules.pop()[0] is not module:
             pass

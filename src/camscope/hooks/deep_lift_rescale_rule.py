@@ -17,7 +17,7 @@ class RescaleRule(BaseFunctionMode):
 
         with RescaleRule() as rule:
             reference(model, x)             # calls rule.start_reference_pass() at the layer from which the passes differ
-            rule.pause()
+            rule.stop_recording_and_applying()
             score = model(x).sum()          # calls rule.start_input_pass() there
             torch.autograd.grad(score, layer_output)
 
@@ -29,20 +29,20 @@ class RescaleRule(BaseFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._references: dict[int, tuple[str, Tensor]] = {}
-        self.pause()
+        self.stop_recording_and_applying()
 
-    def pause(self) -> None:
+    def stop_recording_and_applying(self) -> None:
         """Stop recording and applying the rule. From now on all functions run unchanged."""
         self._call_count, self._is_recording, self._is_comparing = 0, False, False
 
     def start_reference_pass(self) -> None:
         """From now on, record the inputs of elementwise functions. These inputs are the references of the next pass."""
-        self.pause()
+        self.stop_recording_and_applying()
         self._is_recording = True
 
     def start_input_pass(self) -> None:
         """From now on, apply the Rescale rule to elementwise functions. Use the recorded references."""
-        self.pause()
+        self.stop_recording_and_applying()
         self._is_comparing = True
 
     def run_intercepted_function(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -56,6 +56,7 @@ class RescaleRule(BaseFunctionMode):
         return self._apply_elementwise(name, first, lambda z: func(z, *args[1:], **keywords))
 
     def _apply_elementwise(self, name: str, z: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """Apply a function. Its backward pass multiplies by the change of the output over that of the input."""
         call_number, self._call_count = self._call_count, self._call_count + 1
         if self._is_recording:
             self._references[call_number] = name, z.detach().clone()

@@ -118,6 +118,7 @@ def _edit_output(hooks: Hooks, name: str, function: EditFunction, module: nn.Mod
 def _edit_args_and_kwargs(
     hooks: Hooks, name: str, function: EditFunction, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Any] | None:
+    """Replace the tensors that a layer receives by what the edit function returns for them."""
     inputs: Any = (args, kwargs)
     leaves = [(path, leaf) for path, leaf in iter_leaves(inputs) if leaf.is_floating_point()]
     leaves = [(path, leaf) for path, leaf in leaves if path[0] == 0] or leaves
@@ -141,6 +142,7 @@ def _edit_args_and_kwargs(
 def _edit_gradient(
     hooks: Hooks, name: str, function: EditFunction, module: nn.Module, args: object, output: Any
 ) -> Any:
+    """Replace the gradient at a layer's output by what the edit function returns for it."""
     path, tensor = find_main_tensor(name, output)
     if not tensor.requires_grad:
         return None

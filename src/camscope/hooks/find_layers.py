@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import AveragedModel
 
 from camscope.errors import LayerError, ModelError
-from camscope.hooks.wrap_score_function_as_module import wrap_function
+from camscope.hooks.wrap_black_box_function_as_module import wrap_function
 
 GLOB_CHARACTERS = set("*?[")
 WRAPPER_ATTRIBUTES = {  # attributes in which a wrapper stores its model; they are part of the wrapper's layer names

@@ -185,7 +185,10 @@ def _is_per_channel(value: Tensor, reference: WindowTensor) -> bool:
 
 
 def _cut_common_windows_and_start(variants: Sequence[WindowTensor]) -> tuple[list[Tensor], Tensor] | None:
-    """Cut the same window from several tensors. Return the windows and their start. Return None if the common window is large."""
+    """Cut the smallest window that holds all their windows from several tensors. Return the cuts and their start.
+
+    Return None if this window is large.
+    """
     if len(variants) == 1:
         is_large = _is_large(variants[0].window.shape[2:], variants[0].shape[2:])
         return None if is_large else ([variants[0].window], variants[0].window_start)
@@ -235,6 +238,7 @@ def _run_convolution(
     transposed: bool,
     *options: Any,
 ) -> WindowTensor | None:
+    """Run a convolution on the windows only, and count the multiplications that this saves. Return None if that is impossible."""
     if not isinstance(x, WindowTensor) or transposed or isinstance(weight, WindowTensor):
         return None
 

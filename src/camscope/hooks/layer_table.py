@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import InputError, LayerError
-from camscope.hooks.evaluation_mode import evaluation_mode
 from camscope.hooks.find_layers import check_lazy_layers_initialized, unwrap
+from camscope.hooks.thread_local_evaluation_mode import evaluation_mode
 from camscope.hooks.thread_local_hooks import Hooks, thread_local_hook
 from camscope.plurals import plural
 from camscope.pytree import iter_leaves

@@ -11,9 +11,9 @@ from torch._C._autograd import _get_sequence_nr
 from torch.autograd.graph import Node, get_gradient_edge
 
 from camscope.errors import warn_caller
-from camscope.hooks.evaluation_mode import evaluation_mode
 from camscope.hooks.find_layers import check_lazy_layers_initialized, find_layers, unwrap
 from camscope.hooks.recorded_layer_calls import GradientAccumulator, LayerCall, LayerRecord, Recording, TensorGradients
+from camscope.hooks.thread_local_evaluation_mode import evaluation_mode
 from camscope.hooks.thread_local_hooks import (
     Hooks,
     is_in_backward_pass,
@@ -144,6 +144,7 @@ class _Recorder(Hooks):
     def _start_recording_call(
         self, open_calls: list[OpenCall], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
+        """Record the inputs of a call before the layer runs, and prepare its input gradients."""
         if is_in_backward_pass():
             return
         inputs, call = (args, kwargs), LayerCall()
@@ -158,6 +159,7 @@ class _Recorder(Hooks):
     def _finish_recording_call(
         self, open_calls: list[OpenCall], layer: LayerRecord, module: nn.Module, *inputs_and_output: Any
     ) -> None:
+        """Record the output of a call after the layer ran, and prepare its gradients."""
         if is_in_backward_pass():
             return
         (call, edges, start), output = open_calls.pop(), inputs_and_output[-1]

@@ -168,6 +168,7 @@ class LayerRecord:
         return self._require_recorded_gradient(_unwrap_single(self.last_call.input_gradients), "input")
 
     def _require_recorded_gradient(self, gradient: object, location: str) -> Any:
+        """Return a recorded gradient. Raise a LayerError that says why it is missing."""
         if "gradients" not in self._recorded_kinds:
             self._raise_not_recorded("gradients")
         if next(iter_leaves(gradient), None) is not None:

@@ -48,18 +48,19 @@ class BufferCopyMode(BaseFunctionMode):
         )
 
     def _replace_buffers_in_argument(self, value: Any) -> Any:
+        """Replace the buffers in an argument of a torch function by their copies, also inside containers."""
         if isinstance(value, Tensor):
-            return self._replace_buffer_by_copy(value)
+            return self._get_copy_if_buffer(value)
         if type(value) in TYPES_WITHOUT_TENSORS:
             return value
         return (
-            map_leaves(value, self._replace_buffer_by_copy)
+            map_leaves(value, self._get_copy_if_buffer)
             if isinstance(value, CONTAINERS) or is_dataclass(value)
             else value
         )
 
-    def _replace_buffer_by_copy(self, tensor: Tensor) -> Tensor:
-        """Return the copy of a buffer, or of a view of a buffer. Return any other tensor unchanged."""
+    def _get_copy_if_buffer(self, tensor: Tensor) -> Tensor:
+        """Return the copy of a tensor that is a buffer or a view of one. Return any other tensor unchanged."""
         if self._originals.get(id(tensor)) is tensor:
             if id(tensor) not in self._copies:
                 self._copies[id(tensor)] = self._get_view_of_copied_storage(tensor, tensor.detach().clone)

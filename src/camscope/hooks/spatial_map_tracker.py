@@ -241,6 +241,7 @@ class SpatialMapTracker(BaseFunctionMode):
     def _find_result_cell_numbers(
         self, name: str, args: Sequence[Any], sources: Sequence[Tensor], output: Tensor, moved: Tensor | None
     ) -> Tensor | None:
+        """Return the cell numbers of the result of a function, by the kind of the function. None means unknown."""
         if name in CREATION_FUNCTIONS or (sources and all(map(self._comes_from_no_cell, sources))):
             return self._build_unknown_cell_numbers_like(output)
         if name in MOVEMENT_FUNCTIONS or name == "setitem":
@@ -390,7 +391,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return columns[..., :1, :].expand(shape)
 
     def _find_cells_of_einsum(self, equation: object, sources: Sequence[Tensor], shape: torch.Size) -> Tensor | None:
-        """Return the cell numbers of an einsum, taken from its first operand. Return None for unknown cell numbers."""
+        """Return the cell numbers of the result of an einsum: those of its first operand. Return None if they are unknown."""
         inputs, _, axes = str(equation).replace(" ", "").partition("->")
         own_axes, _, other_axes = inputs.partition(",")
         cells = self._read_cell_numbers_or_none(sources[0])
@@ -411,7 +412,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return cells[tuple(slice(None) if axis in order else None for axis in axes)].expand(shape)
 
     def _find_cells_of_reduction(self, source: Tensor, shape: torch.Size) -> Tensor | None:
-        """Return the cell numbers of a reduction along one axis. Return None for unknown cell numbers."""
+        """Return the cell numbers of the result of a reduction along one axis. Return None if they are unknown."""
         cells = self._read_cell_numbers_or_none(source)
         if cells is None:
             return None
@@ -422,7 +423,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return cells.select(fitting[-1], 0).reshape(shape)
 
     def _find_covered_part_of_each_channel(self, tensor: Tensor) -> list[Extent | None]:
-        """Return the extent of each channel of a tensor (N,K,*grid), or None for a channel whose cells are out of order.
+        """Return the extent that each channel of a tensor (N,K,*grid) covers. A channel with cells out of order gets None.
 
         Return [] for an unknown tensor.
         """
@@ -433,7 +434,7 @@ class SpatialMapTracker(BaseFunctionMode):
         return [] if cells is None or self._depends_on_no_cell(cells) else self._find_covered_parts_of_cells(cells)
 
     def _find_covered_parts_of_cells(self, cells: Tensor) -> list[Extent | None]:
-        """Return the extent of each channel, from cell numbers (N,K,*grid), or None for a channel in another order."""
+        """Return the extent that each channel of cell numbers (N,K,*grid) covers. A channel in another order gets None."""
         if cells.ndim != self._n_axes:
             return []
         planes = cells[tuple(slice(0, None if stride else 1) for stride in cells.stride()[:2])].flatten(0, 1)

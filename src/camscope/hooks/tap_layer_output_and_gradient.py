@@ -70,6 +70,7 @@ class Tap(Hooks):
         self.calls: dict[str, list[TappedCall]] = {name: [] for name in self._modules}
 
     def _install_hooks(self) -> None:
+        """Hook the tapped layers. Raise a LayerError for a layer in TorchScript."""
         self._enter_gradient_scope()
         for name, module in self._modules.items():
             if isinstance(module, torch.jit.ScriptModule):
@@ -150,6 +151,7 @@ class Tap(Hooks):
         return ([call for call in calls if call.gradient is not None] or calls)[-1]
 
     def _record_output(self, name: str, module: nn.Module, args: object, output: Any) -> Any:
+        """Store a copy of a layer's output, and pass on another copy whose gradient is recorded."""
         path, tensor = find_main_tensor(name, output, self._output_index)
         if not self._gradients:
             self.calls[name].append(TappedCall(tensor.detach().clone()))

@@ -122,6 +122,7 @@ def record_image_tokens(model: nn.Module, scope: ExitStack, positions: ImageToke
 
 
 def _find_input_ids(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """Return the argument `input_ids` (N,T) of a call. Return None if the call has none."""
     try:
         arguments = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
     except TypeError:

@@ -88,6 +88,7 @@ class CallablePreprocess:
         return self._placement_cache[image_size]
 
     def _call_transform(self, image: "Image") -> Tensor:
+        """Call the transform. Raise a PreprocessError unless it returns a float tensor (C,H,W)."""
         transform_name = getattr(self.transform, "__name__", type(self.transform).__name__)
         try:
             result = self.transform(image)
@@ -111,6 +112,7 @@ class CallablePreprocess:
         )
 
     def _measure_uncached_placement(self, image_size: tuple[int, int]) -> Placement | None:
+        """Measure the placement by probe images. Return None for random transforms, and if a check does not confirm it."""
         with _undo_and_detect_random_draws() as has_drawn_random_numbers:
             try:
                 probe_outputs = [self._transform_image_to_array(probe) for probe in _generate_probe_images(image_size)]
@@ -177,6 +179,7 @@ def _generate_probe_images(image_size: tuple[int, int]) -> Iterator["Image"]:
 
 
 def _draw_center_square(size: Sequence[int], background: str, foreground: str) -> "Image":
+    """Draw a square in the middle of an image, half as high and half as wide."""
     from PIL import Image
 
     height, width = size
@@ -198,6 +201,7 @@ def _draw_ramp(size: tuple[int, int], direction: Floats) -> Pixels:
 
 
 def _compute_placement(probe_outputs: list[Floats], image_size: tuple[int, int]) -> Placement | None:
+    """Fit the placement to the outputs for black, white and ramp images. Return None if the geometry is not fixed."""
     black, white, *ramps, repeated_ramp = probe_outputs
     shapes = {output.shape for output in probe_outputs}
     is_finite = all(np.isfinite(output).all() for output in probe_outputs)

@@ -94,6 +94,7 @@ def read_photo(source: object, *, max_pixels: int = MAX_PIXELS) -> Photo:
 
 
 def _read_photo_file(path: Path, max_pixels: int) -> Photo:
+    """Read an image file with its warnings. Raise an ImageError if it is missing or damaged."""
     from PIL import Image
 
     with _convert_decoding_errors(str(path)), suppress_library_output():
@@ -172,6 +173,7 @@ def _has_expected_signature(file_bytes: bytes, suffix: str) -> bool:
 
 @contextmanager
 def _open_image_bytes(file_bytes: bytes) -> "Iterator[Image]":
+    """Open an encoded image inside the `with`. Errors of decoding become an ImageError."""
     from PIL import Image
 
     with _convert_decoding_errors("the file"), suppress_library_output():
@@ -205,6 +207,7 @@ def _convert_decoding_errors(name: str) -> Iterator[None]:
 
 
 def _decode_pixels(image: "Image", name: str, max_pixels: int) -> Pixels:
+    """Decode an image to RGB pixels in its upright orientation. Pixels of 16 bits are scaled to 8."""
     _check_pixel_count(image.size, name, max_pixels)
     if image.format == "EPS":
         raise ImageError(f"{name}: the EPS format is not supported; save the image as PNG")
@@ -290,6 +293,7 @@ def _read_exif_orientation(image: "Image") -> Any:
 
 
 def _apply_exif_orientation(image: "Image") -> "Image":
+    """Rotate or flip an image as its EXIF header says. Invalid headers are ignored."""
     from PIL import ImageOps
 
     if _read_exif_orientation(image) != 1:  # Pillow would copy an upright image
@@ -299,6 +303,7 @@ def _apply_exif_orientation(image: "Image") -> "Image":
 
 
 def _compose_over_white(image: "Image") -> "Image":
+    """Convert an image to RGB. Transparent pixels are blended with white."""
     from PIL import Image
 
     if not image.has_transparency_data:
@@ -308,6 +313,7 @@ def _compose_over_white(image: "Image") -> "Image":
 
 
 def _convert_array_to_pixels(array: NDArray[Any], max_pixels: int) -> Pixels:
+    """Convert an array (H,W) or (H,W,3) of uint8 to RGB pixels. Raise an ImageError for any other array."""
     received = f"the image is an array of {array.dtype} with shape {array.shape}"
     if array.dtype != np.uint8:
         raise ImageError(
@@ -322,6 +328,7 @@ def _convert_array_to_pixels(array: NDArray[Any], max_pixels: int) -> Pixels:
 
 
 def _convert_tensor_to_pixels(tensor: Tensor, max_pixels: int) -> Pixels:
+    """Convert a tensor (1,H,W) or (3,H,W) of uint8 to RGB pixels. Raise an ImageError for any other tensor."""
     if (kind := describe_unusual_tensor(tensor)) is not None and not kind.is_castable:
         raise ImageError(f"the image is {kind.description}; {EXPECTED_IMAGE}")
     received = f"the image is a tensor of {tensor.dtype} with shape {tuple(tensor.shape)}"
@@ -338,6 +345,7 @@ def _repeat_gray_channel(array: Pixels) -> Pixels:
 
 
 def _check_pixel_count(size: tuple[int, int], name: str, max_pixels: int) -> None:
+    """Raise an ImageError if an image is empty or has too many pixels."""
     width, height = size
     if width * height > max_pixels:
         fix = "pass a larger max_pixels to read the image"

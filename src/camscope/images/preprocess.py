@@ -133,7 +133,7 @@ class Preprocess:
             canvas = Image.new(image.mode, (columns, rows), self.fill if self.channels == 3 else self.fill[0])
             canvas.paste(image, (-start[1], -start[0]))
             image = canvas
-        return self._normalize(image), placement
+        return self._convert_to_normalized_tensor(image), placement
 
     def compute_resized_size(self, image_size: tuple[int, ...]) -> tuple[int, int]:
         """Return the size (H,W) that an image has after the resize step and before the crop.
@@ -367,7 +367,8 @@ class Preprocess:
             return surplus // 2
         return round(surplus / 2) if self.rounding == "even" and surplus > 0 else int(surplus / 2)
 
-    def _normalize(self, image: "Image") -> Tensor:
+    def _convert_to_normalized_tensor(self, image: "Image") -> Tensor:
+        """Scale the pixels, then subtract the mean and divide by the standard deviation."""
         values = np.asarray(image).reshape(image.height, image.width, self.channels).transpose(2, 0, 1)
         # division as in torchvision gives the same last bit; NumPy calls are cheaper than torch's
         scaled = values.astype(np.float32, order="C")
@@ -468,6 +469,7 @@ def _parse_finite_numbers(values: Any, name: str) -> tuple[float, ...]:
 
 
 def _parse_side_lengths(value: object, name: str) -> int | tuple[int, int] | None:
+    """Return a size as one number, as height and width, or None. Raise a PreprocessError for any other value."""
     match value:
         case None:
             return None

@@ -90,6 +90,7 @@ def convert_huggingface_processor(processor: Any) -> PreprocessFields:
 
 
 def _convert_huggingface_resize_and_crop(config: Mapping[str, Any], family: str, rounding: str) -> PreprocessFields:
+    """Convert the resize and crop settings of a Hugging Face image processor to those of `Preprocess`."""
     fields: PreprocessFields = {"resize": None, "crop": None, "rounding": rounding}
     if config.get("do_resize", "size" in config):
         size, pct = _parse_size(config, "size", family in SHORTER_SIDE_FAMILIES), config.get("crop_pct")

@@ -15,10 +15,10 @@ from camscope.hooks.thread_local_hooks import Hooks, thread_local_hook
 from camscope.hooks.vision_language_tokens import (
     find_vocabulary_sizes,
 )
+from camscope.layers.cell_position_noise_test import build_contradicted_layout_error
 from camscope.layers.infer_layout import advise_on_per_frame_output
 from camscope.layers.judge_layout_from_noise_reactions import LayoutVerdict
 from camscope.layers.layout import TOKENS
-from camscope.layers.layout_noise_probe import build_contradicted_layout_error
 from camscope.layers.spatial_layers import SpatialLayer, find_spatial_layers, hook_layer_outputs, probe_layer_layout
 from camscope.pytree import iter_leaves
 from camscope.targets.no_target import NoTarget
@@ -70,7 +70,7 @@ def choose_layer(
     layers of the head would predict it already. Then the last layer of the backbone or encoder is returned, or of the
     coarsest grid if none has such a name. For `for_features` see `choose_feature_layer`.
     """
-    other_inputs = score.extra_tensors if isinstance(score, Score) else ()
+    other_inputs = score.extra_model_inputs if isinstance(score, Score) else ()
     class_name, layers = type(model).__name__, find_spatial_layers(model, lambda: score(x), x, other_inputs)
     if for_features:
         layers = _drop_head_layers(model, layers, lambda: score(x))

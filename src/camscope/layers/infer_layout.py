@@ -76,6 +76,7 @@ def advise_on_per_frame_output(shape: Sequence[int], input_shape: Sequence[int])
 def _infer_layout_kind(
     shape: tuple[int, ...], size: tuple[int, ...], module: nn.Module | None, hints: LayoutHints = NO_HINTS
 ) -> str:
+    """Infer from shapes and modules whether an output has channels first or last. Raise a LayerError if unclear."""
     if returns_channels_first(module):
         return CHANNELS_FIRST
     grids = {CHANNELS_FIRST: shape[2:], CHANNELS_LAST: shape[1:-1]}
@@ -157,6 +158,7 @@ def _require_fitting_layout(layout: Layout, shape: tuple[int, ...]) -> Layout:
 def _infer_token_layout(
     shape: tuple[int, ...], size: tuple[int, ...], module: nn.Module | None, hints: LayoutHints
 ) -> Layout:
+    """Infer the grid and the number of prefix tokens of an output (N,T,K). Raise a LayerError if unclear."""
     grids = [grid for grid in hints.grids if len(grid) == len(size)]
     framed = [(size[0], *grid) for grid in hints.grids if len(grid) == 2] if len(size) == 3 and not grids else []
     patches = _map_patch_grids_to_exact_tiling(size)

@@ -42,6 +42,7 @@ class LayoutHints:
         return starts[0] if starts else None
 
     def _iter_piece_starts(self, n_tokens: int, n_cells: int) -> Iterator[int]:
+        """Yield where pieces of `n_cells` tokens start in a concatenation of `n_tokens` tokens."""
         start = 0
         for piece in self.concat_lengths.get(n_tokens, ()):
             if piece == n_cells:

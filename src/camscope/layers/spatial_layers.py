@@ -21,10 +21,10 @@ from camscope.hooks.vision_language_tokens import (
     record_image_tokens,
     record_text_lengths,
 )
+from camscope.layers.cell_position_noise_test import OutputLocation, probe_layout
 from camscope.layers.infer_layout import has_unequal_strides, infer_image_token_layout, infer_layout
 from camscope.layers.judge_layout_from_noise_reactions import LayoutProbeResult, LayoutVerdict
 from camscope.layers.layout import CHANNELS_FIRST, CHANNELS_LAST, TOKENS, Layout
-from camscope.layers.layout_noise_probe import OutputLocation, probe_layout
 from camscope.layers.recorded_grids_and_token_counts import ConcatRecorder, LayoutHints
 from camscope.plurals import plural
 from camscope.pytree import find_main_tensor, has_attention_rows

@@ -87,6 +87,7 @@ def to_parametric_map(
 def _build_parametric_map(
     explanation: Explanation, scan_map: ScanSpaceMap, source: dicom_export_headers.DicomSource
 ) -> "Dataset":
+    """Build a DICOM parametric map from the values of the map on the slices of the source."""
     from highdicom import VOILUTTransformation
     from highdicom.pm import ParametricMap, RealWorldValueMapping
     from highdicom.sr import CodedConcept
@@ -221,6 +222,7 @@ def _is_camscope_capture(file: Path) -> bool:
 def _encode_slices(
     explanation: Explanation, scan_map: ScanSpaceMap, source: dicom_export_headers.DicomSource, scale: ScaleOption
 ) -> Iterator[bytes]:
+    """Yield the overlay of each slice as the bytes of a DICOM secondary capture."""
     arguments, derivation = (
         dicom_export_headers.build_common_highdicom_arguments(explanation),
         describe_derivation(explanation, scan_map),
@@ -268,6 +270,7 @@ def _add_caption_and_color_bar(
 def _build_secondary_capture(
     rgb_image: PixelArray, source: dicom_export_headers.DicomSource, index: int, arguments: dict[str, Any]
 ) -> "Dataset":
+    """Build a DICOM secondary capture of one drawn slice, with a reference to its source."""
     from highdicom import UID
     from highdicom.sc import SCImage
     from highdicom.sr import CodedConcept

@@ -111,6 +111,7 @@ def read_source_and_resample_map(
 
 
 def _read_header(file: Any, name: str) -> "Dataset":
+    """Read a DICOM header without pixels. Optional values that are missing or invalid become empty."""
     with redact_errors(name):
         dataset, _ = load_dicom_dataset(file, name)
         for keyword in PIXEL_KEYWORDS:

@@ -148,6 +148,7 @@ def _extract_slice(scan: Scan, index: int, axis_order: Sequence[int]) -> Scan:
 def _explain_slice_batches(
     explainer: Explainer, slices: Sequence[Scan], target: TargetLike, batch_size: int, progress: bool
 ) -> list[Explanation]:
+    """Explain all slices in batches, with an optional progress bar."""
     explanations: list[Explanation] = []
     with track_steps(f"{explainer.composed_name}, {plural(len(slices), 'slice')}", len(slices), progress) as advance:
         for start in range(0, len(slices), batch_size):
@@ -298,6 +299,7 @@ def explain_patches(
 def _explain_patch_of_input(
     explainer: Explainer, model_input: ModelInput, start: tuple[int, ...], size: tuple[int, ...], target: TargetLike
 ) -> Explanation:
+    """Explain a patch of the model's input by itself. Raise an InputError if the patch does not fit."""
     shape = tuple(model_input.x.shape[1:])
     if len(start) != len(shape) or len(size) != len(shape):
         raise InputError(

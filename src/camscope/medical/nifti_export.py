@@ -149,6 +149,7 @@ def _set_affine(header: Any, affine: NDArray[np.float64], code: int) -> None:
 
 
 def _encode_nifti(header: Any, values: NDArray[Any], suffix: str) -> bytes:
+    """Encode values as a NIfTI file. Equal maps give equal bytes, also if compressed."""
     header.set_data_dtype(values.dtype)
     header.set_slope_inter(1, 0)
     header["vox_offset"] = len(header.binaryblock) + len(NO_EXTENSIONS)

@@ -208,6 +208,7 @@ def build_imputer(imputation: ImputationLike, x: Tensor, seed: int = 0) -> Imput
 
 
 def _build_linear_imputer(settings: NoisyLinearImputation, x: Tensor, seed: int) -> Imputer:
+    """Build the function that replaces removed pixels by linear imputation, with optional noise."""
     generator = torch.Generator(device="cpu").manual_seed(seed)
     noise = torch.randn(x.shape[1:], generator=generator, dtype=torch.float32, device="cpu").to(x)
     spread = x.std(tuple(range(2, x.ndim)), correction=0, keepdim=True) * settings.noise_std

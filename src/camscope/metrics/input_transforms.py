@@ -75,6 +75,7 @@ class Shift(InputTransform):
         return Placement(np.column_stack([np.eye(len(size)), offset]), tuple(size), tuple(size))
 
     def _resolve_offsets(self, n_axes: int) -> tuple[int, ...]:
+        """Return the offset along each axis in pixels. Raise an InputError for another number of axes."""
         pixels = self.offset if isinstance(self.offset, tuple) else (self.offset,) * n_axes
         if len(pixels) != n_axes:
             raise InputError(f"{self}: expected one number, or {plural(n_axes, 'number')} with one for each axis")

@@ -229,6 +229,7 @@ class _GroupedValues:
 
     @classmethod
     def from_values(cls, values: npt.ArrayLike, groups: Sequence[Hashable] | None) -> "_GroupedValues":
+        """Group the defined values. Raise an error without a defined value, or if some are infinite."""
         array = np.asarray(values, np.float64)
         if array.ndim != 1:
             raise InputError(f"values have shape {array.shape}; expected (N,)")
@@ -272,6 +273,7 @@ class _GroupedValues:
         return compute_degrees_of_freedom(self.group_sizes) if self.has_enough_groups else max(1, self.n_groups - 1)
 
     def build_estimate(self, low: float, high: float, **fields: Any) -> Estimate:
+        """Build an estimate of the mean with this interval and the counts of values and groups."""
         return Estimate(
             self.mean,
             low,

@@ -277,6 +277,7 @@ class PerturbationTest:
         return [next(scores) if count else self.scorer.clean_scores for _, count in points]
 
     def _compute_drops(self, masks: MaskBuilder, n_sets: int, unit: AttributionUnit) -> ScoreDrops:
+        """Compute how much the score drops for each set of removed pixels, and their attribution."""
         n_images, x, maps = len(self.maps), self.scorer.x, self.maps.flatten(1)
         attribution_sums = torch.empty(n_sets, n_images, dtype=torch.float64, device=x.device)
 

@@ -285,6 +285,7 @@ class CoveredSimilarity(NamedTuple):
 def _compute_similarity_on_covered_pixels(
     clean_map: FloatArray, transformed_map: FloatArray, covered_mask: Mask, similarity: str
 ) -> CoveredSimilarity:
+    """Compare two maps on the pixels that both inputs show. Without a value, give the reason."""
     share = float(covered_mask.mean())
     if share < MIN_SHARED_AREA:
         return CoveredSimilarity(None, share, f"only {share:.0%} of the pixels are shown by both inputs")

@@ -79,6 +79,7 @@ def randomize_modules(model: nn.Module, module_names: Sequence[str], seed: int) 
 
 @torch.no_grad()
 def _randomize_module(module: nn.Module) -> None:
+    """Reset the weights of a module. Without `reset_parameters`, shuffle the values of each weight."""
     tensors = [*module._parameters.values(), *module._buffers.values()]
     values = [(value, value.device) for value in tensors if value is not None]
     reset = getattr(module, "reset_parameters", None)

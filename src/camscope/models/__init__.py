@@ -9,7 +9,7 @@ from torch import nn
 
 from camscope.errors import CamscopeError, ModelError, describe_out_of_memory, is_out_of_memory
 from camscope.images.preprocess import Preprocess
-from camscope.model_card import ModelCard, attach_card
+from camscope.loaded_model_metadata_and_weight_digest import LoadedModelMetadata, attach_loaded_model_metadata
 from camscope.models.checkpoint import (
     RANDOM_WEIGHTS,
     WeightsSource,
@@ -18,16 +18,16 @@ from camscope.models.checkpoint import (
     load_state_dict_strictly,
     read_state_dict,
 )
-from camscope.models.clip_image_encoder import load_clip_image_encoder_and_card
-from camscope.models.huggingface import load_huggingface_model_and_card
-from camscope.models.onnx_file import load_onnx_model_and_card
-from camscope.models.torchvision_timm import load_timm_model_and_card, load_torchvision_model_and_card
+from camscope.models.clip_image_encoder import load_clip_image_encoder_and_metadata
+from camscope.models.huggingface import load_huggingface_model_and_metadata
+from camscope.models.onnx_file import load_onnx_model_and_metadata
+from camscope.models.torchvision_timm import load_timm_model_and_metadata, load_torchvision_model_and_metadata
 from camscope.models.ultralytics_yolo import (
     is_ultralytics_object,
-    load_yolo_model_and_card,
-    wrap_yolo_model_and_build_card,
+    load_yolo_model_and_metadata,
+    wrap_yolo_model_and_build_metadata,
 )
-from camscope.models.user_function import load_model_and_card_from_user_function
+from camscope.models.user_function import load_model_and_metadata_from_user_function
 
 __all__ = ["load_model", "load_state_dict_strictly", "read_state_dict"]
 
@@ -38,17 +38,17 @@ MODEL_SPEC_FORMS = (
     "FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION"
 )
 LOADER_BY_LIBRARY = {
-    "torchvision": load_torchvision_model_and_card,
-    "timm": load_timm_model_and_card,
-    "hf": load_huggingface_model_and_card,
-    "clip": load_clip_image_encoder_and_card,
-    "yolo": load_yolo_model_and_card,
-    "onnx": load_onnx_model_and_card,
+    "torchvision": load_torchvision_model_and_metadata,
+    "timm": load_timm_model_and_metadata,
+    "hf": load_huggingface_model_and_metadata,
+    "clip": load_clip_image_encoder_and_metadata,
+    "yolo": load_yolo_model_and_metadata,
+    "onnx": load_onnx_model_and_metadata,
 }
 
 
 def load_model(spec: str | nn.Module, *, weights: WeightsSource = None, trust_code: bool = False) -> nn.Module:
-    """Load a model in eval mode. Store its preprocessing, class names and target layer in a `ModelCard`.
+    """Load a model in eval mode. Store its preprocessing, class names and target layer in a `LoadedModelMetadata`.
 
     Args:
         spec: "phantom" (bundled), "torchvision:resnet50" or just "resnet50", "timm:vit_tiny_patch16_224", "hf:org/name" or
@@ -78,7 +78,7 @@ def load_model(spec: str | nn.Module, *, weights: WeightsSource = None, trust_co
     # a model on the meta device has no values, and loading weights into it does nothing
     with torch.device("cpu") if _is_meta_default_device() else nullcontext():
         try:
-            model, card = _load_model_and_card(spec, weights, trust_code=trust_code)
+            model, model_metadata = _load_model_and_metadata(spec, weights, trust_code=trust_code)
         except Exception as error:
             if isinstance(error, CamscopeError) or not is_out_of_memory(error):
                 raise
@@ -86,18 +86,18 @@ def load_model(spec: str | nn.Module, *, weights: WeightsSource = None, trust_co
             raise ModelError(
                 f"{source}: {describe_out_of_memory(error)} while loading it; load a smaller model"
             ) from error
-    attach_card(model.eval() if isinstance(spec, str) else model, card)
+    attach_loaded_model_metadata(model.eval() if isinstance(spec, str) else model, model_metadata)
     return model
 
 
-def _wrap_yolo_once(yolo: Any) -> tuple[nn.Module, ModelCard]:
+def _wrap_yolo_once(yolo: Any) -> tuple[nn.Module, LoadedModelMetadata]:
     """Wrap a `YOLO` object. Return the same wrapper each time, until the object gets another model."""
-    model, card = wrap_yolo_model_and_build_card(yolo)
+    model, model_metadata = wrap_yolo_model_and_build_metadata(yolo)
     existing = _wrappers.get(yolo)
     if existing is not None and existing.model is yolo.model:
-        return existing, card
+        return existing, model_metadata
     _wrappers[yolo] = model
-    return model, card
+    return model, model_metadata
 
 
 def _is_meta_default_device() -> bool:
@@ -123,9 +123,10 @@ def redact_file_names(source: str) -> str:
     return f"{public_name}, with weights" if several else public_name
 
 
-def _load_model_and_card(
+def _load_model_and_metadata(
     spec: str | nn.Module, weights: WeightsSource, *, trust_code: bool
-) -> tuple[nn.Module, ModelCard]:
+) -> tuple[nn.Module, LoadedModelMetadata]:
+    """Load the model that a spec describes, and its metadata. Raise a ModelError for an unknown spec."""
     if is_ultralytics_object(spec):
         if weights is not None:
             raise ModelError("a YOLO object has its own weights; omit weights=")
@@ -133,16 +134,16 @@ def _load_model_and_card(
     if not isinstance(spec, str) or not spec:
         raise ModelError(f"the model is {spec!r}; expected one of {MODEL_SPEC_FORMS}")
     if spec == "phantom":
-        return load_bundled_model_and_card(weights)
+        return load_bundled_model_and_metadata(weights)
     library, colon, name = spec.partition(":")
     if trust_code:
         if library != "yolo":
             raise ModelError(f"{spec}: trust_code is for yolo:FILE.pt; other files of weights never execute code")
-        return load_yolo_model_and_card(name, weights, trust_code=True)
+        return load_yolo_model_and_metadata(name, weights, trust_code=True)
     if colon and library in LOADER_BY_LIBRARY:
         return LOADER_BY_LIBRARY[library](name, weights)
     if colon:
-        return load_model_and_card_from_user_function(spec, weights)
+        return load_model_and_metadata_from_user_function(spec, weights)
     if spec.endswith(".py"):
         raise ModelError(
             f"{spec} is a file; expected also the name of the function that returns the model: {spec}:FUNCTION"
@@ -150,12 +151,12 @@ def _load_model_and_card(
     if spec.endswith((".pt", ".pth", ".bin", ".ckpt", ".safetensors")):
         raise ModelError(f"{spec} contains weights without an architecture; pass the model's name and weights={spec!r}")
     try:
-        return load_torchvision_model_and_card(spec, weights)
+        return load_torchvision_model_and_metadata(spec, weights)
     except ModelError as error:
         raise ModelError(f"{error}; a model is one of {MODEL_SPEC_FORMS}") from error.__cause__
 
 
-def load_bundled_model_and_card(weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
+def load_bundled_model_and_metadata(weights: WeightsSource) -> tuple[nn.Module, LoadedModelMetadata]:
     """Load PhantomNet, a small model that comes with the package. It was trained on the images of `camscope.phantom`."""
     from camscope.phantom import CATEGORIES, PREPROCESSING, PhantomNet, load_phantom_model
 
@@ -166,4 +167,4 @@ def load_bundled_model_and_card(weights: WeightsSource) -> tuple[nn.Module, Mode
     size, mean, std = PREPROCESSING
     preprocess = Preprocess(resize=(size, size), mean=(mean,), std=(std,), channels=1)
     class_names = None if weights == RANDOM_WEIGHTS else tuple(CATEGORIES)
-    return model, ModelCard(format_model_source("phantom", weights), preprocess, class_names, "layer4")
+    return model, LoadedModelMetadata(format_model_source("phantom", weights), preprocess, class_names, "layer4")

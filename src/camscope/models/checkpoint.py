@@ -218,6 +218,7 @@ def _is_safetensors(file: Path) -> bool:
 
 
 def _read_safetensors(file: Path) -> Mapping[str, Tensor]:
+    """Read the tensors of a safetensors file. Raise a WeightsError if it is incomplete."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -228,6 +229,7 @@ def _read_safetensors(file: Path) -> Mapping[str, Tensor]:
 
 
 def _read_torch_file(file: Path) -> Any:
+    """Read a file of `torch.save`, without running code from it. Raise a WeightsError if it cannot be read."""
     try:
         if zipfile.is_zipfile(file):
             check_zip_sizes_and_checksums(file)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import ModelError
-from camscope.model_card import ModelCard
+from camscope.loaded_model_metadata_and_weight_digest import LoadedModelMetadata
 from camscope.models.checkpoint import (
     RANDOM_WEIGHTS,
     WeightsSource,
@@ -34,10 +34,10 @@ class CLIPImageEncoder(nn.Module):
         return _extract_embedding(self.full_model.get_image_features(pixel_values=pixel_values))
 
 
-def load_clip_image_encoder_and_card(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
+def load_clip_image_encoder_and_metadata(name: str, weights: WeightsSource) -> tuple[nn.Module, LoadedModelMetadata]:
     """Load the image encoder of a CLIP or SigLIP model. The source is a repository ("org/name") or a folder.
 
-    The model card holds the text encoder of the same model, which `TextSimilarity` uses.
+    The model model_metadata holds the text encoder of the same model, which `TextSimilarity` uses.
     """
     transformers, folder = require("transformers", extra="hub"), Path(name).expanduser()
     source = str(folder) if folder.is_dir() else name
@@ -51,12 +51,13 @@ def load_clip_image_encoder_and_card(name: str, weights: WeightsSource) -> tuple
         tokens = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     image_encoder = CLIPImageEncoder(full_model.float())
     preprocess = load_preprocessing(transformers, source)
-    return image_encoder, ModelCard(
+    return image_encoder, LoadedModelMetadata(
         format_model_source(f"clip:{name}", weights), preprocess, embed_text=_create_text_encoder(full_model, tokens)
     )
 
 
 def _load_image_and_text_model(transformers: Any, source: str, weights: WeightsSource) -> Any:
+    """Load a model of Hugging Face with an image and a text encoder. No remote code runs."""
     if weights is None:
         model = transformers.AutoModel.from_pretrained(source, trust_remote_code=False, use_safetensors=True)
     else:
@@ -72,6 +73,7 @@ def _load_image_and_text_model(transformers: Any, source: str, weights: WeightsS
 
 
 def _create_text_encoder(full_model: Any, tokenizer: Any) -> Callable[[str], Tensor]:
+    """Return a function from a text to its embedding."""
     # SigLIP was trained on texts padded to one length
     has_fixed_length = "siglip" in str(getattr(full_model.config, "model_type", ""))
 

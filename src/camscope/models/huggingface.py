@@ -12,7 +12,7 @@ from torch import nn
 from camscope.atomic_writes_and_folder_locks import check_regular_files
 from camscope.errors import CamscopeError, ModelError, PreprocessError, WeightsError
 from camscope.images.preprocess import Preprocess, as_preprocess
-from camscope.model_card import ModelCard
+from camscope.loaded_model_metadata_and_weight_digest import LoadedModelMetadata
 from camscope.models.checkpoint import (
     RANDOM_WEIGHTS,
     BuiltModel,
@@ -41,7 +41,7 @@ IMAGE_MODEL_CLASS_SUFFIXES = (
 VISION_ENCODER_BY_CLASS = {"CLIPModel": "CLIPVisionModelWithProjection", "SiglipModel": "SiglipVisionModel"}
 
 
-def load_huggingface_model_and_card(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
+def load_huggingface_model_and_metadata(name: str, weights: WeightsSource) -> tuple[nn.Module, LoadedModelMetadata]:
     """Load a Hugging Face model. The source is a repository ("org/name") or a folder.
 
     `weights` is a checkpoint file, "random" or None for the published weights. The model is a classifier unless
@@ -64,7 +64,7 @@ def load_huggingface_model_and_card(name: str, weights: WeightsSource) -> tuple[
         model, has_published_classes = _load_transformers_model(transformers, source, weights)
         class_names = _get_class_names(model) if has_published_classes else None
     preprocess = load_preprocessing(transformers, source)
-    return model.float(), ModelCard(format_model_source(f"hf:{name}", weights), preprocess, class_names)
+    return model.float(), LoadedModelMetadata(format_model_source(f"hf:{name}", weights), preprocess, class_names)
 
 
 @contextmanager

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from camscope.atomic_writes_and_folder_locks import describe_file_problem, read_bytes
 from camscope.errors import InputError, ModelError, WeightsError
-from camscope.hooks.wrap_score_function_as_module import ScoreFunction
-from camscope.model_card import ModelCard
+from camscope.hooks.wrap_black_box_function_as_module import ScoreFunction
+from camscope.loaded_model_metadata_and_weight_digest import LoadedModelMetadata
 from camscope.models.checkpoint import WeightsSource, format_model_source
 from camscope.optional_packages import require
 from camscope.read_untrusted_files import read_errors_converted
@@ -45,6 +45,7 @@ class OnnxNetwork:
         self._create_session()
 
     def _create_session(self) -> None:
+        """Create the session of ONNX Runtime, and find the input that takes the images."""
         runtime = require("onnxruntime", extra="onnx")
         options = runtime.SessionOptions()
         options.log_severity_level, options.intra_op_num_threads = ERROR_LEVEL, torch.get_num_threads()
@@ -99,7 +100,7 @@ def _cut_rows(value: Any, n_rows: int, step: int) -> Any:
     return value[:n_rows] if value.ndim and len(value) == step else np.atleast_1d(value)
 
 
-def load_onnx_model_and_card(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
+def load_onnx_model_and_metadata(name: str, weights: WeightsSource) -> tuple[nn.Module, LoadedModelMetadata]:
     """Load an ONNX file that contains its weights. ONNX Runtime runs the model on the CPU."""
     file, spec = Path(name).expanduser(), f"onnx:{name}"
     if weights is not None:
@@ -109,4 +110,6 @@ def load_onnx_model_and_card(name: str, weights: WeightsSource) -> tuple[nn.Modu
     with read_errors_converted(f"{name} cannot be read", ModelError):
         content = read_bytes(file, MAX_ONNX_BYTES)
     network = OnnxNetwork(content, name)
-    return ScoreFunction(network, hashlib.sha256(content).hexdigest()), ModelCard(format_model_source(spec, None))
+    return ScoreFunction(network, hashlib.sha256(content).hexdigest()), LoadedModelMetadata(
+        format_model_source(spec, None)
+    )

@@ -14,7 +14,7 @@ from torch import nn
 
 from camscope.errors import ModelError, PreprocessError, WeightsError
 from camscope.images.preprocess import Preprocess, as_preprocess
-from camscope.model_card import ModelCard
+from camscope.loaded_model_metadata_and_weight_digest import LoadedModelMetadata
 from camscope.models.checkpoint import (
     RANDOM_WEIGHTS,
     BuiltModel,
@@ -39,7 +39,7 @@ def make_weights_unavailable_error(spec: str, error: Exception, advice: str) -> 
 ModelBuilder = Callable[..., nn.Module]
 
 
-def load_torchvision_model_and_card(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
+def load_torchvision_model_and_metadata(name: str, weights: WeightsSource) -> tuple[nn.Module, LoadedModelMetadata]:
     """Load a torchvision model. `weights` is a checkpoint file or "random". None means the published weights."""
     from torchvision.models import get_model_weights
 
@@ -52,10 +52,13 @@ def load_torchvision_model_and_card(name: str, weights: WeightsSource) -> tuple[
             model, has_published_classes = _build_torchvision_random_or_from_file(builder, weights)
     class_names = tuple(published.meta.get("categories", ())) if has_published_classes else ()
     preprocess = as_preprocess(published.transforms())
-    return model, ModelCard(format_model_source(f"torchvision:{name}", weights), preprocess, class_names or None)
+    return model, LoadedModelMetadata(
+        format_model_source(f"torchvision:{name}", weights), preprocess, class_names or None
+    )
 
 
 def _find_torchvision_builder(name: str) -> ModelBuilder:
+    """Return the function that builds a model of torchvision. Raise a ModelError with the nearest names."""
     from torchvision.models import get_model_builder, list_models, quantization
 
     quantized = list_models(module=quantization)
@@ -116,7 +119,7 @@ def _get_builder_options(builder: ModelBuilder, state: StateDict) -> dict[str, A
     return options
 
 
-def load_timm_model_and_card(name: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
+def load_timm_model_and_metadata(name: str, weights: WeightsSource) -> tuple[nn.Module, LoadedModelMetadata]:
     """Load a timm model. `weights` is a checkpoint file or "random". None means the published weights."""
     timm = require("timm", extra="hub")
     if not timm.is_model(name):
@@ -131,10 +134,11 @@ def load_timm_model_and_card(name: str, weights: WeightsSource) -> tuple[nn.Modu
         _get_timm_preprocess(model),
         _get_timm_class_names(model) if has_published_classes else None,
     )
-    return model, ModelCard(format_model_source(f"timm:{name}", weights), preprocess, class_names)
+    return model, LoadedModelMetadata(format_model_source(f"timm:{name}", weights), preprocess, class_names)
 
 
 def _load_published_timm(timm: Any, name: str) -> nn.Module:
+    """Load a model of timm with its published weights. Without a network, the error says how to get them."""
     try:
         model: nn.Module = timm.create_model(name, pretrained=True)
     except (OSError, RuntimeError) as error:
@@ -161,6 +165,7 @@ def _build_timm_random_or_from_file(timm: Any, name: str, random_or_file: str | 
 
 
 def _get_timm_preprocess(model: nn.Module) -> Callable[..., Any]:
+    """Return the preprocessing of a model of timm."""
     data = require("timm.data", extra="hub")
     config = data.resolve_model_data_config(model)
     try:

@@ -83,6 +83,7 @@ def _load_restricted(file: Path) -> Any:
 
 
 def _describe_refusal(file: Path, error: Exception) -> str:
+    """Describe why a checkpoint was not read. Name a class that is not on the allow-list."""
     causes = " ".join(str(cause) for cause in (error, error.__cause__, error.__context__) if cause is not None)
     if code := re.search(r"GLOBAL (\S+)", causes):
         return (

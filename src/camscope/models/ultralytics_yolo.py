@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from camscope.errors import InputError, ModelError, WeightsError
 from camscope.images.preprocess import OPENCV_BILINEAR, Preprocess
-from camscope.model_card import ModelCard
+from camscope.loaded_model_metadata_and_weight_digest import LoadedModelMetadata
 from camscope.models.checkpoint import (
     RANDOM_WEIGHTS,
     WeightsSource,
@@ -102,9 +102,9 @@ class UltralyticsClassifier(nn.Module):
         return logits
 
 
-def load_yolo_model_and_card(
+def load_yolo_model_and_metadata(
     name: str, weights: WeightsSource, *, trust_code: bool = False
-) -> tuple[nn.Module, ModelCard]:
+) -> tuple[nn.Module, LoadedModelMetadata]:
     """Load a model of Ultralytics: a checkpoint FILE.pt, or NAME.yaml with random weights or the weights of a file."""
     require("ultralytics", extra=EXTRA)
     source = format_model_source(f"yolo:{name}", weights)
@@ -113,12 +113,12 @@ def load_yolo_model_and_card(
             model = build_from_yaml(name)
         if weights is not None and weights != RANDOM_WEIGHTS:
             load_state_dict_strictly(model, read_state_dict(weights), weights)
-        return wrap_yolo_model_and_build_card(model, source)
+        return wrap_yolo_model_and_build_metadata(model, source)
     if not name.endswith(".pt"):
         raise ModelError(f"yolo:{name}: expected a checkpoint FILE.pt, or NAME.yaml")
     if weights is not None:
         raise WeightsError(f"yolo:{name} has its own weights; omit weights=, or pass yolo:NAME.yaml")
-    return wrap_yolo_model_and_build_card(read_checkpoint(name, trust_code=trust_code), source)
+    return wrap_yolo_model_and_build_metadata(read_checkpoint(name, trust_code=trust_code), source)
 
 
 def is_ultralytics_object(model: object) -> bool:
@@ -126,7 +126,7 @@ def is_ultralytics_object(model: object) -> bool:
     return any(cls.__module__ == "ultralytics.engine.model" for cls in type(model).__mro__)
 
 
-def wrap_yolo_model_and_build_card(model: Any, source: str | None = None) -> tuple[nn.Module, ModelCard]:
+def wrap_yolo_model_and_build_metadata(model: Any, source: str | None = None) -> tuple[nn.Module, LoadedModelMetadata]:
     """Wrap a `YOLO` object, or the module inside of it, for explanations. The object stays unchanged.
 
     Args:
@@ -134,7 +134,7 @@ def wrap_yolo_model_and_build_card(model: Any, source: str | None = None) -> tup
         source: Text that loads the model again. None for an object that the caller made.
 
     Returns:
-        The wrapper, and its card.
+        The wrapper, and its model_metadata.
 
     Raises:
         ModelError: The model is of an unsupported task, or has been exported.
@@ -151,7 +151,7 @@ def wrap_yolo_model_and_build_card(model: Any, source: str | None = None) -> tup
     side, channels = _get_side(network), getattr(network, "yaml", {}).get("channels", 3)
     if isinstance(head, heads.Classify):
         preprocess = Preprocess(resize=side, crop=side, mean=(0.0,) * 3, std=(1.0,) * 3)
-        return UltralyticsClassifier(network), ModelCard(source, preprocess, names)
+        return UltralyticsClassifier(network), LoadedModelMetadata(source, preprocess, names)
     is_rtdetr = isinstance(head, heads.RTDETRDecoder)
     is_open_vocabulary = isinstance(head, (heads.WorldDetect, heads.YOLOEDetect))
     if is_open_vocabulary or not (is_rtdetr or isinstance(head, heads.Detect)):
@@ -165,7 +165,9 @@ def wrap_yolo_model_and_build_card(model: Any, source: str | None = None) -> tup
     else:
         multiple = max(int(max(network.stride)), MIN_PADDING_MULTIPLE)
         preprocess = Preprocess.letterbox(side, multiple, channels)
-    return UltralyticsDetector(network), ModelCard(source, preprocess, names, "neck", build_class_target=BestBox)
+    return UltralyticsDetector(network), LoadedModelMetadata(
+        source, preprocess, names, "neck", build_class_target=BestBox
+    )
 
 
 def _get_class_names(network: Any) -> tuple[str, ...] | None:

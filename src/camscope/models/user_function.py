@@ -23,9 +23,9 @@ from torch import nn
 
 from camscope.atomic_writes_and_folder_locks import describe_file_problem
 from camscope.errors import ModelError, WeightsError
-from camscope.hooks.wrap_score_function_as_module import ScoreFunction
+from camscope.hooks.wrap_black_box_function_as_module import ScoreFunction
 from camscope.images.preprocess import Preprocess, as_preprocess
-from camscope.model_card import ModelCard
+from camscope.loaded_model_metadata_and_weight_digest import LoadedModelMetadata
 from camscope.models.checkpoint import (
     RANDOM_WEIGHTS,
     WeightsSource,
@@ -44,7 +44,9 @@ class DeclaredMetadata(NamedTuple):
     target_layer: str | None
 
 
-def load_model_and_card_from_user_function(spec: str, weights: WeightsSource) -> tuple[nn.Module, ModelCard]:
+def load_model_and_metadata_from_user_function(
+    spec: str, weights: WeightsSource
+) -> tuple[nn.Module, LoadedModelMetadata]:
     """Call a function of the user that returns a model. If there are `weights`, load them into the model."""
     location, _, function_name = spec.rpartition(":")
     if weights == RANDOM_WEIGHTS:
@@ -60,10 +62,12 @@ def load_model_and_card_from_user_function(spec: str, weights: WeightsSource) ->
             if isinstance(model, type) or not callable(model):
                 raise ModelError(f"{spec} returned a {type(model).__name__}; expected a torch.nn.Module")
             model = ScoreFunction(model)
-        card = ModelCard(format_model_source(spec, weights), *_read_declared_metadata(module, function_name, location))
+        model_metadata = LoadedModelMetadata(
+            format_model_source(spec, weights), *_read_declared_metadata(module, function_name, location)
+        )
     if weights is not None:
         load_state_dict_strictly(model, read_state_dict(weights), weights)
-    return model, card
+    return model, model_metadata
 
 
 @contextmanager
@@ -102,6 +106,7 @@ def _read_declared_metadata(module: ModuleType, function_name: str, location: st
 
 
 def _build_preprocess(declared: Any, setting_name: str) -> Callable[..., Any] | None:
+    """Build the preprocessing from a callable, or from a size, a mean and a standard deviation."""
     if declared is None:
         return None
     if callable(declared):

@@ -223,6 +223,7 @@ def _draw_lesion(random: Generator, lung_distance: FloatImage) -> FloatImage:
 
 
 def _encode_image(values: NDArray[Any], suffix: str) -> bytes:
+    """Encode an image as PNG, or a volume as a TIFF of several pages."""
     from PIL import Image
 
     first, *other_pages = [Image.fromarray(page) for page in (values if values.ndim == 3 else values[None])]

@@ -208,6 +208,7 @@ def _collect_chromatic_colors(frames: Sequence[RGBImage]) -> RGBImage:
 def _draw_animation_frame(
     volume: Volume, view: AnatomicalView, slice_index: int, pixels_per_mm: float, font_size: int, side_panel: RGBImage
 ) -> RGBImage:
+    """Draw one frame: a slice with its title, and the side panel. The slice of the peak is highlighted."""
     is_peak = slice_index == volume.peak[view.normal_axis] and not volume.map_warning
     plane = add_title_and_edge_letters(
         draw_slice(volume, view, slice_index, pixels_per_mm),

@@ -305,6 +305,7 @@ def add_outline_legend(image: RGBImage, outlines: Sequence[MaskOutline]) -> RGBI
 
 
 def _to_boolean_mask(name: str, mask: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Convert a mask to booleans. Raise an error for another size, NaN or several labels."""
     array: NDArray[Any] = np.asarray(mask)
     description = f"the mask {name}".rstrip()
     if array.dtype.kind not in "biuf" or np.isnan(array).any():

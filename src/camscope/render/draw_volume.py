@@ -188,6 +188,7 @@ def draw_slices(
 def _draw_slice_cell(
     volume: Volume, view: AnatomicalView, slice_index: int, pixels_per_mm: float, font_size: int
 ) -> RGBImage:
+    """Draw a slice with its number and position. The slice of the peak has a colored border."""
     plane = draw_slice(volume, view, slice_index, pixels_per_mm)
     is_peak = slice_index == volume.peak[view.normal_axis] and not volume.map_warning
     plane = pad_image(plane, 2, 2, 2, 2, background=ACCENT_COLOR if is_peak else DARK_BACKGROUND_COLOR)
@@ -261,6 +262,7 @@ def project_strongest(values: Values, axis: int, colormap: str) -> Values:
 def _draw_projected_view(
     volume: Volume, view: AnatomicalView, background: str, pixels_per_mm: float, font_size: int
 ) -> RGBImage:
+    """Draw the strongest values along an axis over a projection of the volume."""
     gray = view.extract_slices(volume.image_as_uint8)
     background_plane = gray.max(0) if background == "max" else _stretch_contrast(gray.mean(0, dtype=np.float32))
     covered = None if volume.covered is None else np.asarray(view.extract_slices(volume.covered).any(0))

@@ -193,6 +193,7 @@ def _draw_sheet_header(
 
 
 def _draw_header_line(left: Sequence[RGBImage], right: Sequence[RGBImage], width: int, gap: int) -> RGBImage:
+    """Draw a line of tiles: some at the left edge, the others at the right edge."""
     line_height = max(tile.shape[0] for tile in (*left, *right))
     out = np.full((line_height + gap, width, 3), BACKGROUND_COLOR, np.uint8)
     positions = [*((tile, gap) for tile in left), *((tile, width - gap - tile.shape[1]) for tile in right)]

@@ -70,6 +70,7 @@ class BestBox(Target):
         return target.resolve_choices(output, input_size, class_names)
 
     def _find_box(self, sample: int, detections: Detections, class_names: Sequence[str] | None) -> Box:
+        """Return the box with the highest score, of the class if there is one. Raise a TargetError without a detection."""
         boxes, probabilities = detections.boxes.detach(), detections.probabilities.detach()
         label = self.label
         if label is not None:

@@ -252,7 +252,10 @@ def normalize_target(target: object) -> int | str | Difference | list[int | str 
 def resolve_class_pair(
     target: int | str | Difference | None, top_class: int, n_classes: int, class_names: Sequence[str] | None
 ) -> ClassPair:
-    """Convert a target to two indices: its class, and the class it is compared with, or -1. For None use `top_class`."""
+    """Return the class index of a target, and that of the class it is compared with. Without a comparison it is -1.
+
+    The target None means `top_class`.
+    """
     if not isinstance(target, Difference):
         return ClassPair(top_class if target is None else resolve_class_index(target, n_classes, class_names), -1)
     first, second = (resolve_class_index(label, n_classes, class_names) for label in (target.a, target.b))
@@ -276,6 +279,7 @@ def resolve_class_index(label: int | str, n_classes: int, class_names: Sequence[
 
 
 def _find_class_by_name(name: str, n_classes: int, class_names: Sequence[str] | None) -> int:
+    """Return the index of the class with this name, regardless of case. Raise a TargetError if it is not unique."""
     if not class_names or len(class_names) != n_classes:
         reason, fix = "the model's class names are not known", "pass class_names= or an index"
         if class_names:

@@ -74,6 +74,7 @@ def check_scores_are_ordinary_tensor(tensor: Tensor) -> None:
 
 
 def _find_logits(output: object) -> Tensor:
+    """Return the tensor of class scores in a model's output. Raise a TargetError if it is not unique."""
     if (named := get_output_tensor(output, "logits")) is not None:
         return named
     candidates = [(path, leaf) for path, leaf in iter_leaves(output) if leaf.is_floating_point()]

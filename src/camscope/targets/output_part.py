@@ -90,6 +90,7 @@ class OutputPart(Target):
         return part
 
     def _get_part_by_key(self, container: Any, key: str | int) -> Any:
+        """Return a part of an output by its key, index or attribute. Raise a TargetError if it is missing."""
         keys: list[Any] = list(container) if isinstance(container, Mapping) else []
         if key in keys:
             return container[key]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from camscope.errors import InputError, TargetError, warn_caller
 from camscope.forward_signature import InputKey, call_model, find_input_key
-from camscope.model_card import get_card
+from camscope.loaded_model_metadata_and_weight_digest import get_loaded_model_metadata
 from camscope.plurals import plural
 from camscope.pytree import concatenate_structures, iter_leaves, map_leaves, select_argument_rows
 from camscope.targets.base import ClassNameLookup, Target
@@ -115,8 +115,8 @@ class Score:
         return self.read_score(self.forward(x, sample_index), len(x), sample_index)
 
     @property
-    def extra_tensors(self) -> list[Tensor]:
-        """The tensors that the model gets in addition to x."""
+    def extra_model_inputs(self) -> list[Tensor]:
+        """The tensors that the model gets as inputs in addition to x."""
         return [leaf for _, leaf in iter_leaves([self._args, self._kwargs]) if isinstance(leaf, Tensor)]
 
     def forward(self, x: Tensor, sample_index: Tensor | None = None) -> Any:
@@ -150,6 +150,7 @@ class Score:
         return value if is_own else value.clone()
 
     def _forward_row(self, x: Tensor, row: int, sample_index: Tensor | None) -> Any:
+        """Run the model on one row of x, with the extra inputs of its sample."""
         index = (torch.arange(len(x), device=x.device) if sample_index is None else sample_index)[row : row + 1]
         if sample_index is not None or self.values is not None:
             return self.forward(x[row : row + 1], index)
@@ -197,6 +198,7 @@ class Score:
         return values
 
     def _read_full_precision(self, output: object, n_rows: int, sample_index: Tensor | None) -> Tensor:
+        """Read the score of each row in at least float32. Store the values of the first call."""
         raw = self._read_unconverted_score(output, n_rows, sample_index)
         values, self.dtype = full_precision(raw), raw.dtype
         if self.values is None:
@@ -257,6 +259,7 @@ class Score:
         return select_argument_rows(self._args, self._kwargs, sample_index, n_samples)
 
     def _read_unconverted_score(self, output: object, n_rows: int, sample_index: Tensor | None) -> Tensor:
+        """Read the score of each row in the dtype of the model. The first call resolves the targets."""
         targets = self.target.targets if isinstance(self.target, PerSampleTarget) else self.target
         if self.values is None and isinstance(targets, list) and len(targets) != n_rows:
             raise TargetError(
@@ -393,14 +396,14 @@ class Score:
 
 
 def replace_class_targets(model: nn.Module, target: TargetLike) -> TargetLike:
-    """Replace each class in a target by a target that the model's card builds for it. Without such a card, change nothing."""
-    card = get_card(model)
-    if card is None or card.build_class_target is None or callable(target):
+    """Replace each class in a target by the target that the model's metadata builds for it, if it builds targets."""
+    model_metadata = get_loaded_model_metadata(model)
+    if model_metadata is None or model_metadata.build_class_target is None or callable(target):
         return target
     target = convert_tensor_target_to_list(target) if hasattr(target, "tolist") else target
     if isinstance(target, list | tuple):
         return [cast(Any, replace_class_targets(model, item)) for item in target]  # one per sample
-    result: TargetLike = card.build_class_target(normalize_target(target))
+    result: TargetLike = model_metadata.build_class_target(normalize_target(target))
     return result
 
 

@@ -28,7 +28,7 @@ from scipy import stats
 
 from camscope.batch import build_manifest
 from camscope.cli.benchmark_methods_on_synthetic_radiographs import write_phantom_dataset
-from camscope.evaluation.model_free_metrics import get_default_region_size
+from camscope.evaluation.evaluate_model_free_metrics import get_default_region_size
 from camscope.evaluation.selection import candidate_explainers as candidate_scores
 from camscope.evaluation.selection import method_selection as file
 from camscope.evaluation.selection.candidate_explainers import build_candidates, find_stage_layers

@@ -195,7 +195,7 @@ def test_a_layer_that_is_the_score_map_already_is_told_from_the_one_before_its_h
 
 def test_dropout_that_is_on_is_named():
     model = built(Reduced("mean"), nn.Dropout(0.5), linear()).train()
-    with pytest.raises(ModelError, match=r"dropout 'tail\.1' is on, so that the class scores differ"):
+    with pytest.raises(ModelError, match=r"the class scores differ .* because dropout 'tail\.1' is on"):
         CAM(model, "features", mode="as_is").attribute(inputs(), 0)
     CAM(model, "features").attribute(inputs(), 0)
 

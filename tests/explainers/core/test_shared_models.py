@@ -15,8 +15,8 @@ from torch import nn
 from camscope import BatchRun, Preprocess, run_batch
 from camscope.errors import CamscopeWarning, ModelError, warn_caller
 from camscope.explainers import METHODS, GradCAM, HiResCAM, IntegratedGradients, ScoreCAM
-from camscope.explainers.core import sample_interaction_probe
-from camscope.explainers.core.sample_interaction_probe import samples_interact
+from camscope.explainers.core import find_constant_scores_and_interacting_samples
+from camscope.explainers.core.find_constant_scores_and_interacting_samples import samples_interact
 from camscope.explainers.fullgrad import completeness
 from camscope.images.files.redacted_errors_and_file_pseudonyms import ignore_warnings
 from camscope.metrics.model_scorer import scoring_scope
@@ -262,7 +262,7 @@ def test_interaction_is_seen_in_any_model_once_per_shape_and_leaves_no_trace():
         assert samples_interact(model, x)
         assert samples_interact(model, 2 * x[:1])
     assert not calls, "hooks of the user"
-    assert len(sample_interaction_probe._interaction_cache[model]) == 1
+    assert len(find_constant_scores_and_interacting_samples._interaction_cache[model]) == 1
     assert not samples_interact(nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 2)).eval(), x)
     maps = GradCAM(model, "conv").attribute(x, [0, 1, lambda output: output["logits"][:, 2], None])
     alone = [GradCAM(model, "conv").attribute(x[i : i + 1], target)[0] for i, target in enumerate((0, 1, 2))]

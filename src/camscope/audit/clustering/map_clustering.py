@@ -112,6 +112,7 @@ class PointCloud:
         return dict(zip(self.cluster_counts, similarities.tolist(), strict=True))
 
     def _compute_agreements_with_subsample(self, rng: np.random.Generator) -> list[float]:
+        """Cluster a subsample of patients. Return its agreement with the clusters of all points, per number of clusters."""
         patients = np.unique(self.patient_index)
         sampled = rng.permutation(patients)[: round(SUBSAMPLE_FRACTION * len(patients))]
         rows = np.flatnonzero(np.isin(self.patient_index, sampled))
@@ -252,7 +253,8 @@ def cluster_maps(
     cloud = PointCloud(compute_distances(points[subset]), patient_index[subset], counts, N_REPORTED_EIGENVALUES)
     stability = cloud.compute_stability(n_resamples, random)
     references = [
-        _measure_stability_and_eigengap(cloud, points[subset], n_resamples, random) for _ in range(n_references)
+        _measure_stability_and_eigengap_of_random_points(cloud, points[subset], n_resamples, random)
+        for _ in range(n_references)
     ]
     nearest = _find_nearest_in_subset(points, subset)
     partitions = {}
@@ -277,6 +279,7 @@ def cluster_maps(
 
 
 def _select_feasible_cluster_counts(n_patients: int, n_maps: int) -> tuple[int, ...]:
+    """Return the numbers of clusters for which there are enough patients. Raise an UndefinedError without such a number."""
     feasible = tuple(k for k in CLUSTER_COUNTS if k * N_NEIGHBORS <= n_patients)
     if not feasible:
         raise UndefinedError(
@@ -286,10 +289,10 @@ def _select_feasible_cluster_counts(n_patients: int, n_maps: int) -> tuple[int, 
     return feasible
 
 
-def _measure_stability_and_eigengap(
+def _measure_stability_and_eigengap_of_random_points(
     cloud: PointCloud, points: FloatArray, n_resamples: int, rng: np.random.Generator
 ) -> tuple[dict[int, float], dict[int, float]]:
-    """Draw random points without clusters. Return the stability and the eigengap of the points for each number of clusters."""
+    """Draw random points without clusters. Return their stability and eigengap for each number of clusters."""
     distances = compute_distances(sample_reference_points(points, rng))
     reference = PointCloud(distances, cloud.patient_index, cloud.cluster_counts)
     stability = reference.compute_stability(max(MIN_REFERENCE_RESAMPLES, n_resamples // 5), rng)

@@ -80,6 +80,7 @@ def _build_map_clusters(
     samples: RegionSamples,
     log_odds: Mapping[int, float],
 ) -> Iterator[MapCluster]:
+    """Yield each cluster with its prototypes, the attribution mass in each region, and the columns associated with it."""
     mass_shares = _compute_mass_shares(rows, attributions, samples)
     enriched_levels = list(_iter_clusters_and_enriched_levels(context, partition, rows))
     for number, cluster in enumerate(partition.clusters):

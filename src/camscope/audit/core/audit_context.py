@@ -19,7 +19,7 @@ from camscope.errors import InputError, TargetError
 from camscope.evaluation.ground_truth import GroundTruth
 from camscope.explainers import METHODS, Explainer
 from camscope.explainers.core.evaluation_context import get_device_and_dtype
-from camscope.model_card import get_card
+from camscope.loaded_model_metadata_and_weight_digest import get_loaded_model_metadata
 from camscope.models import load_model
 from camscope.plurals import plural
 from camscope.targets.class_targets import resolve_class_index
@@ -93,8 +93,8 @@ class AuditContext:
     @cached_property
     def class_names(self) -> tuple[str, ...]:
         """The class names of the model. The tuple is empty if the model declares no class names."""
-        card = get_card(self.model)
-        return (card.class_names if card else None) or ()
+        model_metadata = get_loaded_model_metadata(self.model)
+        return (model_metadata.class_names if model_metadata else None) or ()
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
@@ -118,7 +118,7 @@ class AuditContext:
     @cached_property
     def explainers(self) -> list[Explainer]:
         """The explainers of the config. CAM methods use the configured layer or the model's default layer."""
-        from camscope.explainers.comparison.comparison_rows_and_columns import accepts_layer_choice
+        from camscope.explainers.comparison.grid_of_targets_and_methods import accepts_layer_choice
 
         config, explainers = self.config.explain, []
         for name in config.methods:
@@ -172,7 +172,7 @@ class AuditContext:
         """
         reasons = []
         for image in self.load_images(self.cohort.rows[:MAX_TRIAL_IMAGES]):
-            rows = [] if image.item is None else self.worker.compute_rows(self.worker.collate([image]))
+            rows = [] if image.item is None else self.worker.compute_rows(self.worker.stack_model_inputs([image]))
             failed = [row["error"] for row in rows if row.get("attribution") is None] if rows else [image.error or ""]
             if not failed:
                 return rows

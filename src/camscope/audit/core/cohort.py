@@ -198,9 +198,9 @@ class Cohort:
             unrelated = [name for name in unknown if name.casefold() not in by_lower_name]
             hidden = [plural(len(unrelated), "other label")] if unrelated else []
             listed = [*in_other_case, *(hidden if self.hides_file_names else map(repr, unrelated))]
-            is_class = "is not a class" if len(unknown) == 1 else "are not classes"
             raise InputError(
-                f"column {column!r}: {join_names_with_limit(listed)} {is_class} of the model; expected {', '.join(class_names)}"
+                f"the column {column!r} has labels that are no class of the model: {join_names_with_limit(listed)}; "
+                f"expected {', '.join(class_names)}"
             )
 
     def get_image_source(self, row: int) -> Any:

@@ -120,6 +120,7 @@ class DataConfig(_ConfigTable):
 
     @model_validator(mode="after")
     def _check_label_and_split(self) -> Self:
+        """Check that either `label` or `labels` is set, that the split is complete, and that no subgroup identifies patients."""
         if (self.label is None) == (not self.labels):
             raise ValueError(
                 "label: set either label, one column with the class of each image, or labels, one column for each finding"
@@ -165,7 +166,8 @@ class ExplainConfig(_ConfigTable):
         return tuple(get_explainer_class(name).name for name in methods)
 
     @model_validator(mode="after")
-    def _check_settings(self) -> Self:
+    def _check_method_settings(self) -> Self:
+        """Check that `settings` names only chosen methods, and only parameters that these methods have."""
         for method, settings in self.settings.items():
             if method not in self.methods:
                 raise ValueError(f"settings.{method}: {method} is not in methods, which has {', '.join(self.methods)}")

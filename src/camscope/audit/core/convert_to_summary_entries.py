@@ -183,6 +183,7 @@ def _build_metric_summary(
     control: evaluation_summary.MethodSummary | None,
     table: "pa.Table",
 ) -> MetricSummary:
+    """Convert the result of one method to an entry of the summary. Its baseline is the best control, if there is one."""
     best = None if control is None or control.estimate is None else control.estimate.mean
     name = "" if control is None or best is None else control.method
     difference = line.difference_to_control

@@ -250,6 +250,7 @@ def _compute_hanley_mcneil_variance(area: float, n_positives: int, n_negatives: 
 
 
 def _build_estimate(rankings: Sequence[Ranking], point: float, interval: tuple[float, float]) -> Estimate:
+    """Build the estimate of a mean AUC. Its effective counts are those of the ranking with the fewest effective groups."""
     limiting = min(rankings, key=lambda ranking: ranking.n_effective_groups)
     return Estimate(
         point,

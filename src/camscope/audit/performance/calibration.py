@@ -175,6 +175,7 @@ def _simulate_perfect_calibration_error(
 def _build_reliability_points(
     truth: Mask, probability: FloatArray, group: IntArray, bin_index: IntArray
 ) -> tuple[ReliabilityPoint, ...]:
+    """Return the points of the reliability diagram: the mean prediction, the observed share and its interval in each bin."""
     points = []
     for index in range(int(bin_index.max()) + 1):
         is_inside = bin_index == index

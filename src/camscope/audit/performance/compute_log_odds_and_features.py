@@ -22,17 +22,17 @@ from camscope.pytree import find_main_tensor
 from camscope.targets.find_class_scores import are_probabilities, class_scores
 
 
-def compute_logits_and_features(
-    context: AuditContext, x: Tensor, layer: str | None = None, grid: Sequence[int] = ()
+def compute_logits_and_mean_features(
+    context: AuditContext, x: Tensor, layer: str | None = None, layer_grid: Sequence[int] = ()
 ) -> tuple[Tensor, Tensor]:
-    """Return the logits (N,K) and features (N,D) of model inputs. Raise a NonFiniteError for NaN and infinity.
+    """Return the logits (N,K) and the mean features (N,D) of model inputs. Raise a NonFiniteError for NaN and infinity.
 
-    The features are the output of a layer with this grid, averaged over space. Without a layer they are the logits.
+    The features are the output of a layer, averaged over its `layer_grid`. Without a layer they are the logits.
     """
     x = x.to(*get_device_and_dtype(context.model))
     settings = ScoringSettings("eval", None, context.class_names or None)
     if len(x) > 1 and has_interacting_samples(inspect_model(context.model), settings, x):
-        results = [compute_logits_and_features(context, sample, layer, grid) for sample in x.split(1)]
+        results = [compute_logits_and_mean_features(context, sample, layer, layer_grid) for sample in x.split(1)]
         return torch.cat([logits for logits, _ in results]), torch.cat([features for _, features in results])
     names = [] if layer is None else [layer]
     with (
@@ -45,7 +45,7 @@ def compute_logits_and_features(
     if not bool(logits.isfinite().all()):
         raise NonFiniteError("the model's output contains NaN or infinity")
     features = next((find_main_tensor(name, record.output)[1] for name, record in records.items()), logits)
-    return logits.cpu(), average_features_over_space(features.float(), tuple(grid)).cpu()
+    return logits.cpu(), average_features_over_space(features.float(), tuple(layer_grid)).cpu()
 
 
 def average_features_over_space(output: Tensor, grid: tuple[int, ...]) -> Tensor:

@@ -188,6 +188,7 @@ def compare_level_aurocs(
 
 
 def _select_level_masks(levels: Sequence[Hashable], has_value: Mask) -> dict[Hashable, Mask]:
+    """Return a mask of the rows with a value for each level. Raise an UndefinedError for fewer than two levels."""
     masks = {level: rows & has_value for level, rows in build_level_masks(levels).items()}
     if len(masks) < 2:
         raise UndefinedError(
@@ -201,6 +202,7 @@ def _select_level_masks(levels: Sequence[Hashable], has_value: Mask) -> dict[Has
 def _build_contrasts(
     build_side: Callable[[Mask], SideT], levels: Mapping[Hashable, Mask], margin: float
 ) -> tuple[Contrast, ...]:
+    """Compare two levels with each other, or each of several levels with all others."""
     names = list(levels)
     pairs = [(names[0], names[1])] if len(names) == 2 else [(name, None) for name in names]
     has_level = np.logical_or.reduce(list(levels.values()))
@@ -237,6 +239,7 @@ def _format_level(level: Hashable) -> str:
 def _build_contrast(
     level: Hashable, reference_level: Hashable, side: SideT, reference: SideT, *, n_contrasts: int, margin: float
 ) -> Contrast:
+    """Test whether two sides differ. The interval and p-value are corrected for the number of contrasts."""
     first, second = side.estimate, reference.estimate
     sides = {_format_level(level): side, _format_level(reference_level): reference}
     constant_levels = [name for name, each in sides.items() if each.is_constant]
@@ -303,6 +306,7 @@ def compare_subgroups(
 
 
 def _summarize_contrast(contrast: Contrast, fields: Mapping[str, Any]) -> SubgroupDifference:
+    """Convert a contrast to an entry of the summary. `fields` are the fields that all entries share."""
     reference = contrast.reference_level
     level = str(contrast.level) if reference is None else f"{contrast.level} against {reference}"
     if contrast.level_estimate is None or contrast.reference_estimate is None:

@@ -138,6 +138,7 @@ def _iter_files_at_audit_places(folder: Path) -> Iterator[Path]:
 
 
 def _is_audit_file(path: Path, name: str, log: _FileLog) -> bool:
+    """Return whether the audit wrote this file, and nothing else has changed it since."""
     if path.is_symlink() or not path.is_file():
         return False
     if TEMPORARY_FILE_PATTERN.fullmatch(path.name):  # left by a killed process

@@ -90,6 +90,7 @@ def digest_images(
 
 
 def _digest_image(context: AuditContext, row: int) -> str | None:
+    """Return the digest of the image of a row. Return None if the image cannot be read."""
     try:
         return hash_source(context.cohort.get_image_source(row))
     except MissingExtraError:

@@ -34,7 +34,7 @@ from camscope.audit.provenance.digests import (
     digest_optional_file,
 )
 from camscope.batch.image_manifest import hash_manifest
-from camscope.model_card import compute_model_digest
+from camscope.loaded_model_metadata_and_weight_digest import compute_model_digest
 from camscope.models import redact_file_names
 from camscope.read_untrusted_files import read_errors_converted
 from camscope.version import __version__
@@ -51,7 +51,10 @@ START_EVENT = "begun"  # event of the log when an audit starts
 
 
 def compute_digests_of_config_data_and_weights(context: AuditContext) -> dict[str, str]:
-    """Return the digests of the config, the data and the weights. An audit can only resume with unchanged digests."""
+    """Return the digests of the config, the data, the masks, the model, its source and the code, and the version.
+
+    An audit can only resume with unchanged digests.
+    """
     return {
         "camscope": __version__,
         "code": digest_code(),

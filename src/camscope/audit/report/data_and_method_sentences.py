@@ -105,7 +105,7 @@ def join_texts(texts: Sequence[str | Markup], max_texts: int | None = None, word
 
 
 def count_in_words(count: int) -> str:
-    """Return a small count as a word. Digits are only for numbers of the summary."""
+    """Return a small count as a word, and a larger one as "many". In a report, digits are only for numbers of the summary."""
     return COUNT_WORDS[count] if count < len(COUNT_WORDS) else "many"
 
 

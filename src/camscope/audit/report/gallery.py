@@ -83,14 +83,14 @@ def render_outline_rgba(mask: Mask, height: int) -> NDArray[np.uint8] | None:
         resized[min(row, rows - 1), min(column, columns - 1)] = True
     if not resized.any():
         return None
-    line = _dilate(resized, OUTLINE_WIDTH) & ~resized
-    edge = _dilate(line | resized, 1) & ~(line | resized)
+    line = _grow_mask(resized, OUTLINE_WIDTH) & ~resized
+    edge = _grow_mask(line | resized, 1) & ~(line | resized)
     pixels = np.zeros((rows, columns, 4), np.uint8)
     pixels[edge], pixels[line] = (*OUTLINE_EDGE_COLOR, 160), (*OUTLINE_COLOR, 255)
     return pixels
 
 
-def _dilate(mask: Mask, n_pixels: int) -> Mask:
+def _grow_mask(mask: Mask, n_pixels: int) -> Mask:
     """Grow a mask by some pixels in every direction."""
     rows, columns = mask.shape
     steps = [(row, column) for row in range(3) for column in range(3)]
@@ -104,7 +104,7 @@ def _dilate(mask: Mask, n_pixels: int) -> Mask:
 def load_gallery_image_or_reason(
     run: BatchRun, rows: Sequence[RunRow], *, allow_burned_in_text: bool
 ) -> tuple[PixelArray | None, str]:
-    """Load the image of some rows of a batch. If the report must not show the image, return None and the reason."""
+    """Load the one image that all `rows` of a batch show. If the report must not show it, return None and the reason."""
     if not rows:
         return None, "it is not in the run"
     if allow_burned_in_text:
@@ -229,6 +229,7 @@ class Gallery:
 
 
 def _image_to_dict(image: GalleryImage) -> dict[str, Any]:
+    """Convert an image of the gallery to a dict. The embedded pictures are replaced by their digests."""
     return {
         **vars(image),
         "image_data_uri": _digest_data_uri(image.image_data_uri),
@@ -332,6 +333,7 @@ def _build_images(
 def _select_entries(
     section_name: str, finding: str, summary: Summary, predicted_images: Sequence[PredictedImage], n_random_images: int
 ) -> list[GalleryEntry]:
+    """Select the images of a gallery section: random images, cases for review, prototypes or extreme predictions."""
     rows = {image.id: image.row for image in predicted_images}
     if section_name == "random":
         order = np.random.default_rng((summary.seed, GALLERY_SEED_SALT)).permutation(len(predicted_images))

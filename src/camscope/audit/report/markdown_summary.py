@@ -23,14 +23,14 @@ def write_markdown_summary(summary: Summary, heading: str = "#") -> str:
     n_images = summary.check.flow[-1].n_rows if summary.check.flow else None
     images = "unknown" if n_images is None else f"{n_images:,}"
     counted = "" if summary.check.has_patient_column else " (each image counts as one patient)"
-    lines += [f"{heading} {_escape(summary.title) or 'Audit of an image classifier'}", ""]
+    lines += [f"{heading} {_escape_markdown(summary.title) or 'Audit of an image classifier'}", ""]
     if summary.intended_use:
-        lines += [_escape(summary.intended_use), ""]
+        lines += [_escape_markdown(summary.intended_use), ""]
     lines += [f"- **Model:** {_to_markdown(overview.model)}", f"- **Data:** {_to_markdown(overview.data)}"]
     lines += [f"- **Patients:** {_to_markdown(overview.patients)}{counted}", f"- **Images:** {images}", ""]
     lines += [f"{heading}# How well the model detects the finding", ""]
     lines += [
-        f"- {_escape(answer.finding)}: AUROC **{_to_markdown(answer.estimate)}** ({_to_markdown(answer.sample)}). "
+        f"- {_escape_markdown(answer.finding)}: AUROC **{_to_markdown(answer.estimate)}** ({_to_markdown(answer.sample)}). "
         f"{_to_markdown(answer.sentence)}"
         for answer in overview.answers
     ] or ["Not measured."]
@@ -58,7 +58,10 @@ def write_markdown_summary(summary: Summary, heading: str = "#") -> str:
         lines.append(f"- {_to_markdown(overview.all_open_questions)}: see the report.")
     lines += ["", f"{heading}# What may not be concluded", ""]
     lines += [f"- {_to_markdown(clause)}" for clause in overview.unproven]
-    lines += ["", f"Audited with camscope {_escape(summary.camscope_version)}; config {summary.config_digest[:16]}."]
+    lines += [
+        "",
+        f"Audited with camscope {_escape_markdown(summary.camscope_version)}; config {summary.config_digest[:16]}.",
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -68,9 +71,9 @@ def _format_concern(concern: Concern, *, bold: bool = False) -> str:
 
 
 def _to_markdown(markup: Markup) -> str:
-    return _escape(write_plain_text(markup))
+    return _escape_markdown(write_plain_text(markup))
 
 
-def _escape(text: str) -> str:
+def _escape_markdown(text: str) -> str:
     """Escape the special characters of user text. Markdown then shows the text unchanged."""
     return SPECIAL_CHARACTERS.sub(r"\\\1", sanitize_text(text))

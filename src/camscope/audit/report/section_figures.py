@@ -93,6 +93,7 @@ def _has_values(rows: Iterable[ForestRow]) -> bool:
 
 
 def _draw_performance(summary: Summary) -> Iterator[Drawing]:
+    """Yield the reliability diagrams, then the AUROC of each subgroup and the differences between subgroups."""
     for performance in summary.predict.performance:
         if performance.bins:
             caption = "Bars: 95 % intervals; dot size: number of images; dashed line: perfect calibration"
@@ -174,6 +175,7 @@ def _draw_randomization(summary: Summary) -> Iterator[Drawing]:
 
 
 def _draw_attribution_mass(summary: Summary) -> Iterator[Drawing]:
+    """Yield a chart for each finding and method: how much attribution lies in each region, compared with its area."""
     caption = (
         f"{INTERVAL_LEGEND}; diamond: maps of other patients; line: chance; dashed red line: margin; hollow: smaller than "
         "the cells of the map, which can show neither use nor its absence"
@@ -191,6 +193,7 @@ def _draw_attribution_mass(summary: Summary) -> Iterator[Drawing]:
 
 
 def _draw_interventions(summary: Summary) -> Iterator[Drawing]:
+    """Yield a chart of the effects of insertions and removals for each finding."""
     interventions, margin = summary.shortcut.interventions, summary.margins.get("effect", 0.0)
     for finding in dict.fromkeys(intervention.finding for intervention in interventions):
         for kind, title in INTERVENTION_TITLES.items():
@@ -207,6 +210,7 @@ def _draw_interventions(summary: Summary) -> Iterator[Drawing]:
 
 
 def _draw_masked_aurocs(summary: Summary) -> Iterator[Drawing]:
+    """Yield a chart for each finding: the AUROC after masking, compared with that of the whole image."""
     caption = f"{INTERVAL_LEGEND}; line: chance; dashed red line: margin for detection without the organ"
     margin = summary.margins.get("masked_auroc")
     for performance in summary.predict.performance:
@@ -233,6 +237,7 @@ def _draw_aurocs_of_feature_probes(summary: Summary) -> Iterator[Drawing]:
 
 
 def _draw_eigenvalues_and_cluster_stability(summary: Summary) -> Iterator[Drawing]:
+    """Yield the eigenvalues and the stability of the clusters for each finding and method."""
     for analysis in summary.shortcut.cluster_analyses:
         key = analysis.finding, analysis.method
         if analysis.eigenvalues:

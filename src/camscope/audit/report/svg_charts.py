@@ -190,6 +190,7 @@ def draw_forest_plot(
 
 
 def _draw_forest_row(axes: "Axes", row: ForestRow, y: float, *, show_baseline: bool) -> None:
+    """Draw one row of a forest plot: the interval, the value, its text and an optional baseline."""
     line_color, face_color, edge_color, text_color = COLORS_BY_KIND[row.kind]
     estimate = row.estimate
     if show_baseline and estimate.baseline is not None:
@@ -255,6 +256,7 @@ def _create_figure_and_axes(
 
 
 def _create_figure_and_curve_axes(x_label: str, y_label: str, height: float = CURVE_HEIGHT) -> "tuple[Figure, Axes]":
+    """Create a figure with square axes for a curve, with a grid and labels."""
     figure, axes = _create_figure_and_axes(height - 58, height, LEFT_MARGIN, RIGHT_MARGIN, top=12.0)
     axes.grid(axis="y", color=LINE, linewidth=0.7)
     axes.locator_params(axis="y", nbins=5)

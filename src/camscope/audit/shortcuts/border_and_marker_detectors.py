@@ -89,6 +89,7 @@ def _detect_corners(image: NDArray[Any]) -> Mask:
 
 
 def _detect_padding(image: NDArray[Any]) -> Mask:
+    """Return a mask of the constant rows and columns at the edges of the image."""
     values = _to_gray_values(image)
     max_range, box = FLAT_RANGE_FRACTION * float(np.ptp(values)), [[0, n] for n in values.shape]
     while (
@@ -147,6 +148,7 @@ def _detect_background(image: NDArray[Any]) -> Mask:
 
 
 def _detect_foreground_shell(image: NDArray[Any]) -> Mask:
+    """Return a mask of the pixels near the border between the foreground and the background."""
     background = _detect_background(image)
     if not background.any():
         raise UndefinedError("no shell: the foreground fills the image")
@@ -240,8 +242,8 @@ def _detect_saturated_markers(image: NDArray[Any]) -> Mask:
     return np.asarray(is_marker[labels], np.bool_)
 
 
-def _detect_ink(image: NDArray[Any]) -> Mask:
-    """Return a mask of saturated purple pixels, such as a surgical marker on skin."""
+def _detect_purple_skin_ink(image: NDArray[Any]) -> Mask:
+    """Return a mask of the saturated purple ink of a surgical marker on skin."""
     hue, saturation, value = _convert_to_hue_saturation_and_value(image, "ink")
     is_purple = (hue >= INK_HUE_RANGE[0]) & (hue <= INK_HUE_RANGE[1])
     return _remove_small_components(is_purple & (saturation >= MIN_INK_SATURATION) & (value >= 0.15) & (value <= 0.95))
@@ -256,6 +258,7 @@ def _detect_pen(image: NDArray[Any]) -> Mask:
 
 
 def _detect_outside_tissue(image: NDArray[Any]) -> Mask:
+    """Return a mask of the pixels with low saturation, which show no stained tissue."""
     _, saturation, _ = _convert_to_hue_saturation_and_value(image, "tissue")
     if saturation.max() < MIN_STAIN_SATURATION or saturation.min() == saturation.max():
         raise UndefinedError(
@@ -355,7 +358,7 @@ REGIONS: Final[Mapping[str, Region]] = MappingProxyType(
                 "a small, hard-edged part at the maximum",
                 _detect_saturated_markers,
             ),
-            ("ink", "ink marks on the skin", "purple ink", _detect_ink),
+            ("ink", "ink marks on the skin", "purple ink", _detect_purple_skin_ink),
             ("pen", "pen marks", "green, blue or black pen", _detect_pen),
             ("outside-tissue", "the glass without tissue", "glass without tissue", _detect_outside_tissue),
         )

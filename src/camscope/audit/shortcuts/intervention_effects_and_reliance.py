@@ -75,10 +75,11 @@ def estimate_insertion_effect(
     roles = {name: patients for name, patients in labels.items() if patients is not None}
     counts = {name: len(set(patients)) for name, patients in roles.items()}
 
-    def estimate(values: FloatArray) -> Estimate:
+    def estimate_mean_clustered_by_roles(values: FloatArray) -> Estimate:
+        """Estimate the mean effect. Effects that share a patient in a role are not independent."""
         return replace(estimate_clustered_mean(values, *roles.values()), n_groups_by_role=tuple(counts.items()))
 
-    return _summarize_effect(effects, log_odds_std, estimate, roles)
+    return _summarize_effect(effects, log_odds_std, estimate_mean_clustered_by_roles, roles)
 
 
 def build_undefined_effect(reason: str, log_odds_std: float) -> EstimateSummary:
@@ -94,6 +95,7 @@ def _summarize_effect(
     estimate_effect: Callable[[FloatArray], Estimate],
     roles: Mapping[str, Sequence[Hashable]] | None = None,
 ) -> EstimateSummary:
+    """Summarize the effects in standard deviations of the log odds. Give the reason if there are too few patients."""
     if log_odds_std <= 0 or not len(effects):
         return build_undefined_effect("no image has the region, or every image has it", log_odds_std)
     estimate = estimate_effect(effects / log_odds_std)
@@ -276,9 +278,7 @@ def _explain_uncounted_effects(insertions: Effects, removals: Effects, uncounted
 def _describe_other_kind(
     effects_by_kind: Mapping[str, Effects], decided_kind: str, margin: float, uncounted_reasons: Mapping[str, str]
 ) -> str:
-    """Describe the result of the other kind of intervention.
-    If insertion decided the verdict, this is removal, and vice versa.
-    """
+    """Describe the effect of removal if insertion decided the verdict, and of insertion if removal decided it."""
     other = next(kind for kind in effects_by_kind if kind != decided_kind)
     effects = effects_by_kind[other]
     if not effects:
@@ -290,6 +290,7 @@ def _describe_other_kind(
 
 
 def _explain_no_counted_effect(insertions: Effects, removals: Effects) -> str:
+    """Give the reason why no insertion and no removal counts, such as too few patients."""
     if measured := _select_effects_with_value(insertions):
         best = max(measured, key=lambda item: item.effect.n_groups).effect
         few = (
@@ -304,6 +305,7 @@ def _explain_no_counted_effect(insertions: Effects, removals: Effects) -> str:
 
 
 def _explain_undecided(removals: Effects, margin: float) -> str:
+    """Give the reason why the removals decide nothing: disagreement, a single imputation, or wide intervals."""
     signs = {_compute_interval_sign(effect, margin) for effect in removals}
     if len(signs) > 1:
         return "the imputations disagree"

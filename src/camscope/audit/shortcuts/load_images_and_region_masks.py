@@ -12,8 +12,8 @@ from torch import Tensor
 from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.shortcuts.border_and_marker_detectors import REGION_PRESETS, REGIONS
 from camscope.errors import CamscopeError, CategoryError, GeometryError, InputError, UndefinedError
+from camscope.evaluation.evaluate_model_free_metrics import read_image_tensor
 from camscope.evaluation.ground_truth import GroundTruth
-from camscope.evaluation.model_free_metrics import read_image_tensor
 from camscope.geometry import Placement, project_mask_to_input
 from camscope.metrics.metric_registry import Mask
 

@@ -79,6 +79,7 @@ def _summarize_region_mass(
     shuffled_rows: Sequence[int],
     stride: float,
 ) -> dict[str, Any]:
+    """Summarize the attribution mass of a region: its share, its enrichment, and whether the maps can resolve it."""
     pairs = [(sample.row, sample.regions[region_name]) for sample in samples if sample.row in attributions]
     groups = [context.cohort.patients[row] for row, _ in pairs]
     shares = np.array([compute_mass_share(attributions[row], mask) for row, mask in pairs])

@@ -21,7 +21,7 @@ from camscope.audit.core.stored_predictions import Predictions
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_VERDICT
 from camscope.audit.core.summary_schema import InterventionEffect, MaskedAuroc
 from camscope.audit.performance.auc import auroc
-from camscope.audit.performance.compute_log_odds_and_features import compute_log_odds, compute_logits_and_features
+from camscope.audit.performance.compute_log_odds_and_features import compute_log_odds, compute_logits_and_mean_features
 from camscope.audit.shortcuts.intervention_effects_and_reliance import (
     build_undefined_effect,
     estimate_insertion_effect,
@@ -341,7 +341,7 @@ class InterventionRunner:
         for start in range(0, len(samples), size):
             part = slice(start, start + size)
             x = edit(_stack_inputs(samples[part]), torch.from_numpy(np.stack(masks[part])), part)
-            logits, _ = compute_logits_and_features(self.context, x)
+            logits, _ = compute_logits_and_mean_features(self.context, x)
             are_probabilities = self.predictions.outputs_are_probabilities
             values = compute_log_odds(self.context, logits, [self.finding], outputs_are_probabilities=are_probabilities)
             log_odds.append(values.numpy()[:, 0])

@@ -34,7 +34,7 @@ from camscope.batch.image_manifest import import_arrow
 from camscope.explainers import Explainer
 from camscope.explainers.core.model_input import accepts_scans
 from camscope.explainers.core.redacted_settings_text import format_without_address, redact_parameters
-from camscope.model_card import compute_model_digest, get_card
+from camscope.loaded_model_metadata_and_weight_digest import compute_model_digest, get_loaded_model_metadata
 from camscope.models import redact_file_names
 from camscope.plurals import inflect
 
@@ -110,6 +110,7 @@ def _renumber_rows(manifest: Manifest) -> Manifest:
 
 
 def _describe_row_flow(context: AuditContext) -> list[FlowStep]:
+    """List how many rows remain after each step from the manifest to the audited rows."""
     data, whole = context.config.data, context.cohort.full_manifest.table
     paths = whole["path"].to_pylist()
     steps = [FlowStep(name=f"{inflect(len(paths), 'row')} of the manifest", n_rows=len(paths))]
@@ -127,6 +128,7 @@ def _describe_row_flow(context: AuditContext) -> list[FlowStep]:
 
 
 def _count_levels(context: AuditContext) -> Iterator[LevelCount]:
+    """Yield the number of rows, patients and positives for each level of each subgroup column."""
     truths = {finding.name: context.cohort.get_truth_by_row(finding) for finding in context.findings}
     for column in context.config.data.subgroups:
         level_by_row = context.cohort.get_subgroup_level_by_row(column)
@@ -144,8 +146,8 @@ def _count_levels(context: AuditContext) -> Iterator[LevelCount]:
 def try_model_on_one_image(context: AuditContext, results: StageResults) -> ResolveResult:
     """Load the model and run its methods on one image. A failing method raises its error before all images are processed."""
     rows = context.first_maps
-    model, card = context.model, get_card(context.model)
-    source = card.source if card else context.config.model.source
+    model, model_metadata = context.model, get_loaded_model_metadata(context.model)
+    source = model_metadata.source if model_metadata else context.config.model.source
     return ResolveResult(
         model=redact_file_names(source) if context.cohort.hides_file_names else source,
         architecture=type(model).__name__,
@@ -162,6 +164,7 @@ def try_model_on_one_image(context: AuditContext, results: StageResults) -> Reso
 
 
 def _build_explainer_info(explainer: Explainer, row: Mapping[str, Any]) -> ExplainerInfo:
+    """Describe a method by its layer, grid, stride and settings. `row` is one of its maps."""
     stride = tuple(size / cells for size, cells in zip(row["input_size"], row["grid"], strict=True))
     return ExplainerInfo(
         method=type(explainer).name,

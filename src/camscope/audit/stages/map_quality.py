@@ -204,6 +204,7 @@ def _load_images_and_rows_of_most_common_size(context: AuditContext, rows: list[
 def _run_randomization_test(
     context: AuditContext, explainer: Explainer, x: Tensor, rows: Sequence[int], finding: Finding
 ) -> RandomizationTest:
+    """Test whether the maps change when the weights are randomized. An undefined test gives the reason."""
     test = RandomizationTest(
         method=explainer.composed_name, finding=finding.name, part_names=(), seeds=RANDOMIZATION_SEEDS, similarities=(),
         passes=None, reason="", control=False,

@@ -70,7 +70,7 @@ class SampledStage:
             result.rows = rows
             table = import_arrow().concat_tables(tables)
             if len(looks) == 1:
-                result.summaries = self._summarize(table, finding, None)
+                result.summaries = self._summarize_metrics_of_finding(table, finding, None)
                 break
             active = self._summarize_and_drop_stopped_methods(result, finding, table, active, look, len(drawn_rows))
             if not active:
@@ -87,7 +87,9 @@ class SampledStage:
             return _sort_summaries(summaries)
         once = import_arrow("compute").is_in(first_table["metric"], import_arrow().array(self.first_look_metrics))
         repeated = [line for line in summaries if line.metric not in self.first_look_metrics]
-        return _sort_summaries([*repeated, *self._summarize(first_table.filter(once), finding, None)])
+        return _sort_summaries(
+            [*repeated, *self._summarize_metrics_of_finding(first_table.filter(once), finding, None)]
+        )
 
     def _plan_looks(self, drawn_rows: Sequence[int]) -> list[InterimLook]:
         n_patients = len({self.context.cohort.patients[row] for row in drawn_rows})
@@ -106,7 +108,9 @@ class SampledStage:
         """Add the summaries of the methods that stop at this interim look. Return the methods that continue."""
         remaining, controls = [], list[MetricSummary]()
         for explainer in active:
-            summaries = self._summarize(_select_method(table, explainer.composed_name), finding, look)
+            summaries = self._summarize_metrics_of_finding(
+                _select_method(table, explainer.composed_name), finding, look
+            )
             controls = [line for line in summaries if line.control]
             lines = [line for line in summaries if not line.control]
             reason = self._find_stop_reason(lines, look)
@@ -136,7 +140,10 @@ class SampledStage:
         is_decided, chance = self.judge(lines, look)
         return "decided" if is_decided else "undecidable" if chance < MIN_DECISION_CHANCE else None
 
-    def _summarize(self, table: "pa.Table", finding: Finding, look: InterimLook | None) -> list[MetricSummary]:
+    def _summarize_metrics_of_finding(
+        self, table: "pa.Table", finding: Finding, look: InterimLook | None
+    ) -> list[MetricSummary]:
+        """Summarize the metric values of one finding. The intervals are corrected for the interim looks."""
         cohort = self.context.cohort
         values = select_metric_values_of_finding(cohort, add_patient_column(cohort, table), finding, True)
         n_methods = None if look is None else len(self.explainers)
@@ -203,8 +210,9 @@ def _sort_summaries(summaries: Iterable[MetricSummary]) -> list[MetricSummary]:
     lines = list(summaries)
     keys = list(dict.fromkeys((line.metric, line.imputation) for line in lines))
 
-    def rank(line: MetricSummary) -> tuple[int, float]:
+    def get_sort_key(line: MetricSummary) -> tuple[int, float]:
+        """Return the position of the metric, and the value with the sign that puts the best first."""
         sign = -1 if METRICS[line.metric].higher_is_better else 1
         return keys.index((line.metric, line.imputation)), sign * (line.value.value or 0.0)
 
-    return sorted(lines, key=rank)
+    return sorted(lines, key=get_sort_key)

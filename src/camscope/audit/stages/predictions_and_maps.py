@@ -29,7 +29,7 @@ from camscope.audit.performance.calibration import compute_calibration_and_relia
 from camscope.audit.performance.compute_log_odds_and_features import (
     are_probability_outputs,
     compute_log_odds,
-    compute_logits_and_features,
+    compute_logits_and_mean_features,
 )
 from camscope.audit.performance.subgroup_differences import compare_subgroups
 from camscope.batch import BatchOptions, BatchRun, run_batch
@@ -105,7 +105,7 @@ def _iter_logits_and_features_or_error(
     if not images:
         return
     try:
-        logits, features = compute_logits_and_features(context, context.stack_on_device(images), layer, grid)
+        logits, features = compute_logits_and_mean_features(context, context.stack_on_device(images), layer, grid)
     except (LayerError, MissingExtraError, ModelError, TargetError):
         raise
     except Exception as error:
@@ -139,6 +139,7 @@ def _describe_prediction_flow(context: AuditContext, predictions: Predictions) -
 
 
 def _summarize_performance(context: AuditContext, predictions: Predictions, finding: Finding) -> FindingPerformance:
+    """Summarize the performance for a finding: AUROC, calibration, subgroups and their differences."""
     cohort, log_odds = context.cohort, predictions.log_odds_by_row(finding.name)
     truths = {
         row: label for row, label in cohort.get_truth_by_row(finding).items() if row in log_odds and label is not None
@@ -232,6 +233,7 @@ def explain_images(context: AuditContext, results: StageResults) -> ExplainResul
 
 
 def _count_maps(context: AuditContext) -> Iterator[MapCounts]:
+    """Yield the number of maps, of failures and of each status, for every method and finding."""
     table = BatchRun(context.folder / "maps").table(["method", "target", "status"])
     counts = Counter(zip(*(table[name].to_pylist() for name in ("method", "target", "status")), strict=True))
     for explainer in context.explainers:

@@ -105,6 +105,7 @@ def list_warnings(summary: Summary) -> Iterator[str]:
 
 
 def _list_patient_warnings(summary: Summary) -> Iterator[str]:
+    """Yield warnings about unknown patients and about too few patients."""
     if not summary.check.has_patient_column:
         yield "The data do not say which images show the same patient: each image counts as one patient."
     n_patients = summary.check.n_patients
@@ -117,6 +118,7 @@ def _list_patient_warnings(summary: Summary) -> Iterator[str]:
 
 
 def _list_map_warnings(summary: Summary) -> Iterator[str]:
+    """Yield warnings about methods of which many maps have a flag or an unverified layout."""
     for maps in summary.explain.map_counts:
         flagged = {key: count for key, count in maps.status_counts.items() if key not in ("ok", "layout_unverified")}
         if sum(flagged.values()) > maps.n_maps / 10:

@@ -92,6 +92,7 @@ def _select_metrics(stage: MetricsResult, metrics: Iterable[str], finding: str) 
 
 
 def _decide_localization(line: MetricSummary, margin: float) -> Decision:
+    """Decide whether a metric of localization exceeds the margin and the best control."""
     if reason := describe_unreachable_margin(line.max_value, margin):
         return "not decided", reason
     above_margin, above_control = decide_above_margin(line.value, margin), _decide_above_control(line)
@@ -139,6 +140,7 @@ def judge_attribution_mass(summary: Summary) -> Iterator[Verdict]:
 
 
 def _decide_attribution_mass(mass: AttributionMass, margin: float) -> Decision:
+    """Decide whether a region has more attribution than the margin and than maps of other patients."""
     if not mass.is_resolvable:
         return "not decided", f"{mass.reason}: the map can neither show nor exclude it"
     if reason := describe_unreachable_margin(mass.max_enrichment, margin):
@@ -229,6 +231,7 @@ def judge_sanity(summary: Summary) -> Iterator[Verdict]:
 
 
 def _decide_sanity(test: RandomizationTest, control: RandomizationTest | None) -> Decision:
+    """Decide whether the maps depend on the weights. The edge detector must fail the test."""
     if test.passes is None:
         return "not decided", test.reason
     if control is None or control.passes is None:
@@ -299,6 +302,7 @@ def judge_whether_maps_form_clusters(summary: Summary) -> Iterator[Verdict]:
 
 
 def _decide_clusters(analysis: ClusterAnalysis) -> Decision:
+    """Decide whether the maps form more than one cluster."""
     if analysis.reason:
         return "not decided", analysis.reason
     if analysis.n_clusters > 1:

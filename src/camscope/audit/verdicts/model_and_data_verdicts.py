@@ -123,6 +123,7 @@ def judge_other_regions(summary: Summary) -> Iterator[Verdict]:
 
 
 def _judge_reliance(summary: Summary, finding: str, region: str, question: str) -> Verdict:
+    """Judge whether the predictions depend on a region, from the effects of insertions and removals."""
     margin = summary.margins["effect"]
     prevalence = summary.margins.get("reliance_prevalence", DEFAULT_RELIANCE_PREVALENCE)
     effects = [
@@ -196,6 +197,7 @@ def judge_leakage(summary: Summary) -> Iterator[Verdict]:
 
 
 def _decide_leakage(probe: ColumnLeakage, margin: float) -> Decision:
+    """Decide whether a column can be predicted from the features of the model."""
     if missing := find_missing_requirement(probe.auroc):
         return "not decided", missing
     if probe.is_decodable:

@@ -311,6 +311,7 @@ def inspect_images(
 def _read_metadata(
     manifest: Manifest, mask_column: str | None, all_scans: bool, num_threads: int, on_progress: ProgressCallback | None
 ) -> Iterator[ImageMetadata]:
+    """Yield the metadata of each image in the order of the rows. Threads read the images."""
     hash_key = hashlib.sha256(load_pseudonym_key()).digest()
     reader = ImageMetadataReader(manifest, mask_column, hash_key, all_scans)
     cells = manifest.table.select([name for name in ("row", "path", mask_column) if name is not None])

@@ -98,7 +98,7 @@ class ImageMetadata:
     mask_labels: tuple[str, ...] = ()
 
     def record_failure(self, code: str, reason: str) -> None:
-        """Record that the image cannot be used. The file name is cut from the reason."""
+        """Record that the image cannot be used, and the reason without the name of the file."""
         self.error = SOURCE_PREFIX_PATTERN.sub("", reason, count=1)
         self.issue_codes.append(code)
         if code == "no-pixels":  # its header does not describe an image
@@ -235,6 +235,7 @@ def read_scan_and_fill_in_metadata(source: Path | bytes, metadata: ImageMetadata
 
 
 def _detect_scan_format(source: Path | bytes) -> str:
+    """Return the name of a scan's format, from the first bytes or the name of the file."""
     if isinstance(source, bytes):
         return "NIfTI" if is_nifti(source[:4096]) else "DICOM"
     path, _ = split_path_and_index(source)
@@ -244,6 +245,7 @@ def _detect_scan_format(source: Path | bytes) -> str:
 
 
 def _fill_in_dicom_metadata(dataset: "Dataset", metadata: ImageMetadata, hash_key: bytes) -> None:
+    """Fill in the metadata from a DICOM header. Identifiers are stored as keyed hashes."""
     metadata.codec = dicom_header_values.get_uid_name(dataset.file_meta.TransferSyntaxUID) or "unknown transfer syntax"
     metadata.modality = (
         dicom_header_values.read_allowed_code_word(dataset, "Modality", dicom_header_values.MODALITIES) or None
@@ -320,6 +322,7 @@ class ImageMetadataReader:
         return metadata
 
     def _read_image(self, row: Mapping[str, Any], metadata: ImageMetadata) -> Affine | None:
+        """Read the image of a row and fill in its metadata. Return the affine of a scan."""
         if self.manifest.images is not None:
             source: Any = self.manifest.images[row["row"]]
         elif not row["path"]:

@@ -97,7 +97,7 @@ class EncodedColumn:
     def repeated_rows(self) -> GroupedRows:
         """The rows whose value occurs in several rows. They are grouped by value."""
         with_value = np.flatnonzero(self.codes >= 0)
-        return self._group_rows(with_value[self.counts[self.codes[with_value]] > 1])
+        return self._sort_rows_by_value(with_value[self.counts[self.codes[with_value]] > 1])
 
     def rows_of_groups_with_several_values(self, values: "EncodedColumn") -> GroupedRows:
         """Group the rows by their value in this column. Return only groups whose rows differ in the column `values`."""
@@ -105,9 +105,10 @@ class EncodedColumn:
         n_values = max(1, len(values.values))
         pairs = np.unique(self.codes[rows] * n_values + values.codes[rows])
         is_mixed = np.bincount(pairs // n_values, minlength=len(self.values)) > 1
-        return self._group_rows(rows[is_mixed[self.codes[rows]]])
+        return self._sort_rows_by_value(rows[is_mixed[self.codes[rows]]])
 
-    def _group_rows(self, rows: IntArray) -> GroupedRows:
+    def _sort_rows_by_value(self, rows: IntArray) -> GroupedRows:
+        """Sort rows by the code of their value in this column, so that rows with equal values form a group."""
         rows = rows[np.argsort(self.codes[rows], kind="stable")]
         return GroupedRows(rows, self.codes[rows])
 
@@ -192,6 +193,7 @@ def compute_prevalences(table: InspectionTable, columns: Sequence[str]) -> list[
 
 
 def _count_targets_by_group(table: InspectionTable, name: str, target: EncodedColumn) -> TargetPrevalence:
+    """Count each target in each group of a column, the most frequent first, and measure their association."""
     holder = table.manifest.table if name in table.manifest.table.column_names else table.metadata
     encoded = EncodedColumn.encode(holder[name]), target
     counts = np.zeros([len(column.values) + 1 for column in encoded], np.int64)

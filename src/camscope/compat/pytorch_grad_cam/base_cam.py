@@ -124,6 +124,7 @@ class BaseCAM:
         return get_2d_projection(_to_array(weighted)) if eigen_smooth else weighted.sum(1)
 
     def _build_features_from_arrays(self, activations: Any, grads: Any) -> LayerFeatures:
+        """Return the features of the current call with other activations and gradients."""
         features = self._features
         if features is None:
             raise RuntimeError("get_cam_weights and get_cam_image run inside of a call of the object")
@@ -132,6 +133,7 @@ class BaseCAM:
         return replace(features, activation=_to_tensor(activations, like), optional_gradient=gradient)
 
     def _create_explainer(self, layer: str) -> LayerExplainer:
+        """Create the explainer of a layer with the settings of pytorch-grad-cam."""
         explainer: Any = self.explainer
         if explainer.needs_gradient and not self.uses_gradients:
             explainer = ActivationChannelSum
@@ -225,6 +227,8 @@ class BaseCAM:
                 yield features, self.target_layers[t]
 
     def _create_score(self, x: Tensor) -> Score:
+        """Create the score that sums what each target returns for its row of the output."""
+
         def compute_scores(output: Any) -> Tensor:
             if self.outputs is None:
                 self.outputs = _detach(output)
@@ -263,6 +267,7 @@ class BaseCAM:
         return means
 
     def _iter_augmentations(self) -> Iterator[tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]]:
+        """Yield pairs of functions: one augments the input, the other undoes that on the maps."""
         if self.tta_transforms is not None:
             yield from ((transform.augment_image, transform.deaugment_mask) for transform in self.tta_transforms)
             return
@@ -325,6 +330,7 @@ class BaseCAM:
     def _build_structured_features(
         self, x: Tensor, name: str, activation: Tensor, score: Score, values: Tensor
     ) -> LayerFeatures:
+        """Build the features of a model whose output is not a tensor of class scores."""
         return LayerFeatures(
             layer=name,
             activation=activation,

@@ -107,6 +107,7 @@ class _XGradCAMExplainer(explainers.BaseCAM):
     name, title, paper = "xgradcam", "XGrad-CAM", "arXiv:2008.02312"
 
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
+        """Sum over the cells of gradient times activation, divided by the sum of the activation plus epsilon."""
         total = activation.sum(SPATIAL_AXIS, keepdim=True) + EPSILON
         return (gradient * activation / total).sum(SPATIAL_AXIS, keepdim=True)
 
@@ -123,6 +124,7 @@ class _GradCAMPlusPlusExplainer(explainers.BaseCAM):
     name, title, paper = "gradcam++", "Grad-CAM++", "arXiv:1710.11063"
 
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
+        """Sum over the cells of alpha times the positive part of the gradient."""
         squares = gradient**2
         below = 2 * squares + activation.sum(SPATIAL_AXIS, keepdim=True) * squares * gradient + 1e-6
         alpha = torch.where(gradient != 0, squares / below, 0)
@@ -266,6 +268,7 @@ class _ScoreCAMExplainer(explainers.ScoreCAM):
     """Score-CAM with masks whose corner cells lie on the corner pixels of the input. A constant channel gives an empty mask."""
 
     def channel_weights(self, features: LayerFeatures) -> Tensor:
+        """Softmax over channels of the scores of inputs that are multiplied by a channel scaled to 0..1."""
         n_samples, n_channels = features.activation.shape[:2]
         channels, x = features.activation.flatten(0, 1)[:, None], features.x
         sample_index = torch.arange(n_samples, device=x.device).repeat_interleave(n_channels)

@@ -43,6 +43,7 @@ class _Signal(explainers.GuidedBackprop):
     """Guided backpropagation that keeps the channels of the input, (N,C,H,W)."""
 
     def reduce_channels(self, values: Tensor) -> Tensor:
+        """Keep all channels, as pytorch-grad-cam does."""
         return values
 
 
@@ -50,4 +51,5 @@ class _PlainGradient(explainers.Saliency):
     """The gradient at the input that keeps its channels, (N,C,H,W)."""
 
     def reduce_channels(self, values: Tensor) -> Tensor:
+        """Keep all channels, as pytorch-grad-cam does."""
         return values

@@ -20,7 +20,7 @@ from camscope.evaluation.selection.rank_and_drop_candidates import (
     SelectionSample,
 )
 from camscope.explainers import METHODS, Explainer
-from camscope.explainers.comparison.comparison_rows_and_columns import (
+from camscope.explainers.comparison.grid_of_targets_and_methods import (
     accepts_layer_choice,
     accepts_several_layers,
     create_explainers_at_layers,

@@ -11,7 +11,7 @@ import numpy as np
 
 from camscope.atomic_writes_and_folder_locks import write_bytes
 from camscope.errors import CamscopeError, InputError
-from camscope.evaluation.model_free_metrics import get_default_region_size
+from camscope.evaluation.evaluate_model_free_metrics import get_default_region_size
 from camscope.evaluation.selection.candidate_explainers import (
     DEFAULT_CANDIDATE_METHODS,
     evaluate_candidates,
@@ -33,9 +33,9 @@ from camscope.evaluation.selection.rank_and_drop_candidates import (
 from camscope.explainers import METHODS, Explainer
 from camscope.explainers.core.run_methods_in_shared_passes import run_methods
 from camscope.hooks.find_layers import unwrap
+from camscope.loaded_model_metadata_and_weight_digest import compute_model_digest
 from camscope.metrics.map_similarity import spearman
 from camscope.metrics.weight_randomization import randomize_weights
-from camscope.model_card import compute_model_digest
 from camscope.plurals import plural
 from camscope.read_untrusted_files import read_toml
 
@@ -213,6 +213,7 @@ def have_same_maps(first: CandidateState, second: CandidateState) -> bool:
 def _build_selection(
     candidates: Sequence[CandidateState], reference: ReferenceValues, n_images: int
 ) -> MethodSelection:
+    """Rank the remaining candidates. If the result is not clear, the selection names no best candidates."""
     ranked = rank_candidates(get_remaining_candidates(candidates), reference)
     dropped = sorted((c for c in candidates if c.drop_reason), key=lambda candidate: -candidate.n_images)
     n_seen = max(candidate.n_images for candidate in ranked or candidates)

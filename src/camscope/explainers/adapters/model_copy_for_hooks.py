@@ -96,6 +96,7 @@ def clone_for_hooks(model: nn.Module, call_records: ModuleCallRecords) -> nn.Mod
 
 
 def _build_clone(model: nn.Module, call_records: ModuleCallRecords) -> nn.Module:
+    """Copy the modules of a model but share its tensors. A module that ran several times has a copy per call."""
     shared = {}
     for leaf in (leaf for part in model.modules() for _, leaf in iter_leaves(vars(part))):
         alias = leaf.detach()

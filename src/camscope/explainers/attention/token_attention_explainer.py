@@ -25,10 +25,10 @@ from camscope.hooks.attention_recorder import Attention, AttentionBlockFinder, A
 from camscope.hooks.find_layers import unwrap
 from camscope.hooks.tap_layer_output_and_gradient import Tap
 from camscope.hooks.thread_local_hooks import thread_local_hook
+from camscope.layers.cell_position_noise_test import OutputLocation, build_contradicted_layout_error, probe_layout
 from camscope.layers.infer_layout import infer_image_token_layout, infer_layout
 from camscope.layers.judge_layout_from_noise_reactions import LayoutVerdict
 from camscope.layers.layout import TOKENS, Layout
-from camscope.layers.layout_noise_probe import OutputLocation, build_contradicted_layout_error, probe_layout
 from camscope.layers.recorded_grids_and_token_counts import LayoutHints
 from camscope.layers.spatial_layers import record_layout_hints, with_video_token_order
 from camscope.plurals import plural

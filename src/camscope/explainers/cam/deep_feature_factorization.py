@@ -276,7 +276,7 @@ class DeepFeatureFactorization(LayerExplainer, BatchedMixin):
 
 
 def compute_score_gains_of_single_concepts(features: LayerFeatures, maps: Tensor, vectors: Tensor) -> Tensor:
-    """Compute how much each concept (N,C) alone raises the score, compared with a layer of zeros.
+    """Compute how much each of C concepts alone raises the score, compared with a layer of zeros. Return the gains (N,C).
 
     The concepts are `maps` (N,cells,C) and `vectors` (N,C,K). For scores of all classes the result is (N,C,classes).
     """

@@ -27,7 +27,7 @@ class GradCAM(BaseCAM):
     name, title, paper = "gradcam", "Grad-CAM", "arXiv:1610.02391"
 
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
-        """Return the weight of each channel in Grad-CAM: the mean of its gradient."""
+        """Mean of the gradient over the cells: the weight (N,K,1) of each channel."""
         return gradient.mean(SPATIAL_AXIS, keepdim=True)
 
 
@@ -48,7 +48,7 @@ class HiResCAM(BaseCAM):
     relu = False
 
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
-        """Return the weight of each cell in HiResCAM: the gradient."""
+        """The gradient itself: a weight (N,K,cells) for each cell."""
         return gradient
 
 
@@ -122,7 +122,7 @@ class LayerCAM(BaseCAM):
     name, title, paper = "layercam", "LayerCAM", "doi:10.1109/TIP.2021.3089943"
 
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
-        """Return the weight of each cell in LayerCAM: the positive part of the gradient."""
+        """Positive part of the gradient: a weight (N,K,cells) for each cell."""
         return gradient.relu()
 
 
@@ -143,7 +143,7 @@ class GradCAMElementWise(BaseCAM):
     name, title, paper = "gradcam-elementwise", "Grad-CAM element-wise", "doi:10.1609/aaai.v35i3.16344"
 
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
-        """Return the gradient where gradient times activation is positive, else 0."""
+        """Gradient where gradient times activation is positive, else 0: a weight (N,K,cells) for each cell."""
         return torch.where(gradient.sign() == activation.sign(), gradient, 0)
 
 
@@ -167,6 +167,6 @@ class BagCAM(GradCAMElementWise):
     name, title, paper = "bagcam", "BagCAM", "arXiv:2207.07818"
 
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
-        """Return the gradient times 1 + mean(g A) where gradient times activation is positive, else 0."""
+        """Gradient times (1 + mean of gradient times activation), where their product is positive, else 0."""
         evidence = (gradient * activation).mean(SPATIAL_AXIS, keepdim=True)
         return super().weights(activation, (1 + evidence) * gradient)

@@ -59,7 +59,7 @@ class KPCACAM(LayerExplainer):
         n_cells = activation.shape[2]
         if n_cells > MAX_CELLS:
             score, x = features.score, features.x
-            layers = find_spatial_layers(score.model, lambda: score.forward(x), x, score.extra_tensors)
+            layers = find_spatial_layers(score.model, lambda: score.forward(x), x, score.extra_model_inputs)
             grids = {layer.name: prod(layer.layout.grid) for layer in reversed(layers)}
             names = [name for name in grids if grids[name] <= MAX_CELLS]
             example_layer = f", such as {max(names, key=grids.__getitem__)!r}" if names else ""

@@ -12,7 +12,7 @@ from camscope.explainers.core.setting_checks import check_integer
 from camscope.hooks.find_layers import find_layer, unwrap
 from camscope.layers.choose_layer import choose_feature_layer, choose_layer
 from camscope.layers.layout import Layout
-from camscope.model_card import get_card
+from camscope.loaded_model_metadata_and_weight_digest import get_loaded_model_metadata
 from camscope.targets import Score, Target
 
 
@@ -77,8 +77,8 @@ class LayerSelectionMixin(Explainer):
 
     def describe_chosen_layer(self, layer: str, model: nn.Module) -> list[str]:
         """Return a note that names the chosen layer. Return an empty list if the user or the loaded model named the layer."""
-        card = get_card(model)
-        named = self.layer is not None or (card is not None and card.layer == layer)
+        model_metadata = get_loaded_model_metadata(model)
+        named = self.layer is not None or (model_metadata is not None and model_metadata.layer == layer)
         return [] if named else [f"layer {layer!r} was chosen"]
 
     def choose_layer_name(self, x: Tensor, score: Score) -> str:
@@ -86,9 +86,9 @@ class LayerSelectionMixin(Explainer):
         an effect on the score.
         """
         model = score.model
-        card = get_card(model)
-        if card and card.layer:
-            return card.layer
+        model_metadata = get_loaded_model_metadata(model)
+        if model_metadata and model_metadata.layer:
+            return model_metadata.layer
         if callable(score.target) and score.has_target(0):
             selects_positions = isinstance(score.target, Target) and score.target.selects_positions
             return choose_layer(

@@ -40,7 +40,7 @@ class LIFTCAM(BaseWeightedChannels):
                 maps.zero_()
 
             blank_scores = score.read_score(features.run_with_edit(set_to_zero), n_samples)
-            rule.pause()
+            rule.stop_recording_and_applying()
             with Tap(
                 score.model, features.layer, output_index=features.output_index, call_index=features.call_index
             ) as tap:

@@ -81,8 +81,8 @@ class CAM(BaseWeightedChannels):
         dropouts = [name for name, m in modules if isinstance(m, _DropoutNd) and m.training and m.p]
         if dropouts:
             raise ModelError(
-                f"dropout {dropouts[0]!r} is on, so that the class scores differ from {head_names} of layer {layer!r}: leave "
-                f"mode at 'eval', or use gradcam, which generalizes cam"
+                f"the class scores differ from {head_names} of layer {layer!r}, because dropout {dropouts[0]!r} is on: set "
+                f"mode='eval', or use gradcam, which generalizes cam"
             )
         raise ModelError(
             f"the class scores are not {head_names} of the mean or sum of layer {layer!r}: an operation between them is not "

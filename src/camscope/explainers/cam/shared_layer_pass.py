@@ -24,10 +24,7 @@ from camscope.hooks.find_layers import find_layer, find_layers, unwrap
 from camscope.hooks.input_gradients import HALF_PRECISION_BOOSTS
 from camscope.hooks.spatial_map_tracker import SpatialMapTracker, is_output_unchanged_by_interception
 from camscope.hooks.tap_layer_output_and_gradient import Tap, TappedCall
-from camscope.layers.infer_layout import has_unequal_strides
-from camscope.layers.judge_layout_from_noise_reactions import LayoutProbeResult, LayoutVerdict
-from camscope.layers.layout import CHANNELS_FIRST, Layout, returns_channels_first
-from camscope.layers.layout_noise_probe import (
+from camscope.layers.cell_position_noise_test import (
     OutputLocation,
     build_contradicted_layout_error,
     cache_layout_result,
@@ -36,6 +33,9 @@ from camscope.layers.layout_noise_probe import (
     has_cached_layout_result,
     probe_layout,
 )
+from camscope.layers.infer_layout import has_unequal_strides
+from camscope.layers.judge_layout_from_noise_reactions import LayoutProbeResult, LayoutVerdict
+from camscope.layers.layout import CHANNELS_FIRST, Layout, returns_channels_first
 from camscope.layers.spatial_layers import find_layout_doubt_reason, infer_layer_layout, record_layout_hints
 from camscope.plurals import plural
 from camscope.targets import Score, full_precision
@@ -106,6 +106,7 @@ class SharedLayerPass(ExitStack):
                 yield t, self._build_features(t, score_index, values, gradients.get(self._layers[t]))
 
     def _run_forward(self) -> None:
+        """Run the model once. Record the layers of all methods, and what later passes and the layouts need."""
         first, model, scores = self._explainers[0], self._scores[0].model, self._scores
         layers, methods = list(dict.fromkeys(self._layers)), list(zip(self._layers, self._explainers, strict=True))
         again = [layer for layer, explainer in methods if explainer.runs_model and self._allow_more_passes]
@@ -128,7 +129,9 @@ class SharedLayerPass(ExitStack):
             watched = is_unknown and is_output_unchanged_by_interception(model)
             self._spatial_ops = None
             if watched:
-                self._spatial_ops = around.enter_context(SpatialMapTracker(model, self._x, scores[0].extra_tensors))
+                self._spatial_ops = around.enter_context(
+                    SpatialMapTracker(model, self._x, scores[0].extra_model_inputs)
+                )
             output = self._tap.run(lambda: scores[0].forward(self._x))
         self._input_shares = padded[-1] if padded else None
         # the gradient shows which of several calls the score depends on, whether a method uses it or not
@@ -200,7 +203,7 @@ class SharedLayerPass(ExitStack):
         if tracker is None and returns_channels_first(find_layer(score.model, layer)[1]):
             # interception would have changed the results of this model: one more forward pass
             tap = Tap(score.model, layer, output_index=locations[0].output_index, gradients=False)
-            tracker = SpatialMapTracker(unwrap(score.model), x, score.extra_tensors)
+            tracker = SpatialMapTracker(unwrap(score.model), x, score.extra_model_inputs)
             with forward_without_side_effects(score.model, x.device), tap, tracker:
                 score.forward(x)
             calls = tap.calls[layer]
@@ -237,6 +240,7 @@ class SharedLayerPass(ExitStack):
     def _build_features(
         self, explainer_index: int, score_index: int, values: Tensor, gradient: Tensor | None
     ) -> LayerFeatures:
+        """Build what one method needs to compute the map of one score: activation, gradient, layout and notes."""
         explainer, layer = self._explainers[explainer_index], self._layers[explainer_index]
         call, calls = self._tap.select_call(layer), self._tap.calls[layer]
         call_index = next(n for n, candidate in enumerate(calls) if candidate is call)

@@ -14,14 +14,14 @@ from torch import nn
 from camscope import render
 from camscope.atomic_writes_and_folder_locks import write_bytes
 from camscope.errors import InputError, LayerError, ModelError, OutputError, TargetError, warn_caller
-from camscope.explainers.comparison.comparison_rows_and_columns import (
+from camscope.explainers.comparison.equal_maps import correlate_maps, describe_equal_maps, find_equal_maps
+from camscope.explainers.comparison.explain_by_supported_methods import MethodTimer, explain_supported
+from camscope.explainers.comparison.grid_of_targets_and_methods import (
     GridEntry,
     arrange_in_grid,
     create_explainers_at_layers,
     select_explanation_with_commonest_label,
 )
-from camscope.explainers.comparison.equal_maps import correlate_maps, describe_equal_maps, find_equal_maps
-from camscope.explainers.comparison.explain_by_supported_methods import MethodTimer, explain_supported
 from camscope.explainers.core.base_explainer import METHODS, Explainer, get_explainer_class
 from camscope.explainers.core.evaluation_context import Precision
 from camscope.explainers.core.model_input import NO_EXTRA_INPUTS, ExtraInputs

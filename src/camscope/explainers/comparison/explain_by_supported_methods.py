@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from camscope.errors import CamscopeError, ImageError, PreprocessError, warn_caller
-from camscope.explainers.comparison.comparison_rows_and_columns import format_method_labels
+from camscope.explainers.comparison.grid_of_targets_and_methods import format_method_labels
 from camscope.explainers.core.base_explainer import METHODS, Explainer
 from camscope.explainers.core.base_method import BaseMethod
 from camscope.explainers.core.model_input import NO_EXTRA_INPUTS, ExtraInputs

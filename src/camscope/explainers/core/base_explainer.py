@@ -28,7 +28,7 @@ from camscope.explainers.core.translate_keywords_of_other_toolkits import (
     translate_setting_names,
 )
 from camscope.explanation import Explanation
-from camscope.model_card import compute_model_digest
+from camscope.loaded_model_metadata_and_weight_digest import compute_model_digest
 from camscope.plurals import plural
 from camscope.targets import Difference, TargetLike
 from camscope.targets.class_targets import convert_tensor_target_to_list
@@ -362,7 +362,9 @@ class Explainer(BaseMethod):
             rows = [i for i, item in enumerate(items) if item.x.shape == shape]
             batch_items, batch_inputs = [items[i] for i in rows], extra.select_rows(rows, len(items))
             explainer = apply_captum_settings(self, select_baseline_rows(self, for_method, rows, items))
-            target = explainer.prepare_targets([image_targets[i] for i in rows], batch_items, batch_inputs)
+            target = explainer.prepare_each_target_for_its_image(
+                [image_targets[i] for i in rows], batch_items, batch_inputs
+            )
             result = run_methods([explainer], torch.stack([item.x for item in batch_items]), [target], batch_inputs)[0]
             digest = compute_model_digest(result.model_info.model)
             results.update(zip(rows, build_explanations(explainer, batch_items, result, 0, digest), strict=True))

@@ -27,8 +27,8 @@ from camscope.explainers.core.redacted_settings_text import describe_setting
 from camscope.explainers.core.validated_setting_types import check_settings
 from camscope.forward_signature import takes_frames_first
 from camscope.hooks.find_layers import unwrap
-from camscope.hooks.wrap_score_function_as_module import wrap_function
-from camscope.model_card import get_card
+from camscope.hooks.wrap_black_box_function_as_module import wrap_function
+from camscope.loaded_model_metadata_and_weight_digest import get_loaded_model_metadata
 from camscope.models.ultralytics_yolo import is_ultralytics_object
 from camscope.targets import ImageContext, Score, Target, TargetLike, image_embedding
 from camscope.targets.score_per_sample import replace_class_targets
@@ -96,9 +96,9 @@ class BaseMethod(ABC):
         inspect_model(self.model, scores_suffice=self.needs_only_scores)
         if self.frames_first is None and takes_frames_first(unwrap(self.model)):
             self.frames_first = True
-        card = get_card(unwrap(self.model))
-        preprocess = card.preprocess if self.preprocess is None and card else self.preprocess
-        class_names = card.class_names if self.class_names is None and card else self.class_names
+        model_metadata = get_loaded_model_metadata(unwrap(self.model))
+        preprocess = model_metadata.preprocess if self.preprocess is None and model_metadata else self.preprocess
+        class_names = model_metadata.class_names if self.class_names is None and model_metadata else self.class_names
         if preprocess is not None:
             from camscope.images.preprocess import as_preprocess
 
@@ -260,10 +260,10 @@ class BaseMethod(ABC):
             image, self.preprocess, model, get_device_and_dtype(model), frames_first=bool(self.frames_first)
         )
 
-    def prepare_targets(
+    def prepare_each_target_for_its_image(
         self, targets: Sequence[TargetLike], inputs: Sequence[ModelInput], extra_inputs: ExtraInputs
     ) -> TargetLike:
-        """Prepare each target for its image. For example, a region is converted to the size of the image.
+        """Prepare each target for its own image. For example, a region is converted to the size of the image.
 
         Args:
             targets: One target per image.
@@ -277,7 +277,7 @@ class BaseMethod(ABC):
         >>> from camscope import Saliency, load_model
         >>> explainer = Saliency(load_model("phantom"))
         >>> inputs = [explainer.prepare_input(torch.zeros(1, 128, 128))] * 2
-        >>> explainer.prepare_targets([1, 2], inputs, ExtraInputs())
+        >>> explainer.prepare_each_target_for_its_image([1, 2], inputs, ExtraInputs())
         [1, 2]
 
         """
@@ -291,14 +291,15 @@ class BaseMethod(ABC):
         return bound[0] if all(target is bound[0] for target in bound) else cast(TargetLike, bound)
 
     def _build_image_context(self, model_input: ModelInput, extra_inputs: ExtraInputs) -> ImageContext:
-        placement, card = model_input.placement, get_card(unwrap(self.model))
+        """Build what targets may use to prepare themselves: sizes, geometry and encoders of image and text."""
+        placement, model_metadata = model_input.placement, get_loaded_model_metadata(unwrap(self.model))
         return ImageContext(
             input_size=tuple(model_input.x.shape[1:]),
             image_size=placement.image_size if placement else None,
             to_input=placement.to_input if placement else _raise_unknown_geometry,
             to_image=placement.to_image if placement else _raise_unknown_geometry,
             embed_image=partial(self._embed_image, extra_inputs=extra_inputs),
-            embed_text=card.embed_text if card else None,
+            embed_text=model_metadata.embed_text if model_metadata else None,
         )
 
     def _embed_image(self, image: Any, extra_inputs: ExtraInputs) -> Tensor:

@@ -195,6 +195,7 @@ def _check_baseline_shape_and_values(baseline: Tensor, x: Tensor, *, in_backgrou
 
 
 def _check_finite_baseline(baseline: Tensor) -> None:
+    """Raise an InputError if the baseline has NaN or infinite values."""
     bad = int((~baseline.isfinite()).sum())
     if bad:
         raise InputError(
@@ -204,6 +205,7 @@ def _check_finite_baseline(baseline: Tensor) -> None:
 
 
 def _build_color_baseline(color_name: str, x: Tensor, explainer: BaseMethod) -> Tensor:
+    """Return a black or white image as the model's input, by its preprocessing."""
     if explainer.preprocess is None or x.ndim != 4:
         raise InputError(
             f"baseline={color_name!r} requires the preprocessing of the model, and none is known",

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from camscope.explainers.core.base_method import BaseMethod
 from camscope.explainers.core.setting_checks import check_positive_integer
 from camscope.hooks.thread_local_hooks import Hooks, thread_local_hook
-from camscope.hooks.wrap_score_function_as_module import is_opaque
+from camscope.hooks.wrap_black_box_function_as_module import is_opaque
 from camscope.pytree import iter_leaves
 
 DEFAULT_MEMORY_BUDGET_BYTES = 2**28  # if the device does not report its memory

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from camscope.errors import InputError, ModelError, NonFiniteError, warn_caller
+from camscope.explainers.core.find_constant_scores_and_interacting_samples import samples_interact
 from camscope.explainers.core.model_input import NO_EXTRA_INPUTS, ExtraInputs, check_input_tensor_is_ordinary
 from camscope.explainers.core.reject_channels_last_input import check_input_channels_not_last
-from camscope.explainers.core.sample_interaction_probe import samples_interact
-from camscope.hooks.evaluation_mode import evaluation_mode
 from camscope.hooks.exclude_hooks_from_copies import hooks_excluded_from_copies
 from camscope.hooks.find_layers import check_lazy_layers_initialized, unwrap
 from camscope.hooks.restore_buffers_and_rng import (
@@ -24,8 +23,9 @@ from camscope.hooks.restore_buffers_and_rng import (
     eval_mode_buffers_restored,
     rng_restored_unless_other_threads_run,
 )
+from camscope.hooks.thread_local_evaluation_mode import evaluation_mode
 from camscope.hooks.thread_local_hooks import autocast_uncached
-from camscope.hooks.wrap_score_function_as_module import ScoreFunction
+from camscope.hooks.wrap_black_box_function_as_module import ScoreFunction
 from camscope.plurals import plural
 from camscope.pytree import map_leaves
 from camscope.targets import Score, TargetLike

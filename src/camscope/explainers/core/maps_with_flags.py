@@ -121,6 +121,7 @@ def determine_statuses(maps: AttributionMaps) -> list[str]:
 
 
 def _determine_status(n_cells: int, zero_gradient: bool, constant_score: bool, low: float, high: float) -> str:
+    """Return the status of a map. The first reason against its use decides."""
     if not (math.isfinite(low) and math.isfinite(high)):
         return "nonfinite"
     if zero_gradient:

@@ -69,7 +69,7 @@ class PerturbedEvaluator:
             return True
         targets = score.target if isinstance(score.target, list) else [score.target]
         are_classes = all(target is None or isinstance(target, int | str) for target in targets)
-        if self.explainer.mode != "eval" or classes is None or not are_classes or score.extra_tensors:
+        if self.explainer.mode != "eval" or classes is None or not are_classes or score.extra_model_inputs:
             return False
         return bool(classes[first] == classes[second])
 
@@ -133,7 +133,8 @@ def track_steps(description: str, n_steps: int, show_progress: bool) -> Iterator
     """Count finished steps for the progress bar and error messages. Yield a function that adds to the count."""
     done = 0
 
-    def advance(steps: int) -> None:
+    def add_finished_steps(steps: int) -> None:
+        """Add to the count of finished steps, and move the progress bar."""
         nonlocal done
         done += steps
         if progress_bar is not None:
@@ -147,7 +148,7 @@ def track_steps(description: str, n_steps: int, show_progress: bool) -> Iterator
         task = progress_bar.add_task(description, total=n_steps)
         progress_bar.start()
     try:
-        yield advance
+        yield add_finished_steps
     except BaseException as error:
         error.add_note(f"{description}: stopped after {done} of {plural(n_steps, 'step')}")
         raise

@@ -19,6 +19,7 @@ from camscope.explainers.core.evaluation_context import (
     has_interacting_samples,
     inspect_model,
 )
+from camscope.explainers.core.find_constant_scores_and_interacting_samples import find_samples_with_constant_score
 from camscope.explainers.core.maps_with_flags import (
     AttributionMaps,
     compute_map_or_raise,
@@ -26,10 +27,9 @@ from camscope.explainers.core.maps_with_flags import (
     determine_statuses,
 )
 from camscope.explainers.core.model_input import NO_EXTRA_INPUTS, ExtraInputs, ModelInput
-from camscope.explainers.core.sample_interaction_probe import find_samples_with_constant_score
 from camscope.explanation import STATUS_MEANINGS, STATUS_OK, ClassScore, Explanation
 from camscope.hooks.find_layers import unwrap
-from camscope.model_card import compute_model_digest
+from camscope.loaded_model_metadata_and_weight_digest import compute_model_digest
 from camscope.plurals import plural
 from camscope.registry import METHODS
 from camscope.targets import Score, TargetLike
@@ -261,7 +261,7 @@ def explain_grid(
     check_compatible_explainers(explainers)
     main = explainers[0]
     item = main.prepare_input(image)
-    bound = [main.prepare_targets([target], [item], extra_inputs) for target in targets]
+    bound = [main.prepare_each_target_for_its_image([target], [item], extra_inputs) for target in targets]
     results = run_methods(explainers, item.x[None], bound, extra_inputs, on_pass, errors=errors)
     digest = compute_model_digest(unwrap(main.model))
     return [
@@ -327,6 +327,7 @@ def _collect_notes(
     *,
     has_target: bool,
 ) -> tuple[str, ...]:
+    """Collect the notes of an explanation on its map, its input, its target and its model."""
     notes, model_name = [*map_notes, *model_input.flags], type(explainer.model).__name__
     if not has_target:
         notes.append("no target was used: the map does not depend on the output, which has no class scores")
@@ -361,6 +362,7 @@ def _collect_predictions(score: Score, n_samples: int) -> list[dict[str, Any]]:
 
 
 def _collect_top_classes(score: Score, n_samples: int, probabilities: Tensor | None) -> list[tuple[ClassScore, ...]]:
+    """Return the classes with the highest scores for each sample. Return empty tuples without class scores."""
     if score.logits is None:
         return [()] * n_samples
     best = score.logits.double().topk(min(MAX_TOP_CLASSES, score.logits.shape[1]), 1)

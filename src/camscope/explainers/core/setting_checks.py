@@ -47,6 +47,7 @@ def _check_settings(
     allowed: tuple[object, ...],
     settings: Mapping[str, Any],
 ) -> None:
+    """Raise an InputError for the first setting that is neither valid nor an allowed value."""
     for name, value in settings.items():
         if any(value is option for option in allowed):
             continue
@@ -69,6 +70,7 @@ def _is_integer(value: object) -> bool:
 
 
 def _is_finite_number(value: object) -> bool:
+    """Return whether a value is a real number, but not a bool, NaN or infinity."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return False
     try:

@@ -29,6 +29,7 @@ def check_settings(method: Any) -> None:
 
 
 def _check_setting(setting: Field[Any], value: object) -> None:
+    """Check a value by the type annotation of its setting: a bool, a Literal or an annotated type."""
     is_union = get_origin(setting.type) in (Union, UnionType)
     types = get_args(setting.type) if is_union else (setting.type,)
     allowed = [None] * (NoneType in types)

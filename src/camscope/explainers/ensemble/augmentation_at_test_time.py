@@ -80,7 +80,7 @@ class Augmented(Wrapper):
             for axes in flips[len(views) :]:
                 view = resize_input(x.flip([axis + 2 for axis in axes]), size)
                 view_scores = [score.flipped(axes, size) for score in scores]
-                maps = _compute_maps_at_scale(scale, explainer, view, view_scores)
+                maps = _compute_maps_of_view(explainer, view, view_scores, scale)
                 pairs = zip(maps, unchanged_maps, strict=True)
                 views.append([_undo_flip(flipped_maps, axes, reference) for flipped_maps, reference in pairs])
             views_by_scale.append(views)
@@ -105,16 +105,16 @@ def _is_sequence_of(values: object, number_type: type) -> bool:
     return all(isinstance(value, number_type) and not isinstance(value, bool) for value in values)
 
 
-def _compute_maps_at_scale(
-    scale: float, explainer: Explainer, x: Tensor, scores: Sequence[Score]
+def _compute_maps_of_view(
+    explainer: Explainer, view: Tensor, view_scores: Sequence[Score], scale: float
 ) -> list[AttributionMaps]:
-    """Compute the maps of one view of the input. Raise InputError if the model does not accept the size of the view."""
+    """Compute the maps of one view, which already has its `scale`. Raise InputError if the model does not accept its size."""
     try:
-        return explainer.compute_maps(x, scores)
+        return explainer.compute_maps(view, view_scores)
     except Exception as error:
         if scale == 1 or isinstance(error, CamscopeError | torch.OutOfMemoryError):
             raise
-        size, model = " x ".join(map(str, x.shape[2:])), type(unwrap(explainer.model)).__name__
+        size, model = " x ".join(map(str, view.shape[2:])), type(unwrap(explainer.model)).__name__
         raise InputError(
             f"{model} does not accept an input of size {size} (scale {scale:g}): pass scales=(1.0,), or scales that the model "
             f"accepts. Its error was {type(error).__name__}: {error}"

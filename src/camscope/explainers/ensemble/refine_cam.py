@@ -116,7 +116,7 @@ class RefineCAM(Explainer):
         deepest, model = self._base_explainer.choose_layer_name(x, score), score.model
         key = (deepest, tuple(x.shape[1:]), tuple((name, type(module)) for name, module in model.named_modules()))
         if key not in self._stages_by_model:
-            layers = find_spatial_layers(model, lambda: score.forward(x), x, score.extra_tensors)
+            layers = find_spatial_layers(model, lambda: score.forward(x), x, score.extra_model_inputs)
             while True:  # until the cells of each stage react to the parts of the input that they are drawn over
                 stages = find_last_layer_per_resolution(model, layers, deepest)
                 checked = [layer for layer in layers if layer.name in stages[:-1]]

@@ -85,6 +85,8 @@ class ExcitationBackprop(LayerExplainer):
         return features.gradient.sum(1)
 
     def _compute_input_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
+        """Compute the maps at the input: the winning probabilities of each pixel, summed over channels."""
+
         def compute_scores(leaf: Tensor) -> list[Tensor]:
             output = scores[0].forward(leaf)
             return [self.compute_differentiated_score(score, output, len(x)) for score in scores]

@@ -152,7 +152,7 @@ COPY_NODES = {
 
 @contextmanager
 def excitation_backprop_scope(model: nn.Module, *, to_pixels: bool = False) -> Iterator["ExcitationBackpropMode"]:
-    """Make `torch.autograd.grad` in this thread return winning probabilities instead of gradients inside the `with`."""
+    """Inside the `with`, `torch.autograd.grad` returns winning probabilities instead of gradients, for this thread only."""
     with Hooks() as hooks, ExcitationBackpropMode(to_pixels=to_pixels) as mode:
         enter, leave = (thread_local_hook(partial(mode.set_inside_model, inside)) for inside in (True, False))
         hooks.add_handle(model.register_forward_pre_hook(enter))
@@ -187,6 +187,7 @@ class ExcitationBackpropMode(BaseFunctionMode):
         return self._call_with_rule(get_function_name(func), partial(func, **kwargs), first, args[1:], kwargs)
 
     def _run_grad_with_rules(self, grad: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call `torch.autograd.grad` while the rules apply, so that repeated checkpoints also use them."""
         self.set_inside_model(True)
         try:
             with self:
@@ -197,6 +198,7 @@ class ExcitationBackpropMode(BaseFunctionMode):
     def _call_with_rule(
         self, name: str, func: Callable[..., Any], x: Tensor, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
+        """Call a function of the model so that its backward pass follows the rule of excitation backprop."""
         other = args[0] if args else kwargs.get("other")
         if name in LINEAR_FUNCTIONS:
             return self._call_linear(func, x, args, kwargs)
@@ -221,6 +223,7 @@ class ExcitationBackpropMode(BaseFunctionMode):
         return func(x, *args)
 
     def _call_linear(self, func: Callable[..., Any], x: Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+        """Call a linear function or convolution so that its backward pass shares probability by positive weights."""
         weight = args[0] if args else kwargs["weight"]
         more = {key: value for key, value in kwargs.items() if key not in ("weight", "bias")}
         original: Callable[..., Tensor] = func.func if isinstance(func, partial) else func
@@ -279,6 +282,7 @@ def _find_differentiable_tensors(output: Any) -> list[Tensor]:
 
 
 def _has_excitation_rule(node: Node) -> bool:
+    """Return whether excitation backprop has a rule for a node of the graph. Constants and copies need none."""
     kind = get_operation_name(node)
     inputs = [
         before is not None and get_operation_name(before) != "AccumulateGrad" for before, _ in node.next_functions

@@ -63,7 +63,7 @@ class AdditiveExplainer(PixelExplainer, MultiPassExplainer):
         if counts:
             diagnostics["gradients"] = torch.tensor(counts, device="cpu")
         return AttributionMaps(
-            self.reduce_to_pixels(evaluator, values),
+            self.convert_values_to_maps(evaluator, values),
             zero_gradient=has_path & ~values.flatten(1).any(1),
             sample_notes=tuple(
                 (*part.notes, self.describe_sum(part, total))
@@ -79,8 +79,8 @@ class AdditiveExplainer(PixelExplainer, MultiPassExplainer):
         count = "" if n_gradients is None else f", after {plural(n_gradients, 'gradient')}"
         return f"{self.sum_name}: {gap}{count}{attribution.remark}"
 
-    def reduce_to_pixels(self, evaluator: PerturbedEvaluator, values: Tensor) -> Tensor:
-        """Reduce attribution values (N,C,*S) to maps (N,*S)."""
+    def convert_values_to_maps(self, evaluator: PerturbedEvaluator, values: Tensor) -> Tensor:
+        """Convert attribution values (N,C,*S) to maps (N,*S). By default, combine the channels of each pixel."""
         return self.reduce_channels(values)
 
 

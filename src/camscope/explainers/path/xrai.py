@@ -141,7 +141,7 @@ class XRAI(BaselinePathExplainer):
         """Integrate gradients along the straight line from the baseline to the sample."""
         return integrate_straight_line(evaluator, sample, baseline, score_change, self.n_steps, None)
 
-    def reduce_to_pixels(self, evaluator: PerturbedEvaluator, values: Tensor) -> Tensor:
+    def convert_values_to_maps(self, evaluator: PerturbedEvaluator, values: Tensor) -> Tensor:
         """Average integrated gradients (N,C,H,W) over the segments of the image. Return the maps (N,H,W)."""
         pairs = zip(evaluator.x, self.reduce_channels(values), strict=True)
         segments = ((segment_image(x, self.scales, self.min_size, self.margin), pixels) for x, pixels in pairs)

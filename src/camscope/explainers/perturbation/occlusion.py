@@ -94,6 +94,7 @@ class Occlusion(PerturbationExplainer):
 
 
 def _build_window_masks_along_axis(length: int, window: int, stride: int) -> Tensor:
+    """Return masks (windows,length) of the windows along one axis. Raise an InputError for gaps between windows."""
     starts = [*range(0, length - window, stride), length - window]
     if any(later - earlier > window for earlier, later in pairwise(starts)):
         raise InputError(

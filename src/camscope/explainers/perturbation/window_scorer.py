@@ -14,7 +14,7 @@ from camscope.explainers.perturbation.perturbation_explainer import (
 from camscope.hooks.incremental_forward import CostTracker, WindowTensor, cut_windows
 from camscope.hooks.intercept_torch_functions import has_instance_forward
 from camscope.hooks.thread_local_hooks import has_global_hooks
-from camscope.hooks.wrap_score_function_as_module import is_opaque
+from camscope.hooks.wrap_black_box_function_as_module import is_opaque
 
 aten = torch.ops.aten
 MATMUL_ROW_ARGUMENT = {aten.mm: 0, aten.addmm: 1, aten.bmm: 0, aten.baddbmm: 1}  # which argument has the rows

@@ -58,6 +58,7 @@ def load_pseudonym_key() -> bytes:
 
 
 def _load_or_create_key(path: Path) -> bytes:
+    """Return the key of the pseudonyms. Create a missing file first, safely among several processes."""
     if key := _read_pseudonym_key(path):
         return key
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -93,6 +93,7 @@ def read_jpeg_height_and_width(data: bytes) -> tuple[int, int] | None:
 
 
 def _decode_strictly(jpeg_bytes: bytes, **options: Any) -> Pixels:
+    """Decode a JPEG. Raise a DamagedJPEGError if it is truncated or corrupt, but tolerate other warnings."""
     import simplejpeg
 
     try:

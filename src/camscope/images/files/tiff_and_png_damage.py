@@ -90,6 +90,7 @@ def _capture_standard_error(action: Callable[[], object]) -> bytes:
 
 
 def _are_png_checksums_right(file: Any) -> bool:
+    """Return whether the checksums of all pixel chunks of a PNG are right."""
     file.seek(PNG_SIGNATURE_BYTES)
     while len(header := file.read(8)) == 8:
         n_bytes, checksum = int.from_bytes(header[:4], "big"), zlib.crc32(header[4:])
@@ -107,6 +108,7 @@ def _are_png_checksums_right(file: Any) -> bool:
 
 
 def _check_tiff_strips(image: "Image", name: str) -> None:
+    """Raise an ImageError if a compressed strip of a TIFF is truncated or corrupt."""
     tags, file = getattr(image, "tag_v2", None), image.fp if hasattr(image, "fp") else None
     if tags is None or file is None:
         return
@@ -144,6 +146,7 @@ def _iter_tiff_strips_and_sizes(
 
 
 def _is_complete_strip(compression: int, strip_bytes: bytes, jpeg_tables: bytes, size: tuple[int, int] | None) -> bool:
+    """Return whether a compressed strip can be decoded to its end."""
     if compression == JPEG_COMPRESSION:
         return _is_complete_jpeg(strip_bytes, jpeg_tables, size)
     return (
@@ -167,6 +170,7 @@ def _is_complete_jpeg(strip_bytes: bytes, tables: bytes, size: tuple[int, int] |
 
 
 def _is_complete_deflate(strip_bytes: bytes) -> bool:
+    """Return whether a Deflate stream can be decoded to its end."""
     inflater = zlib.decompressobj()
     try:
         while not inflater.eof and strip_bytes:

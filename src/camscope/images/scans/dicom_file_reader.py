@@ -82,6 +82,7 @@ def load_dicom_dataset(source: Path | bytes, name: str, *, with_pixels: bool = T
 
 
 def _parse_dataset(file: BinaryIO, name: str, with_pixels: bool) -> "Dataset":
+    """Parse a DICOM file, with or without its pixels. A missing transfer syntax is filled in."""
     from pydicom import dcmread
 
     if with_pixels:  # from memory: a file would allocate the declared bytes first

@@ -109,6 +109,7 @@ def read_modality_lut(
 
 
 def _read_lut_table(dataset: "Dataset", lut_item: "Dataset", is_inverted: bool, name: str) -> ModalityLUT:
+    """Read the table of a modality LUT. Raise an ImageError if it does not match its descriptor."""
     descriptor = read_numbers(lut_item, "LUTDescriptor", 3)
     data = lut_item.get("LUTData")
     if descriptor is None or data is None:
@@ -252,6 +253,7 @@ def _merge_conversion_steps(steps_by_frame: Sequence[tuple[str, ...]]) -> tuple[
 
 
 def _copy_frames(destination: Array, frames: Iterator[Array], name: str) -> None:
+    """Copy decoded frames into an array. Raise an ImageError if their shape or number differs from the header."""
     count = 0
     for frame in frames:
         if frame.shape != destination.shape[1:]:
@@ -289,6 +291,7 @@ def _format_range(values: set[float]) -> str:
 
 
 def _describe_pixel_storage(dataset: "Dataset", layout: PixelLayout) -> tuple[str, ...]:
+    """Describe how the pixels are stored: compression, loss, bits and sign."""
     kind = "floating point" if layout.is_floating else "signed" if layout.is_signed else "unsigned"
     syntax = dataset.file_meta.TransferSyntaxUID
     name = get_uid_name(syntax)

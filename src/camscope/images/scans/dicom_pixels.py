@@ -136,6 +136,7 @@ def decode_frames(
 
 
 def _check_pixel_byte_count(dataset: "Dataset", layout: PixelLayout, name: str) -> None:
+    """Raise an ImageError if the file has fewer bytes of pixels than its header declares."""
     n_bytes = next(len(dataset[keyword].value or b"") for keyword in PIXEL_KEYWORDS if keyword in dataset)
     bits = layout.rows * layout.columns * layout.n_frames * layout.samples_per_pixel * layout.bits_allocated
     if layout.photometric_interpretation == "YBR_FULL_422":
@@ -286,6 +287,7 @@ def _read_color_palette(dataset: "Dataset", name: str) -> ColorPalette:
 
 
 def _read_palette_column(dataset: "Dataset", palette_bytes: bytes, n_entries: int, bits: int, name: str) -> Array:
+    """Read one color of a palette as 8-bit values."""
     if bits not in (8, 16) or len(palette_bytes) < n_entries:
         expected = f"{plural(n_entries, 'entry')} of {plural(bits, 'bit')}"
         raise ImageError(f"{name}: the color palette has {plural(len(palette_bytes), 'byte')}; expected {expected}")

@@ -112,6 +112,7 @@ def _is_dicom_file(path: Path) -> bool:
 
 
 def _read_slice_header(path: Path, name: str) -> SliceHeader:
+    """Read the header of a slice, without its pixels."""
     dataset, _ = load_dicom_dataset(path, name, with_pixels=False)
     layout = read_pixel_layout(dataset, name)
     plane, _ = read_plane_and_flags(read_functional_groups(dataset, [0])[0])
@@ -176,6 +177,7 @@ def read_series(source: str | Path | Iterable[str | Path], *, series: int | None
 
 
 def _read_volume(group: list[SliceHeader], name: str) -> Scan:
+    """Build a volume from the slices of a series, sorted by position. Raise an ImageError if they form no volume."""
     group, copy_flags = _drop_duplicates_and_warn(group)
     first = group[0]
     planes = [header.plane for header in group if header.plane]
@@ -232,6 +234,7 @@ def _drop_duplicates_and_warn(group: list[SliceHeader]) -> tuple[list[SliceHeade
 
 
 def _read_slice_pixels(group: Sequence[SliceHeader], name: str) -> DecodedFrames:
+    """Decode the pixels of all slices into one array."""
     layout = group[0].layout
     shape = (len(group), layout.rows, layout.columns, *([3] if layout.is_color else []))
     check_voxel_count(shape, name)

@@ -139,6 +139,7 @@ def _find_first_and_last_slice_of_longest_run(gaps: list[int], n_slices: int) ->
 
 
 def _describe_gaps(gaps: list[int], distances: Floats, usual_distance: float) -> list[str]:
+    """Describe the first three distances between slices that differ from the usual one, and count the remaining ones."""
     descriptions = [
         f"a gap of {distances[index]:.4g} mm after slice {index}; usual {usual_distance:.4g}"
         if distances[index] > usual_distance
@@ -154,6 +155,7 @@ def _describe_gaps(gaps: list[int], distances: Floats, usual_distance: float) ->
 def _describe_irregularities(
     first_plane: SlicePlane, slice_step: Floats, usual_distance: float, positions: Floats
 ) -> list[str]:
+    """Describe sheared slices, slices off their line, and distances that contradict the thickness."""
     descriptions, advance = [], float(slice_step @ first_plane.normal)
     cosine = np.clip(advance / max(float(np.linalg.norm(slice_step)), 1e-12), -1, 1)
     shear = float(np.degrees(np.arccos(cosine)))

@@ -72,6 +72,7 @@ def _detect_version(head: bytes) -> int | None:
 
 
 def _read_nifti_scan(stream: BinaryIO, volume_index: int | None, name: str, sources: tuple[Path, ...]) -> Scan:
+    """Read a scan, or one volume of several, from a NIfTI stream."""
     header, length = _read_header_and_length(stream, name)
     dtype, is_color = _parse_dtype_and_is_color(header, name)
     shape, volumes = _parse_shape_and_volume_count(header, volume_index, name)

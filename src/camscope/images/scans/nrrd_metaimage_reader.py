@@ -78,6 +78,7 @@ def _check_compressed_voxels(path: Path, voxel_start: int, name: str) -> None:
 
 
 def _read_itk_scan(sitk: Any, path: Path, volume_index: int | None, name: str) -> Scan:
+    """Read an NRRD or MetaImage file by SimpleITK. Raise an ImageError if it is damaged or too large."""
     warned_before = sitk.ProcessObject.GetGlobalWarningDisplay()
     sitk.ProcessObject.SetGlobalWarningDisplay(False)
     try:

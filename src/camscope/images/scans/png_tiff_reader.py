@@ -39,6 +39,7 @@ def read_png_or_tiff_scan(source: str | Path | bytes, *, frame: int | None = Non
 
 
 def _read_raster_scan(image: "Image", max_pixels: int, frame: int | None, name: str, sources: tuple[Path, ...]) -> Scan:
+    """Read one page or all pages of a PNG or TIFF file, without a change of their values."""
     n_pages = int(getattr(image, "n_frames", 1))
     check_index_in_range(frame, n_pages, "frame", name)
     page_indices = list(range(n_pages)) if frame is None else [frame]
@@ -57,6 +58,7 @@ def _read_raster_scan(image: "Image", max_pixels: int, frame: int | None, name: 
 
 
 def _read_page(image: "Image", page_index: int, max_pixels: int, name: str) -> Array:
+    """Read one page as an array. Raise an ImageError if it is neither gray nor RGB."""
     if page_index or image.tell():
         image.seek(page_index)
     # a fax page of 1-bit pixels can compress to almost nothing

@@ -90,16 +90,16 @@ class ScanPreprocess:
             target_spacing = _expand_per_axis(self.spacing, x.ndim - 1, "spacing")
             axes = zip(x.shape[1:], spacing, target_spacing, strict=True)
             size = [max(1, round(n * length / target)) for n, length, target in axes]
-            x, placement = self._resize(x, size), placement.resized(size)
+            x, placement = self._resize_tensor(x, size), placement.resized(size)
         if self.window is not None:
             window = parse_window(self.window)
             x = torch.from_numpy(window(x.numpy()).astype(np.float32))
         if self.resize is not None:
             size = [int(n) for n in _expand_per_axis(self.resize, x.ndim - 1, "resize")]
-            x, placement = self._resize(x, size), placement.resized(size)
+            x, placement = self._resize_tensor(x, size), placement.resized(size)
         if self.crop is not None:
             x, placement = self._crop_tensor_and_placement(x, placement)
-        x = self._normalize(x)
+        x = self._normalize_tensor(x)
         return (x.expand(self.channels, *x.shape[1:]).contiguous() if len(x) == 1 else x), placement
 
     @property
@@ -136,7 +136,8 @@ class ScanPreprocess:
             raise ImageError(f"{scan.name} holds NaN or infinity: set a replacement value, such as non_finite_fill=0")
         return np.where(np.isfinite(values), values, np.float32(self.non_finite_fill))
 
-    def _resize(self, x: Tensor, size: Sequence[int]) -> Tensor:
+    def _resize_tensor(self, x: Tensor, size: Sequence[int]) -> Tensor:
+        """Resize a tensor (C,*S) with the chosen interpolation."""
         if list(x.shape[1:]) == list(size):
             return x
         linear = {2: "bilinear", 3: "trilinear"}[x.ndim - 1]
@@ -146,6 +147,7 @@ class ScanPreprocess:
         return F.interpolate(x[None], size=list(size), mode=mode, **corners)[0]
 
     def _crop_tensor_and_placement(self, x: Tensor, placement: Placement) -> tuple[Tensor, Placement]:
+        """Crop a tensor (C,*S) to its center, or pad it. Return it with the cropped placement."""
         size = [int(n) for n in _expand_per_axis(self.crop, x.ndim - 1, "crop")]
         start = [(length - crop_length) // 2 for length, crop_length in zip(x.shape[1:], size, strict=True)]
         cropped = x.new_full((len(x), *size), self.fill)
@@ -157,7 +159,8 @@ class ScanPreprocess:
         cropped[tuple(destination)] = x[tuple(source)]
         return cropped, placement.cropped(start, size)
 
-    def _normalize(self, x: Tensor) -> Tensor:
+    def _normalize_tensor(self, x: Tensor) -> Tensor:
+        """Normalize by the range, by the z-score, or by a mean and a standard deviation per channel."""
         if self.normalize is None:
             return x
         if self.normalize == "range":

@@ -119,6 +119,7 @@ def is_safe_to_display(source: Path) -> bool:
 
 
 def _is_dicom_safe_to_display(file: Path, name: str) -> bool:
+    """Return whether a header says that there is no burned-in text. NIfTI files are safe, unreadable headers are not."""
     try:
         require_pydicom()
         with redact_errors(name):
@@ -128,6 +129,7 @@ def _is_dicom_safe_to_display(file: Path, name: str) -> bool:
 
 
 def _read_scan_bytes(file_bytes: bytes, frame: int | None) -> Scan:
+    """Read a scan from bytes. Their first bytes decide the format."""
     if has_dicom_signature(file_bytes[:132]):
         return read_dicom(file_bytes, frame=frame)
     if is_nifti(file_bytes[:HEAD_BYTES]):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from camscope.batch.image_loading import map_in_order
 from camscope.errors import GeometryError, NonFiniteError, UndefinedError
-from camscope.evaluation.model_free_metrics import (
+from camscope.evaluation.evaluate_model_free_metrics import (
     CONTROL_NAMES,
     Row,
     build_control_row,
@@ -160,6 +160,7 @@ class ModelMetricEvaluator:
         return self._evaluate_batch_or_its_halves(cases[:half]) + self._evaluate_batch_or_its_halves(cases[half:])
 
     def _evaluate_batch(self, cases: Sequence[EvaluationCase]) -> Iterator[Row]:
+        """Yield the rows of a batch: metrics of its maps, of control maps, and of its explainers."""
         model, class_names = self.replay.model, self.replay.input_explainer.class_names
         x = torch.stack([case.x for case in cases if case.x is not None]).to(*get_device_and_dtype(unwrap(model)))
         targets: Any = [case.target for case in cases]

@@ -16,8 +16,8 @@ from camscope.errors import ImageError, InputError, OutputError, PreprocessError
 from camscope.explainers.control_methods import compute_center_gaussian
 from camscope.explainers.ensemble.augmentation_at_test_time import Augmented
 from camscope.images.preprocess import Preprocess
+from camscope.loaded_model_metadata_and_weight_digest import attach_loaded_model_metadata, get_loaded_model_metadata
 from camscope.metrics import METRICS, PerturbationTest, scoring_scope
-from camscope.model_card import attach_card, get_card
 from camscope.phantom import CATEGORIES, draw_radiograph
 from tests.nets import conv
 from tests.untouched import untouched
@@ -26,7 +26,7 @@ pa = pytest.importorskip("pyarrow")
 
 from camscope.batch import BatchOptions, BatchRun, run_batch  # noqa: E402 - it needs pyarrow
 from camscope.evaluation import GroundTruth, evaluate  # noqa: E402
-from camscope.evaluation import model_based_metrics as module  # noqa: E402
+from camscope.evaluation import evaluate_model_based_metrics as module  # noqa: E402
 from camscope.evaluation.evaluate_run import DEFAULT_MODEL_METRICS  # noqa: E402
 from camscope.evaluation.method_summaries import summarize_values  # noqa: E402
 from camscope.evaluation.restore_inputs_and_explainers_of_run import RunReplay  # noqa: E402
@@ -53,8 +53,8 @@ class Volume(nn.Module):
 def net():
     """The bundled model for images of half its side, which cost a quarter."""
     model = load_model("phantom")
-    card = get_card(model)
-    attach_card(model, replace(card, preprocess=replace(card.preprocess, resize=(64, 64))))
+    card = get_loaded_model_metadata(model)
+    attach_loaded_model_metadata(model, replace(card, preprocess=replace(card.preprocess, resize=(64, 64))))
     return model
 
 

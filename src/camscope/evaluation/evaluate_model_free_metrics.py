@@ -134,6 +134,7 @@ class MapMetricEvaluator:
         return values + self._evaluate_controls(maps[0], mask, no_mask_reason)
 
     def _load_mask_or_reason(self, row: Row) -> tuple[Mask | None, str]:
+        """Load the mask of a row. Return None and the reason if it is missing or does not fit."""
         if self.ground_truth is None:
             return None, "no ground truth was passed"
         if row["image_size"] is None:
@@ -158,6 +159,7 @@ class MapMetricEvaluator:
         return mask, ""
 
     def _evaluate_map(self, row: Row, mask: Mask | None, no_mask_reason: str) -> Iterator[Row]:
+        """Yield the value of each metric for the map of a row, or the reason for a missing value."""
         try:
             attribution, inside, _ = crop_map_and_mask_to_model_input(self.run.explanation(row), mask)
         except UndefinedError as error:

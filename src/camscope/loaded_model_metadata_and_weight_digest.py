@@ -1,4 +1,4 @@
-"""`ModelCard`: the source, preprocessing and class names of a loaded model. Also computes the digest of its weights."""
+"""The source, preprocessing and class names of a loaded model (`LoadedModelMetadata`), and a digest of its weights."""
 
 import hashlib
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from camscope.unusual_tensors import describe_unusual_tensor, to_ordinary_tensor
 
 
 @dataclass(frozen=True)
-class ModelCard:
+class LoadedModelMetadata:
     """The source, preprocessing and class names of a loaded model. `source` is the text that loads the model again.
 
     `build_class_target` builds the target for a class index, a class name or None, of a model without class scores.
@@ -27,18 +27,18 @@ class ModelCard:
     build_class_target: Callable[[Any], Any] | None = None
 
 
-_cards: WeakKeyDictionary[nn.Module, ModelCard] = WeakKeyDictionary()
+_metadata_by_model: WeakKeyDictionary[nn.Module, LoadedModelMetadata] = WeakKeyDictionary()
 _digests: WeakKeyDictionary[nn.Module, tuple[object, str]] = WeakKeyDictionary()
 
 
-def attach_card(model: nn.Module, card: ModelCard) -> None:
-    """Store the card of a model in a table outside of the model. The entry lasts until the model is deleted."""
-    _cards[model] = card
+def attach_loaded_model_metadata(model: nn.Module, model_metadata: LoadedModelMetadata) -> None:
+    """Store the metadata of a loaded model in a table outside of the model. The entry lasts until the model is deleted."""
+    _metadata_by_model[model] = model_metadata
 
 
-def get_card(model: nn.Module) -> ModelCard | None:
-    """Return the card of a model that camscope loaded. Return None for any other model."""
-    return _cards.get(model)
+def get_loaded_model_metadata(model: nn.Module) -> LoadedModelMetadata | None:
+    """Return the metadata of a model that camscope loaded. Return None for any other model."""
+    return _metadata_by_model.get(model)
 
 
 def compute_model_digest(model: nn.Module) -> str:
@@ -79,6 +79,7 @@ def _sample_values(value: Tensor) -> tuple[float, ...]:
 
 
 def _hash_state(state: list[tuple[str, Tensor]]) -> str:
+    """Return the first 16 hex digits of the SHA-256 digest of names, types, shapes and values."""
     sha = hashlib.sha256()
     for name, value in state:
         dense = to_ordinary_tensor(value)

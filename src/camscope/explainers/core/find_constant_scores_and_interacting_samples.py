@@ -1,4 +1,4 @@
-"""Run a model on noise. Find out whether the samples of a batch affect one another, and whether a score is constant."""
+"""Run a model on noise: find samples whose score is constant, and whether the samples of a batch affect one another."""
 
 import copy
 import threading
@@ -13,9 +13,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from camscope.explainers.core.model_input import NO_EXTRA_INPUTS, ExtraInputs
 from camscope.forward_signature import call_model, find_input_key
-from camscope.hooks.evaluation_mode import evaluation_mode
 from camscope.hooks.restore_buffers_and_rng import eval_mode_buffers_restored
 from camscope.hooks.run_without_hooks import copy_without_hooks, hooks_muted
+from camscope.hooks.thread_local_evaluation_mode import evaluation_mode
 from camscope.hooks.thread_local_hooks import autocast_uncached
 from camscope.pytree import iter_leaves, map_leaves
 from camscope.targets import Score
@@ -57,7 +57,7 @@ def find_samples_with_constant_score(
         varying_keys = _varying_inputs_by_model.setdefault(score.model, set())
         if all(key in varying_keys for key in keys.values()):
             return None
-    constant = _find_samples_with_unchanged_score(x, score, include_probabilities)
+    constant = _find_scores_unchanged_by_noise(x, score, include_probabilities)
     if constant is None:
         return None
     flags: list[bool] = constant.tolist()
@@ -68,8 +68,8 @@ def find_samples_with_constant_score(
     return chosen
 
 
-def _find_samples_with_unchanged_score(x: Tensor, score: Score, include_probabilities: bool) -> Tensor | None:
-    """Replace the input by noise, and return which samples (N,) keep their score within rounding.
+def _find_scores_unchanged_by_noise(x: Tensor, score: Score, include_probabilities: bool) -> Tensor | None:
+    """Replace the whole input by noise, and return which samples (N,) keep their score within rounding.
 
     Return None if the model or the target rejects noise.
     """
@@ -122,6 +122,7 @@ def samples_interact(
 def _is_output_changed_by_other_samples(
     model: nn.Module, x: Tensor, extra_inputs: ExtraInputs, forward_options: Mapping[str, Any]
 ) -> bool:
+    """Run a copy of the model on the first sample with two different neighbors. Return whether its output differs."""
     images = unequal = draw_noise_like(x[:1], 0, n_samples=3)
     if x.is_floating_point():
         unequal = images * images.new_tensor([0.3, 0.1, 10]).view(-1, *[1] * (images.ndim - 1))
@@ -170,6 +171,7 @@ def _read_first_sample(output: Any) -> list[Tensor]:
 
 
 def _differ_beyond_rounding(tensor: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors differ by more than the rounding of their dtype."""
     if not tensor.numel():
         return False
     tolerance = RELATIVE_TOLERANCE_BY_DTYPE.get(tensor.dtype, 1e-4) * tensor.abs().amax()

@@ -1,4 +1,4 @@
-"""The clock of an audit: how long the remaining stages take, and their sizes under a budget of time."""
+"""Estimate how long the remaining stages of an audit take, and plan their sizes again after each stage, under a time budget."""
 
 import time
 import warnings
@@ -20,7 +20,7 @@ ESTIMATE_AFTER_STAGE = "resolve"  # this stage has run the model and the methods
 EstimateCallback = Callable[[Mapping[str, float]], None]  # stage -> estimated seconds
 
 
-class StageClock:
+class RemainingStagePlanner:
     """Estimates the seconds of the stages that have not run. Under a budget it plans their sizes again after each stage.
 
     The estimates start after the stage "resolve", and only if that stage runs now. A resumed audit keeps the sizes that were

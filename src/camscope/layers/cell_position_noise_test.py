@@ -1,4 +1,4 @@
-"""Test a layout by forward passes with noise: does each cell of a layer react to its part of the input?
+"""Test a given layout by forward passes with noise: does each cell of a layer react to its own part of the input?
 
 The shape of an output does not show where each token lies: 64 tokens of a text have the shape of an 8 x 8 grid of
 patches. So the model runs three more times, each time with noise in another random third of the input's cells. The
@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from camscope.errors import LayerError, Remedy
-from camscope.hooks.evaluation_mode import evaluation_mode
 from camscope.hooks.find_layers import find_layer, unwrap
 from camscope.hooks.restore_buffers_and_rng import all_rng_restored
 from camscope.hooks.run_without_hooks import hooks_muted
+from camscope.hooks.thread_local_evaluation_mode import evaluation_mode
 from camscope.hooks.thread_local_hooks import Hooks, autocast_uncached, thread_local_hook
 from camscope.layers.judge_layout_from_noise_reactions import (
     N_RUNS,
@@ -67,7 +67,7 @@ def get_cached_layout_result(
 
 
 def has_cached_layout_result(model: nn.Module, location: OutputLocation, size: Sequence[int]) -> bool:
-    """Whether a test result of any layout is cached for a layer and this input size."""
+    """Return whether the cache has a test result for a layer at this input size, for any layout."""
     with _lock:
         requested = location.output_index, tuple(size)
         return any(
@@ -265,6 +265,7 @@ def _flatten_positions(output: Tensor, layout: Layout) -> Tensor | None:
 def _judge_layout_of_outputs(
     outputs: Sequence[Tensor | None], layout: Layout, labels: Tensor, blocks: Sequence[int], covered: Tensor
 ) -> LayoutProbeResult:
+    """Judge a layout by the outputs (one per noisy run) of a layer. Missing outputs leave it undecided."""
     rows = [None if output is None else _flatten_positions(output, layout) for output in outputs]
     usable = [row.float() if row.dtype != torch.float64 else row for row in rows if row is not None]
     if len(usable) < N_RUNS or len({row.shape for row in usable}) > 1:
