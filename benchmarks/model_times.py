@@ -13,6 +13,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -88,19 +89,18 @@ def write_page(figures: Mapping[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, write."""
-    from tests.explainers.test_zoo import ROWS, reference
-
+    zoo = import_module("tests.explainers.test_zoo")
     parser = argparse.ArgumentParser(prog="python -m benchmarks.model_times", description=__doc__)
     parser.add_argument("--only", nargs="+", default=[], help="models whose name contains one of these texts")
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name} and {PAGE.name}")
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
     models = {}
-    for name, row in ROWS.items():
+    for name, row in zoo.ROWS.items():
         if not chosen.only or any(text in name for text in chosen.only):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                models[name] = measure_row(row, reference)
+                models[name] = measure_row(row, zoo.reference)
             print(name, models[name], flush=True)
     figures = {"machine": machine("cpu"), "models": models}
     if chosen.write:

@@ -122,6 +122,7 @@ def build_config(
     text: str = _load_template().render(
         **labels,
         **columns,
+        title=f"Audit of {Path(model.rpartition(':')[2]).name}",
         manifest=_make_path_relative(manifest, folder),
         root=root,
         anywhere=anywhere,

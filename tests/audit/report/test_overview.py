@@ -18,6 +18,7 @@ pytest.importorskip("matplotlib")
 from markupsafe import Markup
 
 from camscope.audit.core.stage_result_schema import (
+    RANDOM_SAMPLE_REASON,
     DataCheckResult,
     EstimateSummary,
     FlowStep,
@@ -45,6 +46,7 @@ from camscope.audit.report.data_and_method_sentences import (
     join_texts,
     list_interval_methods,
 )
+from camscope.audit.report.number_format import format_estimate
 from camscope.audit.report.open_questions import OPEN_QUESTIONS, SHORT_NAMES, iter_open_questions
 from camscope.audit.report.overview import build_overview, describe_model, iter_unproven_conclusions, write_plain_text
 from camscope.audit.report.render_html_page import render_one_page_overview, render_page
@@ -125,6 +127,16 @@ def determined(n_images=113) -> Summary:
     flow = (FlowStep(name="rows audited", n_rows=113),)
     check = whole.check.model_copy(update={"determining_columns": {FINDING: {"cell_type": n_images}}, "flow": flow})
     return whole.model_copy(update={"check": check, "verdicts": ()})
+
+
+def sampled() -> Summary:
+    """40 of 113 images are audited."""
+    flow = (
+        FlowStep(name="rows of the manifest", n_rows=113),
+        FlowStep(name="rows audited", n_rows=40, reason=RANDOM_SAMPLE_REASON),
+    )
+    whole = with_auroc(0.7, 0.1)
+    return whole.model_copy(update={"check": whole.check.model_copy(update={"flow": flow})})
 
 
 def sound() -> Summary:
@@ -292,6 +304,7 @@ SUMMARIES = {
     "donors and receivers": with_donors,
     "constant": constant,
     "no patient column": without_patients,
+    "a sample of the images": sampled,
 }  # fmt: skip
 
 
@@ -418,11 +431,11 @@ def test_the_words_of_an_insertion_are_explained_and_receivers_are_counted():
     assert "(of the donor) is pasted into another (of the receiver)" in overview.notes[0]
     assert (
         write_plain_text(overview.open_questions[0].reason)
-        == "needs about 360 patients of each kind; there are 20 donors"
+        == "needs about 360 patients in each role; there are 20 donors"
     )
     assert not any("donor" in note for note in build_overview(sound()).notes)
     reason = build_overview(without_patients()).open_questions[0].reason
-    assert write_plain_text(reason) == "needs about 360 images of each kind; there are 20 donors"
+    assert write_plain_text(reason) == "needs about 360 images in each role; there are 20 donors"
 
 
 def test_a_model_that_answers_the_same_for_all_images_is_a_concern():
@@ -631,7 +644,7 @@ def test_stages_without_a_result_are_a_concern():
 
 def test_an_unknown_number_of_patients_is_none():
     whole = full()
-    for has_column, said in ((True, f"{whole.check.n_patients}"), (False, "not identified")):
+    for has_column, said in ((True, f"{whole.check.n_patients}"), (False, "unknown")):
         check = whole.check.model_copy(update={"has_patient_column": has_column})
         assert write_plain_text(build_overview(whole.model_copy(update={"check": check})).patients) == said
     assert build_overview(nothing()).patients == "unknown"
@@ -756,7 +769,7 @@ def test_open_questions_with_one_reason_stand_together():
 def test_another_number_or_another_reason_is_told():
     numbers, reason = (
         {"border": 59, "corners": 590, "saturated": 4000},
-        "10 patients of each kind are needed, and there is 1 donor",
+        "10 patients in each role are needed, and there is 1 donor",
     )
     made = [
         build_verdict("shortcut", FINDING, ("not decided", "more are needed"), num(0.0, 0.2, 20, 20), 0.1, name, region=name)
@@ -811,12 +824,12 @@ def test_the_sanity_check_counts_its_images_and_those_of_other_sizes():
         ),
     )
     assert [write_plain_text(text) for text in describe_sanity_images(stage)] == [
-        "nodule: 12 images whose input measures 224 × 224, drawn by the seed.",
-        "effusion: 1 image whose input measures 16 × 24 × 24, drawn by the seed. 3 images of other sizes were left out, "
+        "nodule: 12 images whose input measures 224 × 224, drawn at random.",
+        "effusion: 1 image whose input measures 16 × 24 × 24, drawn at random. 3 images of other sizes were left out, "
         "because the test needs inputs of one size.",
     ]
     old = [write_plain_text(text) for text in describe_sanity_images(SanityResult(n_images=13))]
-    assert old == ["13 images with a finding were used, drawn by the seed."]
+    assert old == ["13 images with a finding were used, drawn at random."]
 
 
 def test_an_inverted_auroc_of_masked_images_is_said_to_be_turned_around():
@@ -831,3 +844,13 @@ def test_an_inverted_auroc_of_masked_images_is_said_to_be_turned_around():
     )
     assert upright.startswith("AUROC of masked images: 0.57")
     assert inverted.startswith("One minus AUROC of masked images: 0.57")
+
+
+def test_a_limit_that_only_looks_like_the_baseline_gets_another_digit():
+    near = EstimateSummary(value=0.71, low=0.5017, high=0.85, n_values=40, n_groups=40, baseline=0.5)
+    assert format_estimate(near).striptags() == "0.710 [0.502, 0.850]"
+    assert format_estimate(near.model_copy(update={"low": 0.5})).striptags() == "0.71 [0.50, 0.85]"
+
+
+def test_a_sample_of_the_images_is_named_with_the_data():
+    assert "40 of 113 images, drawn at random" in write_plain_text(build_overview(sampled()).data)

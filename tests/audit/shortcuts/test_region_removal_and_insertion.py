@@ -304,7 +304,7 @@ def test_where_patients_are_lacking_for_an_insertion_it_says_of_which_kind(recei
     n = np.arange(16)
     kinds = {"donors": (n % donors).tolist(), "controls": (n % others).tolist()}
     made = inserted("border", np.zeros(16), 3 + n / 100, 1.0, (n % receivers).tolist(), **kinds)
-    why = f"10 patients of each kind are needed, and there are {lacking}"
+    why = f"10 patients in each role are needed, and there are {lacking}"
     assert judge_reliance([made], []) == ("not decided", why)
     assert (
         inserted("border", np.zeros(16), 3 + n / 100, 1.0, n.tolist(), **dict.fromkeys(kinds, n.tolist())).effect.reason

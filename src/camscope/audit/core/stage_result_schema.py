@@ -59,6 +59,9 @@ class StageResult(SchemaModel):
     planned_sizes: tuple[PlannedSize, ...] | None = None
 
 
+RANDOM_SAMPLE_REASON = "drawn at random"  # of the step of a flow that audits a sample of the images
+
+
 class FlowStep(SchemaModel):
     """A step of the selection of rows: how many rows remain or are excluded, and why."""
 

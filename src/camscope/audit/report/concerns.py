@@ -137,7 +137,7 @@ def _iter_concerns_about_open_performance(summary: Summary) -> Iterator[Concern]
             "It is not decided whether the model detects “{finding}” well enough.", finding=performance.finding
         )
         details = explain_auroc(performance, verdict, summary.margins.get("useful_auroc"))
-        yield Concern(sentence, details, "performance", "neither")
+        yield Concern(sentence, details, "performance", "untested")
 
 
 def list_columns_that_determine_label(summary: Summary) -> list[tuple[str, str]]:

@@ -189,7 +189,7 @@ def describe_sanity_images(stage: SanityResult) -> Iterator[Markup]:
     for images in stage.images_by_finding:
         size = Markup(" × ").join(map(format_number, images.size))
         noun = inflect(images.n_images, "image")
-        sentence = f"{{finding}}: {{n_images}} {noun} whose input measures {{size}}, drawn by the seed."
+        sentence = f"{{finding}}: {{n_images}} {noun} whose input measures {{size}}, drawn at random."
         if images.n_other_sizes:
             verb = inflect(images.n_other_sizes, "image of another size was", "images of other sizes were")
             sentence += f" {{n_other_sizes}} {verb} left out, because the test needs inputs of one size."
@@ -208,7 +208,7 @@ def describe_image_count(stage: MetricsResult | SanityResult) -> Iterator[Markup
     """Yield one sentence with the number of tested images. Without such images, yield nothing."""
     if stage.n_images:
         noun = inflect(stage.n_images, "image with a finding was", "images with a finding were")
-        yield fill_sentence(f"{{n_images}} {noun} used, drawn by the seed.", n_images=stage.n_images)
+        yield fill_sentence(f"{{n_images}} {noun} used, drawn at random.", n_images=stage.n_images)
 
 
 def describe_stable_predictions(stable_share: StablePredictionShare) -> Markup:

@@ -33,7 +33,7 @@ MAX_REVIEW_IMAGES = 24
 MAX_PROTOTYPES_PER_CLUSTER = 4
 EXTREME_KINDS = ("missed", "false_alarms", "borderline", "most_confident")
 GALLERY_KINDS: Mapping[str, tuple[str, str]] = {
-    "random": ("Random sample", "Images drawn by the seed from all images with a prediction."),
+    "random": ("Random sample", "Images drawn at random from all images with a prediction."),
     "missed": ("Missed", "Images with the finding and a probability below one half, lowest first."),
     "false_alarms": ("False alarms", "Images without the finding and a probability above one half, highest first."),
     "borderline": ("Borderline", "Images with a probability closest to one half."),

@@ -84,7 +84,19 @@ def choose_decimals(estimate: EstimateSummary) -> int | None:
         n_digits = len(re.sub(r"^[−0.]+|\D", "", number_to_text(value)))
         return None if n_digits > 1 else min(decimals_for_two_digits, MAX_DECIMALS)
     decimals_for_width = 1 - math.floor(math.log10(estimate.high - estimate.low))
-    return max(0, min(MAX_DECIMALS, max(decimals_for_width, min(decimals_for_two_digits, 2))))
+    decimals = max(0, min(MAX_DECIMALS, max(decimals_for_width, min(decimals_for_two_digits, 2))))
+    while decimals < MAX_DECIMALS and _rounds_to_baseline(estimate, decimals):
+        decimals += 1
+    return decimals
+
+
+def _rounds_to_baseline(estimate: EstimateSummary, decimals: int) -> bool:
+    """Return whether a limit of the interval looks like the baseline, but is not."""
+    baseline = estimate.baseline
+    return baseline is not None and any(
+        end is not None and end != baseline and number_to_text(end, decimals) == number_to_text(baseline, decimals)
+        for end in (estimate.low, estimate.high)
+    )
 
 
 def number_to_text(value: float | int, decimals: int | None = None) -> str:

@@ -10,12 +10,13 @@ from camscope.audit.core.stage_result_schema import StageResult
 from camscope.audit.core.summary_schema import Summary, Verdict
 from camscope.audit.report.data_and_method_sentences import fill_sentence, join_texts
 from camscope.audit.shortcuts.region_names import format_region, name_region
-from camscope.audit.verdicts.verdict_rules import find_topic
+from camscope.audit.verdicts.patients_needed import HARDLY_DECIDABLE
+from camscope.audit.verdicts.verdict_rules import QUESTIONS, find_topic
 from camscope.plurals import inflect
 from camscope.registry import METHODS
 
 MAX_ITEMS_NAMED = 4
-OF_EACH_KIND = " of each kind"
+IN_EACH_ROLE = " in each role"
 STAGE_DESCRIPTIONS: Mapping[str, str] = {
     "check": "The data were not checked",
     "resolve": "The model was not loaded",
@@ -55,7 +56,7 @@ SHORT_NAMES: Mapping[str, str] = {
     "sanity": "whether further maps depend on the trained weights",
     "robustness": "the stability of further maps",
     "performance by subgroup": "further subgroups",
-    "leakage": "whether further columns can be predicted from the features",
+    "leakage": "whether the model's features reveal further columns of the manifest",
     "shortcut by subgroup": "effects of regions by subgroup",
     "localization by subgroup": "localization by subgroup",
     "attribution mass": "the attribution in other regions",
@@ -140,10 +141,10 @@ def name_maps(verdicts: Sequence[Verdict]) -> Markup:
 def explain_open_verdicts(verdicts: Sequence[Verdict], summary: Summary) -> Markup:
     """Say why verdicts are open, or how many patients would decide them. The reason is the same for all verdicts.
 
-    An insertion needs patients of each kind: receivers, donors and controls. The smallest group is named.
+    An insertion needs patients in each role: receivers, donors and controls. The smallest group is named.
     """
     if not all(map(_is_short_of_patients, verdicts)):
-        return fill_sentence("{reason}", reason=_shorten_reason(verdicts[0]))
+        return _explain_first_verdict(verdicts)
     ranked = sorted(verdicts, key=_get_patients_needed)
     few, many = _get_patients_needed(ranked[0]), _get_patients_needed(ranked[-1])
     present = sorted(verdict.effect.n_groups for verdict in verdicts)
@@ -153,7 +154,7 @@ def explain_open_verdicts(verdicts: Sequence[Verdict], summary: Summary) -> Mark
     counts = "{fewest}" if present[0] == present[-1] else "{fewest} to {most}"
     unit = "patients" if summary.check.has_patient_column else "images"
     if groups := [group for verdict in verdicts for group in verdict.effect.n_groups_by_role]:
-        template = template.replace("patients", f"{unit} of each kind", 1)
+        template = template.replace("patients", f"{unit} in each role", 1)
         counts += f" {min(groups, key=itemgetter(1))[0]}"
     template = template.replace("patients", unit)
     return fill_sentence(
@@ -167,9 +168,22 @@ def explain_open_verdicts(verdicts: Sequence[Verdict], summary: Summary) -> Mark
     )
 
 
+def _explain_first_verdict(verdicts: Sequence[Verdict]) -> Markup:
+    """Return the reason of the first verdict. If it is the only one and has an interval, state effect and margin before."""
+    first = verdicts[0]
+    reason = fill_sentence("{reason}", reason=_shorten_reason(first))
+    if len(verdicts) > 1 or HARDLY_DECIDABLE not in first.reason or first.question not in QUESTIONS:
+        return reason
+    quantity = QUESTIONS[first.question].effect_quantity
+    return fill_sentence(
+        "{quantity} {effect}, margin {margin}; {reason}",
+        quantity=quantity, effect=first.effect, margin=first.margin, reason=reason,
+    )  # fmt: skip
+
+
 def _is_short_of_patients(verdict: Verdict) -> bool:
     """Return whether a verdict is open for lack of patients. Lack of donors is a different reason."""
-    return verdict.patients_needed is not None and OF_EACH_KIND not in verdict.reason
+    return verdict.patients_needed is not None and IN_EACH_ROLE not in verdict.reason
 
 
 def _get_patients_needed(verdict: Verdict) -> int:

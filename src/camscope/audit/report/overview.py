@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
+from camscope.audit.core.stage_result_schema import RANDOM_SAMPLE_REASON
 from camscope.audit.core.summary_schema import Summary, Verdict
 from camscope.audit.report.concerns import (
     contradicts_model,
@@ -114,6 +115,9 @@ def describe_data(summary: Summary) -> Markup:
     """Describe the images by their kind. Also count the images with and without each finding."""
     kind = summary.data_description
     parts = [fill_sentence("{kind}", kind=f"{kind[:1].upper()}{kind[1:]}")] if kind else []
+    flow = summary.check.flow
+    if flow and flow[-1].reason == RANDOM_SAMPLE_REASON:
+        parts.append(fill_sentence("{n} of {m} images, drawn at random", n=flow[-1].n_rows, m=flow[0].n_rows))
     parts += [
         fill_sentence("{n} with “{finding}”, {m} without", n=item.n_positives, m=item.n_negatives, finding=item.finding)
         for item in summary.predict.performance
@@ -125,7 +129,7 @@ def describe_patients(summary: Summary) -> Markup:
     """Return the number of patients as HTML, or say that it is unknown."""
     if not summary.check.tested:
         return Markup("unknown")
-    return format_number(summary.check.n_patients) if summary.check.has_patient_column else Markup("not identified")
+    return format_number(summary.check.n_patients) if summary.check.has_patient_column else Markup("unknown")
 
 
 def _describe_chance(summary: Summary) -> Markup:

@@ -28,7 +28,7 @@ MARGIN_DESCRIPTIONS: Mapping[str, str] = {
     "useful_auroc": "AUROC that the model must exceed",
     "masked_auroc": "AUROC above which a model still detects the finding with the organ masked",
     "enrichment": "Enrichment: share of the attribution in a region over its share of the image; chance is one",
-    "mass_difference": "Smallest relevant difference in the share inside between subgroups",
+    "mass_difference": "Smallest relevant difference in the share of the map inside the finding, between subgroups",
     "robustness_correlation": "Rank correlation of maps under irrelevant changes",
     "leakage_auroc": "AUROC of a probe below which a column is considered not predictable from the features",
     "reliance_prevalence": "Share of patients with a reliance that the test must be able to detect before it is called absent",

@@ -114,7 +114,7 @@ def _describe_few_patients(roles: Mapping[str, Sequence[Hashable]], *, is_domina
     if few:
         are = "is" if few[0].startswith("1 ") else "are"
         counts_text = f"{', '.join(few[:-1])} and {few[-1]}" if len(few) > 1 else few[0]
-        return f"{MIN_PATIENTS_FOR_VERDICT} patients of each kind are needed, and there {are} {counts_text}"
+        return f"{MIN_PATIENTS_FOR_VERDICT} patients in each role are needed, and there {are} {counts_text}"
     if not is_dominated:
         return ""
     sizes = {name: np.bincount(index_groups(patients, len(patients))) for name, patients in roles.items()}

@@ -11,6 +11,7 @@ from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.config import MaskSource
 from camscope.audit.core.convert_to_summary_entries import round_significant
 from camscope.audit.core.stage_result_schema import (
+    RANDOM_SAMPLE_REASON,
     AnnotationSource,
     DataCheckResult,
     DataIssue,
@@ -123,7 +124,7 @@ def _describe_row_flow(context: AuditContext) -> list[FlowStep]:
             FlowStep(name=f"{inflect(lost, 'row')} without a path", n_rows=lost, reason="left out", is_exclusion=True)
         )
     n_audited = len(context.cohort.rows)
-    reason = "drawn by the seed" if n_audited < len(paths) - lost else ""
+    reason = RANDOM_SAMPLE_REASON if n_audited < len(paths) - lost else ""
     return [*steps, FlowStep(name=f"{inflect(n_audited, 'row')} audited", n_rows=n_audited, reason=reason)]
 
 

@@ -15,7 +15,7 @@ from camscope.audit.verdicts.verdict_rules import find_topic, join_reasons
 __all__ = ["derive_verdicts"]
 
 NO_PERFORMANCE_REASON = (
-    "this is no evidence for the model, because the AUROC does not show that the model detects the finding"
+    "this does not count in favor of the model, because its AUROC is not shown to exceed the minimum"
 )
 
 

@@ -14,7 +14,7 @@ from camscope.audit.verdicts.verdict_rules import WIDE_INTERVAL_REASON
 # ratio of the normal quantiles z(0.975) and z(0.975) + z(0.8). The number of patients grows with the square of it.
 POWER_FACTOR = ((1.959964 + 0.841621) / 1.959964) ** 2
 MAX_PATIENTS_NAMED = 10_000  # a larger number says only that the effect equals the margin
-HARDLY_DECIDABLE = "more patients would hardly change that"
+HARDLY_DECIDABLE = "the value is so near to it that more patients would hardly decide"
 PATIENTS_NEEDED_WORD = "needed"  # of every reason that more patients or images would remove
 EQUALITY_QUESTIONS = ("performance by subgroup", "localization by subgroup", "shortcut by subgroup")
 TWO_SIDED_QUESTIONS = ("ground truth", "shortcut", *EQUALITY_QUESTIONS)  # compared with the margin in either direction

@@ -130,7 +130,7 @@ QUESTIONS: Mapping[str, Question] = {
     "localization by subgroup": Question(
         "{maps} highlight “{finding}” equally well regardless of {column}.",
         "{maps} do not highlight “{finding}” equally well in all subgroups of {column}.",
-        "maps", "localization", "difference in the share inside", EQUALITY_RULE, True),
+        "maps", "localization", "difference in the share of the map inside the finding", EQUALITY_RULE, True),
     "attribution mass": Question(
         "{maps} for “{finding}” highlight {region}.",
         "{maps} for “{finding}” do not highlight {region}.",
@@ -182,8 +182,8 @@ def find_missing_requirement(estimate: EstimateSummary) -> str:
     if estimate.value is None:
         return estimate.reason or "there is no value"
     if estimate.n_groups < MIN_PATIENTS_FOR_VERDICT:
-        of_each_kind = " of each kind" if estimate.n_groups_by_role else ""
-        return f"too few patients: {format_patient_count(estimate)}, and {MIN_PATIENTS_FOR_VERDICT}{of_each_kind} are needed"
+        in_each_role = " in each role" if estimate.n_groups_by_role else ""
+        return f"too few patients: {format_patient_count(estimate)}, and {MIN_PATIENTS_FOR_VERDICT}{in_each_role} are needed"
     return ""
 
 
