@@ -45,6 +45,9 @@ from camscope.explainers.ensemble.cam_channel_denoising import Denoised
 from camscope.explainers.ensemble.map_fusion import Fused, fuse
 from camscope.explainers.ensemble.refine_cam import RefineCAM
 from camscope.explainers.ensemble.sess import SESS
+from camscope.explainers.features.attention_maps import AttentionMaps, extract_attention_maps
+from camscope.explainers.features.patch_features import PatchFeatures, extract_patch_features
+from camscope.explainers.features.patch_pca import PatchPCA
 from camscope.explainers.fullgrad import FullGrad, SimpleFullGrad, completeness
 from camscope.explainers.gradient.excitation_backprop import ExcitationBackprop
 from camscope.explainers.gradient.guided_backprop import Deconvnet, GuidedBackprop
@@ -79,6 +82,7 @@ __all__ = [
     "SSCAM",
     "XRAI",
     "AblationCAM",
+    "AttentionMaps",
     "Augmented",
     "BagCAM",
     "BaseCAM",
@@ -126,6 +130,8 @@ __all__ = [
     "MeaningfulPerturbation",
     "Occlusion",
     "OptiCAM",
+    "PatchFeatures",
+    "PatchPCA",
     "RandomCAM",
     "ReciproCAM",
     "RefineCAM",
@@ -145,6 +151,8 @@ __all__ = [
     "XGradCAM",
     "compare",
     "completeness",
+    "extract_attention_maps",
+    "extract_patch_features",
     "fuse",
     "register",
 ]
