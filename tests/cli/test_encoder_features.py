@@ -42,7 +42,7 @@ def ask(*words):
 
 def test_pca_draws_each_image_with_its_colors(here):
     answer = ask("photos", "--pca", "-o", "pca.png")
-    assert (answer["drawing"], answer["layer"], answer["n_drawn"]) == ("pca", "encoder.ln", 3)
+    assert (answer["drawing"], answer["layer"], answer["n_drawn"]) == ("pca", "encoder", 3)
     assert [Path(path).name for path in answer["images"]] == ["0.png", "1.png"]
     assert answer["shape"] == [16, 4, 4]
     ratios = answer["explained_variance_ratio"]
@@ -82,8 +82,8 @@ def test_attention_of_all_heads_or_of_one(here):
         (("--block", "1", "--pca"), 2, "add --attention"),
         (("--attention", "--layer", "encoder.ln"), 2, "choose a block by --block"),
         (("--point", "left"), 2, "expected pixels X,Y"),
-        (("--point", "99,2"), 1, "outside of the model's input"),
-        (("--attention", "--head", "7"), 1, "head=7; expected 0..1"),
+        (("--point", "99,2"), 2, "outside of the model's input"),
+        (("--attention", "--head", "7"), 2, "head=7; expected 0..1"),
         ((), 2, "pass a layer, or one of --pca, --point and --attention"),
         (("photos/1.png", "--attention"), 2, "2 images; expected one"),
     ],

@@ -35,7 +35,7 @@ def test_score_and_gradient_are_those_of_plain_autograd(name):
     handle.remove()
     tokens = output if isinstance(output, torch.Tensor) else output.last_hidden_state
     score = score_of(tokens[:, encoder.prefix :], 7)
-    assert explanation.score == pytest.approx(float(score), abs=1e-5)
+    assert explanation.score == pytest.approx(score.item(), abs=1e-5)
     at_layer = outputs[-1] if isinstance(outputs[-1], torch.Tensor) else outputs[-1][0]
     (gradient,) = torch.autograd.grad(score.sum(), at_layer)
     expected = (gradient * at_layer).sum(2)[0, encoder.prefix :].detach().reshape(4, 4)
@@ -63,7 +63,8 @@ def test_occlusion_finds_where_else_the_color_is():
     x[:2, 8:16, 8:16] = torch.tensor([1.0, 0.0])[:, None, None]
     x[:2, 24:, 24:] = torch.tensor([1.0, 0.0])[:, None, None]  # the other red patch
     heat = Occlusion(Colors(), window=8, stride=8, baseline="zero").explain(x, Point((12, 12))).attribution
-    assert np.unravel_index(np.asarray(heat).argmax(), heat.shape) == (3, 3)
+    peak = np.unravel_index(np.asarray(heat).argmax(), heat.shape)
+    assert (peak[0] * 4 // heat.shape[0], peak[1] * 4 // heat.shape[1]) == (3, 3)
 
 
 def test_flips_keep_the_patch():
@@ -71,7 +72,7 @@ def test_flips_keep_the_patch():
     model = Colors()
     target = Point((4, 20))
     flipped = Augmented(HiResCAM(model, "patches")).explain(x, target)
-    assert flipped.score == pytest.approx(float(score_of(model(x[None]).flatten(2).mT, 4 * 2)), abs=1e-5)
+    assert flipped.score == pytest.approx(score_of(model(x[None]).flatten(2).mT, 4 * 2).item(), abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,8 @@ def in_float64(extra):
 def test_the_layer_lies_in_the_backbone_and_the_map_is_that_of_plain_autograd(build, label, extra, layer, field):
     model, extra = seeded(build), in_float64(extra)
     x = torch.rand(1, 3, SIDE, SIDE, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        model(x, **extra)  # transformers notes on the modules that it has run
     with untouched(model, x):
         explanation = HiResCAM(model).explain(
             x[0], Region(label, point=(40, 20)), additional_forward_args=extra or None

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from camscope.cli.shared_options import build_option_error
 from camscope.plurals import plural
 
@@ -114,15 +112,17 @@ def draw_encoder_features(
 
 
 def _draw_similarities(explanations: "Sequence[Explanation]") -> "RGBImage":
+    """Draw cosine similarities on one scale from -1 to 1. A square marks the point."""
     from camscope import render
 
     x, y = explanations[0].parameters["point"][:2]
-    picture = explanations[0].overlay().copy()
+    overlays = [item.overlay(scale=(-1.0, 1.0), colormap=render.DIVERGING) for item in explanations]
     image = explanations[0].image
-    if image is not None and picture.shape == image.shape:
-        _mark_point(picture, x, y)
-    overlays = [picture, *(item.overlay() for item in explanations[1:])]
-    return render.draw_image_grid(overlays, [item.name for item in explanations])
+    if image is not None and overlays[0].shape == image.shape:
+        overlays[0] = overlays[0].copy()
+        _mark_point(overlays[0], x, y)
+    captions = [f"{item.name}, up to {item.attribution.max():.2f}" for item in explanations]
+    return render.draw_image_grid(overlays, captions)
 
 
 def _mark_point(picture: "RGBImage", x: float, y: float) -> None:
@@ -131,4 +131,4 @@ def _mark_point(picture: "RGBImage", x: float, y: float) -> None:
     for radius, color in ((size + max(1, size // 2), 0), (size, 255)):
         rows = slice(max(0, int(y) - radius), int(y) + radius + 1)
         columns = slice(max(0, int(x) - radius), int(x) + radius + 1)
-        picture[rows, columns] = np.uint8(color)
+        picture[rows, columns] = color

@@ -51,7 +51,7 @@ def run(
             "--point",
             "X,Y",
             "Draw how similar each patch is to the patch at this pixel of the first image. With --attention: where that patch "
-            "looks. Example: --point 120,80.",
+            "looks. Such as 120,80.",
         ),
     ] = None,
     attention: Annotated[

@@ -17,7 +17,13 @@ from camscope.layers.infer_layout import advise_on_per_frame_output
 from camscope.layers.judge_layout_from_noise_reactions import LayoutVerdict
 from camscope.layers.layout import TOKENS
 from camscope.layers.layout_noise_probe import build_contradicted_layout_error
-from camscope.layers.spatial_layers import SpatialLayer, find_spatial_layers, hook_layer_outputs, probe_layer_layout
+from camscope.layers.spatial_layers import (
+    SpatialLayer,
+    find_random_masking_reason,
+    find_spatial_layers,
+    hook_layer_outputs,
+    probe_layer_layout,
+)
 from camscope.pytree import iter_leaves
 from camscope.targets.no_target import NoTarget
 from camscope.targets.score_per_sample import Score
@@ -238,6 +244,8 @@ def choose_last_feature_layer(score: Score, x: Tensor) -> SpatialLayer:
         contradiction = contradiction or build_contradicted_layout_error(
             f"layer {layer.name!r}", layer.layout, result.reason
         )
+        if find_random_masking_reason(model):  # an earlier layer holds the patches before they are hidden
+            raise contradiction
     if contradiction:
         raise contradiction
     raise LayerError(f"no layer of {type(model).__name__} has spatial extent for an input {tuple(x.shape)}")

@@ -16,7 +16,7 @@ MAX_PREFIX_TOKENS = 9  # a class token and eight registers
 
 
 def find_patch_stride(model: nn.Module) -> tuple[int, ...] | None:
-    """Return the pixels of a patch along each axis: the stride of the first convolution without overlap. None: there is none."""
+    """Return the pixels of a patch along each axis: the stride of the first convolution without overlap, or None."""
     for module in model.modules():
         if isinstance(module, _ConvNd) and max(module.stride) > 1 and tuple(module.stride) == tuple(module.kernel_size):
             return tuple(module.stride)

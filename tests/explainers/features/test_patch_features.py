@@ -122,7 +122,7 @@ def test_a_point_is_one_of_the_photograph():
     pixels = np.zeros((64, 128, 3), np.uint8)
     pixels[:, 64:] = 255
     pixels[8:24, 72:88, 0] = 0  # one patch of another color
-    preprocess = Preprocess((0.0,) * 3, (1.0,) * 3, resize=32, crop=32)
+    preprocess = Preprocess(mean=(0.0,) * 3, std=(1.0,) * 3, resize=32, crop=32)
     here = extract_patch_features(TwoColors(), Image.fromarray(pixels), preprocess=preprocess)
     (explanation,) = here.similarity_to_point((80, 16))
     value, corner = explanation.attribution[1, 3], np.unravel_index(explanation.attribution.argmax(), (4, 4))
@@ -185,7 +185,7 @@ def test_the_model_stays_as_it_was():
     with untouched(model, x):
         extract_patch_features(model, x).pca()
     with untouched(model, x), pytest.raises(LayerError):
-        extract_patch_features(model, x, "embeddings.patch_embeddings", layout="tokens")
+        extract_patch_features(model, x, "layernorm", layout="channels_last")
 
 
 @pytest.mark.parametrize("name", ["DINOv2", "DINOv3", "SigLIP", "timm SigLIP", "UNI"])

@@ -75,7 +75,8 @@ class PatchFeatures:
             image_index: Index of the image in which the point lies.
 
         Returns:
-            One explanation per image, with a map (h,w) from -1 to 1. At the point the similarity is 1.
+            One explanation per image, with a map (h,w) from -1 to 1. At the point the similarity is 1. To compare images, draw
+            them on one scale: `overlay(scale=(-1, 1), colormap="diverging")`.
 
         Raises:
             InputError: The point is no list of finite numbers, has too many or too few of them, or lies outside of the part of
