@@ -48,8 +48,23 @@ def test_a_map_is_one_row_without_the_tokens_off_the_grid(case):
         assert default.label == "attention of the class token, mean of the heads of block 2"
     else:
         np.testing.assert_array_equal(default.attribution, mean.attribution)
-        with pytest.raises(InputError, match="all tokens are patches"):
+        with pytest.raises(InputError, match="the model has no class token"):
             attention.map(query="class")
+
+
+def test_a_register_is_no_class_token():
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    settings = {"img_size": 64, "depth": 2, "embed_dim": 32, "num_heads": 2, "num_classes": 0}
+    model = timm.create_model("vit_tiny_patch16_224", class_token=False, reg_tokens=4, global_pool="avg", **settings)
+    attention = extract_attention_maps(model.eval(), torch.rand(3, 64, 64))
+    assert (attention.layout, attention.has_class_token) == ("tokens 4+4x4", False)
+    assert attention.map().label == "attention of all patches (mean), mean of the heads of block 1"
+    np.testing.assert_allclose(
+        attention.map(query=2, head=1).attribution, attention.probabilities[-1][1, 2, 4:].reshape(4, 4)
+    )
+    with pytest.raises(InputError, match="the model has no class token"):
+        attention.map(query="class")
 
 
 def test_timm_with_fused_attention_gives_the_product_of_its_queries_and_keys():
@@ -73,6 +88,7 @@ def test_timm_with_fused_attention_gives_the_product_of_its_queries_and_keys():
         ({"head": True}, "head=True"),
         ({"block": 3}, r"block=3; expected -3\.\.2"),
         ({"query": "cls"}, "query='cls'; expected 'class', 'mean'"),
+        ({"query": 17}, r"query=17; expected the index of a token, 0\.\.16"),
         ({"query": (70, 1)}, "outside of the model's input"),
     ],
 )

@@ -1,6 +1,7 @@
 """Attention maps of a transformer: of one block, one head, and one query, as the model computes them."""
 
 import math
+import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -32,7 +33,8 @@ from camscope.plurals import plural
 from camscope.targets.no_target import NoTarget
 
 ATTENTION_NAME = "attention"
-AttentionQuery = Literal["class", "mean"] | Sequence[float] | None
+AttentionQuery = Literal["class", "mean"] | int | Sequence[float] | None
+CLASS_TOKEN_NAME = re.compile(r"(^|_)(cls|class)(_|$)")  # of a parameter, such as cls_token or class_embedding
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +45,7 @@ class AttentionMaps:
         probabilities: One array (heads,T,T) per block. Row q holds the attention of token q to each of the T tokens.
         token_layout: Where the tokens of the patches are, behind the class token and registers.
         input: The input of the model, with its placement on the image.
+        has_class_token: Whether the first token is a class token, as the name of a parameter says.
         layout_unverified: Whether noise tests could neither confirm nor contradict the layout.
         notes: Notes about attentions that were left out.
         model: Digest of the model's weights.
@@ -61,6 +64,7 @@ class AttentionMaps:
     probabilities: tuple[FloatArray, ...]
     token_layout: Layout
     input: ModelInput = field(repr=False)
+    has_class_token: bool = False
     layout_unverified: bool = False
     notes: tuple[str, ...] = ()
     model: str = ""
@@ -92,8 +96,9 @@ class AttentionMaps:
 
         Args:
             head: Index of the head. None: the mean of all heads.
-            query: Which token looks. "class": the first token, if there are tokens before those of the patches. "mean": the mean
-                over all patches. (x, y): the patch at this pixel of the image. None: "class", or "mean" without such tokens.
+            query: Which token looks. "class": the class token, which comes first. "mean": the mean over all patches. (x, y): the
+                patch at this pixel of the image. An integer: the token of this index, such as a register. None: "class",
+                or "mean" in a model without a class token.
             block: Index of the block. Negative numbers count from the last.
 
         Returns:
@@ -132,7 +137,7 @@ class AttentionMaps:
             ATTENTION_NAME,
             f"attention of {name}, {which_head} of block {block % count}",
             self,
-            {"head": head, "query": query if query is None or isinstance(query, str) else tuple(query), "block": block},
+            {"head": head, "query": tuple(query) if isinstance(query, list | tuple) else query, "block": block},
             {"share_on_patches": float(attribution.sum())},
         )
 
@@ -163,12 +168,18 @@ class AttentionMaps:
         """Return the attention (T,) of a query, and the name of the query."""
         first, grid = self.token_layout.prefix, self.token_layout.grid
         if query is None:
-            query = "class" if first else "mean"
+            query = "class" if self.has_class_token else "mean"
+        if isinstance(query, int):
+            if isinstance(query, bool) or not 0 <= query < len(weights):
+                raise InputError(f"query={query!r}; expected the index of a token, 0..{len(weights) - 1}")
+            return weights[query], f"token {query}"
         if isinstance(query, str):
             if query not in ("class", "mean"):
-                raise InputError(f"query={query!r}; expected 'class', 'mean', a point (x, y), or None")
-            if query == "class" and not first:
-                raise InputError("query='class', but all tokens are patches: pass 'mean' or a point (x, y)")
+                raise InputError(f"query={query!r}; expected 'class', 'mean', a point (x, y), an index, or None")
+            if query == "class" and not self.has_class_token:
+                raise InputError(
+                    "query='class', but the model has no class token: pass 'mean', a point (x, y) or an index"
+                )
             if query == "class":
                 return weights[0], "the class token"
             return weights[first : first + math.prod(grid)].mean(0), "all patches (mean)"
@@ -249,4 +260,18 @@ class _AttentionExtractor(TokenAttentionExplainer):
             arrays = tuple(part.cpu().numpy() for part in ordered)
         if unverified:
             warn_caller("the layout of the tokens could not be verified: the patches may lie elsewhere")
-        return AttentionMaps(arrays, layout, item, unverified, tuple(notes), compute_model_digest(unwrap(self.model)))
+        inner = unwrap(self.model)
+        return AttentionMaps(
+            arrays,
+            layout,
+            item,
+            has_class_token=layout.prefix > 0 and _has_class_token(inner),
+            layout_unverified=unverified,
+            notes=tuple(notes),
+            model=compute_model_digest(inner),
+        )
+
+
+def _has_class_token(model: nn.Module) -> bool:
+    """Whether a parameter is named as a class token. Other tokens before the patches are registers."""
+    return any(CLASS_TOKEN_NAME.search(name.rpartition(".")[2]) for name, _ in model.named_parameters())
