@@ -161,7 +161,7 @@ def test_the_layer_lies_in_the_backbone_and_the_map_is_that_of_plain_autograd(bu
     scores = scores[:, 0] if field == "pred_masks" else scores
     height, width = scores.shape[2:]
     score = scores[0, label, 20 * height // SIDE, 40 * width // SIDE]
-    assert explanation.score == pytest.approx(float(score), rel=1e-9)
+    assert explanation.score == pytest.approx(score.item(), rel=1e-9)
     (gradient,) = torch.autograd.grad(score, outputs[-1])
     product = (gradient * outputs[-1]).detach()[0]
     if product.ndim == 2:  # tokens

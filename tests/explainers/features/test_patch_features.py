@@ -121,10 +121,10 @@ def test_a_point_is_one_of_the_photograph():
     """Behind a resize and a crop, the point is carried to the cell that covers it."""
     pixels = np.zeros((64, 128, 3), np.uint8)
     pixels[:, 64:] = 255
-    pixels[8:24, 72:88, 0] = 0  # one patch of another color
+    pixels[16:32, 80:96, 0] = 0  # one patch of another color
     preprocess = Preprocess(mean=(0.0,) * 3, std=(1.0,) * 3, resize=32, crop=32)
     here = extract_patch_features(TwoColors(), Image.fromarray(pixels), preprocess=preprocess)
-    (explanation,) = here.similarity_to_point((80, 16))
+    (explanation,) = here.similarity_to_point((88, 24))
     value, corner = explanation.attribution[1, 3], np.unravel_index(explanation.attribution.argmax(), (4, 4))
     assert value == pytest.approx(1)
     assert tuple(corner) == (1, 3)
