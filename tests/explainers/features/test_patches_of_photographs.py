@@ -53,7 +53,7 @@ def test_the_patches_most_similar_to_the_middle_of_an_object_lie_on_it(deit):
         best = np.argsort(explanation.attribution, axis=None)[::-1][1:11]  # the first is the patch itself
         hits.append(inside.flatten()[best].mean())
         areas.append(inside.mean())
-    assert np.mean(hits) > np.mean(areas) + 0.2, (np.mean(hits), np.mean(areas))
+    assert np.mean(hits) > np.mean(areas) + 0.4, (np.mean(hits), np.mean(areas))
 
 
 def test_three_dogs_share_a_color_that_a_zebra_and_elephants_do_not(deit):
