@@ -55,7 +55,10 @@ def draw_images(n_images: int, random: np.random.Generator) -> ShapeImages:
 def draw_shape(shape: int, width: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Return the mask (width,width) of a square, a disk or a cross."""
     y, x = np.abs(np.mgrid[:width, :width] - (width - 1) / 2) / (width / 2)
-    return ((y <= 1) & (x <= 1), y**2 + x**2 <= 1, np.minimum(y, x) <= 1 / 3)[shape]
+    mask: np.ndarray[Any, np.dtype[np.bool_]] = ((y <= 1) & (x <= 1), y**2 + x**2 <= 1, np.minimum(y, x) <= 1 / 3)[
+        shape
+    ]
+    return mask
 
 
 def train(steps: int, seed: int = 0) -> nn.Module:

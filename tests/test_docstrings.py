@@ -21,11 +21,14 @@ ROOMS = ["camscope"] + [
     for room in "audit batch evaluation explainers hooks medical metrics models phantom render targets".split()  # noqa: SIM905
 ]
 CLASSES_WITH_METHODS = {  # what a user calls; of the other classes, which a method or target implements, only the class
+    "camscope.AttentionMaps",
     "camscope.Comparison",
     "camscope.Concepts",
     "camscope.Explainer",
     "camscope.Explanation",
     "camscope.Layout",
+    "camscope.PatchFeatures",
+    "camscope.PatchPCA",
     "camscope.Preprocess",
     "camscope.BatchRun",
     "camscope.audit.AuditRun",

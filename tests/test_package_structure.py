@@ -232,6 +232,9 @@ ON_ARRAYS = {
     "core/input_segments.py",
     "core/model_input.py",
     "ensemble/map_fusion.py",
+    "features/attention_maps.py",
+    "features/patch_features.py",
+    "features/patch_pca.py",
     "path/xrai.py",
 }  # what makes or reads finished explanations, or what another package makes of a picture
 

@@ -27,7 +27,11 @@ def seen(model: nn.Module, *tensors: Tensor) -> dict[str, Any]:
     for name, module in model.named_modules(remove_duplicate=False):
         facts[f"attributes {name}"] = {key: id(value) for key, value in vars(module).items()}
         facts[f"training {name}"], facts[f"type {name}"] = module.training, type(module)
-        hooks = {key: list(value) for key, value in vars(module).items() if key.endswith("hooks") or "hooks_" in key}
+        hooks = {
+            key: list(value)
+            for key, value in vars(module).items()
+            if (key.endswith("hooks") or "hooks_" in key) and not isinstance(value, bool)  # a flag of transformers
+        }
         facts[f"hooks {name}"] = hooks
     for i, tensor in enumerate(tensors):
         facts[f"tensor {i}"], facts[f"tensor {i} grad"] = bits(tensor), bits(tensor.grad if tensor.is_leaf else None)

@@ -40,14 +40,16 @@ _NAMES_BY_MODULE = {
     "camscope.errors": "CamscopeError CamscopeWarning",
     "camscope.explainers": """
         CAM DRISE FEM HSIC ISCAM KPCACAM LIFTCAM LIME LRP METHODS RISE SESS SPATIAL_AXIS SSCAM XRAI AblationCAM
-        AttnLRP Augmented BagCAM BaseCAM BaseWeightedChannels BlurIG CenterGaussian Chefer ClassGain Comparison
-        Concepts Contrast Deconvnet DeepFeatureFactorization DeepLIFT DeepLIFTSHAP Denoised EdgeDetector EigenCAM
-        EigenGradCAM ExcitationBackprop ExpectedGradients Explainer ExtremalPerturbation FinerCAM FullGrad Fused
-        GradCAM GradCAMElementWise GradCAMPlusPlus GradECLIP GradientRollout GradientSHAP GroupCAM
-        GuidedBackprop GuidedGradCAM GuidedIG HiResCAM InputXGradient IntegratedGradients KernelSHAP LayerCAM
-        LayerExplainer LayerFeatures LeGrad MeaningfulPerturbation Occlusion OptiCAM RandomCAM ReciproCAM
-        RefineCAM Rollout Saliency ScoreCAM SegEigenCAM SegmentAblation ShapleyCAM SimpleFullGrad SmoothGrad
-        SmoothGradCAMPlusPlus SmoothGradSquared Sobol VarGrad ViTCX XGradCAM compare completeness fuse register
+        AttentionMaps AttnLRP Augmented BagCAM BaseCAM BaseWeightedChannels BlurIG CenterGaussian Chefer
+        ClassGain Comparison Concepts Contrast Deconvnet DeepFeatureFactorization DeepLIFT DeepLIFTSHAP
+        Denoised EdgeDetector EigenCAM EigenGradCAM ExcitationBackprop ExpectedGradients Explainer
+        ExtremalPerturbation FinerCAM FullGrad Fused GradCAM GradCAMElementWise GradCAMPlusPlus
+        GradECLIP GradientRollout GradientSHAP GroupCAM GuidedBackprop GuidedGradCAM GuidedIG HiResCAM
+        InputXGradient IntegratedGradients KernelSHAP LayerCAM LayerExplainer LayerFeatures LeGrad
+        MeaningfulPerturbation Occlusion OptiCAM PatchFeatures PatchPCA RandomCAM ReciproCAM RefineCAM
+        Rollout Saliency ScoreCAM SegEigenCAM SegmentAblation ShapleyCAM SimpleFullGrad SmoothGrad
+        SmoothGradCAMPlusPlus SmoothGradSquared Sobol VarGrad ViTCX XGradCAM compare completeness
+        extract_attention_maps extract_patch_features fuse register
     """,
     "camscope.explanation": "Explanation",
     "camscope.images.preprocess": "Preprocess",

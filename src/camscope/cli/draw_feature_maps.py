@@ -1,4 +1,4 @@
-"""`camscope features`: draw the feature maps of a layer for one image. Each channel is one image of a grid."""
+"""`camscope features`: draw what a layer holds: its channels, the PCA of its patches, the similarity to a point, or attention."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -8,9 +8,10 @@ import typer
 
 from camscope.atomic_writes_and_folder_locks import slug
 from camscope.cli import console_output, json_output, load_model_and_methods, shared_options
-from camscope.cli.input_images_and_output_paths import check_image_exists, resolve_figure_path
+from camscope.cli.draw_encoder_features import DRAWINGS, EncoderDrawing, choose_drawing, draw_encoder_features
+from camscope.cli.input_images_and_output_paths import check_image_exists, list_images, resolve_figure_path
 from camscope.cli.scan_options import ScanOptions
-from camscope.cli.shared_options import option
+from camscope.cli.shared_options import build_option_error, option
 from camscope.plurals import plural
 
 if TYPE_CHECKING:
@@ -21,42 +22,118 @@ EXAMPLE = "camscope features camscope-demo/images/1-nodule.png --layer layer2"
 
 def run(
     context: typer.Context,
-    image: Annotated[str, shared_options.argument("IMAGE", "Image file.")],
-    layer: Annotated[str, option("--layer -l", "NAME", "Layer; to list them: camscope layers MODEL.")],
+    images: Annotated[
+        list[str], shared_options.argument("IMAGE", "Image file; for --pca and --point several, or a folder.")
+    ],
+    layer: Annotated[
+        str | None,
+        option(
+            "--layer -l",
+            "NAME",
+            "Layer; to list them: camscope layers MODEL. --pca and --point take the last layer with features by default.",
+        ),
+    ] = None,
     model: shared_options.ModelOption = "phantom",
     weights: shared_options.WeightsOption = None,
     trust_code: shared_options.TrustCodeOption = False,
     preprocess: shared_options.PreprocessOption = None,
+    pca: Annotated[
+        bool,
+        option(
+            "--pca",
+            None,
+            "Draw three principal components of the patch features as red, green and blue, with the same colors in all images.",
+        ),
+    ] = False,
+    point: Annotated[
+        str | None,
+        option(
+            "--point",
+            "X,Y",
+            "Draw how similar each patch is to the patch at this pixel of the first image. With --attention: where that patch "
+            "looks. Such as 120,80.",
+        ),
+    ] = None,
+    attention: Annotated[
+        bool, option("--attention", None, "Draw the attention of each head of a transformer. The class token looks.")
+    ] = False,
+    head: Annotated[
+        int | None, option("--head", None, "Draw the attention of this head alone. Default: all heads.", min=0)
+    ] = None,
+    block: Annotated[
+        int | None, option("--block", None, "Block of the attention; -1, the default, is the last one.")
+    ] = None,
     output: Annotated[str | None, option("--output -o", "FILE", "Output file; default: in camscope-features.")] = None,
     max_channels: Annotated[int, option("--limit", None, "Number of channels to draw.", min=1)] = 64,
     device: shared_options.DeviceOption = "cpu",
     overwrite: shared_options.OverwriteOption = False,
     as_json: shared_options.JsonOption = False,
 ) -> None:
-    """Draw the feature maps of a layer as a grid, one image per channel."""
-    from camscope.atomic_writes_and_folder_locks import write_bytes
-    from camscope.render import draw_channel_grid, encode_image
+    """Draw what a layer holds: the channels as a grid, a PCA of the patches, the similarity to a point, or attention.
 
-    path = Path(image)
-    pseudonym = ScanOptions().pseudonym(path)
-    check_image_exists(path, pseudonym)
-    file = resolve_figure_path(output, "camscope-features", path, f"-{slug(layer)}", overwrite, pseudonym)
+    The last three need no class, and work for encoders without a head: camscope features photos --model timm:NAME --pca
+    """
+    from camscope.atomic_writes_and_folder_locks import write_bytes
+    from camscope.render import encode_image
+
+    drawing = choose_drawing(pca=pca, point=point, attention=attention, head=head, block=block, layer=layer)
+    paths = [Path(images[0])] if len(images) == 1 and Path(images[0]).is_file() else list_images_or_name(images)
+    pseudonyms = [ScanOptions().pseudonym(path) for path in paths]
+    for path, pseudonym in zip(paths, pseudonyms, strict=True):
+        check_image_exists(path, pseudonym)
+    if len(paths) > 1 and drawing not in ("pca", "similarity"):
+        raise build_option_error("IMAGE", f"{plural(len(paths), 'image')}; expected one, except for --pca and --point")
+    suffix = f"-{slug(layer)}" if drawing == "channels" and layer else f"-{drawing}"
+    file = resolve_figure_path(output, "camscope-features", paths[0], suffix, overwrite, pseudonyms[0])
     net = load_model_and_methods.load_model_on_device(model, weights, device, context, trust_code=trust_code)
-    maps = _extract_channels(net, path, layer, preprocess)
-    channel_grid = draw_channel_grid(maps.float().cpu().numpy(), max_channels=max_channels)
-    write_bytes(file, encode_image(channel_grid, file.suffix), overwrite=overwrite)
-    shape = "×".join(map(str, maps.shape))
-    console, drawn = (
-        console_output.stdout_console(),
-        f"{min(max_channels, len(maps))} of {plural(len(maps), 'channel')}",
-    )
+    if drawing == "channels":
+        result = _draw_channels(net, paths[0], str(layer), preprocess, max_channels)
+    else:
+        result = draw_encoder_features(drawing, net, paths, layer, preprocess, point, head, block)
+    write_bytes(file, encode_image(result.picture, file.suffix), overwrite=overwrite)
+    console = console_output.stdout_console()
+    names = [
+        pseudonym or console_output.to_printable_line(path) for path, pseudonym in zip(paths, pseudonyms, strict=True)
+    ]
+    shape = "×".join(map(str, result.shape))
     heading = console_output.styled_text(
-        (pseudonym or console_output.to_printable_line(path), "bold cyan"), (f"  {layer}  {shape}", "")
+        (names[0], "bold cyan"), (f"  {result.layer or DRAWINGS[drawing]}  {shape}", "")
     )
     console.print(heading, soft_wrap=True)
-    console.print(f"  {drawn}: {console_output.to_printable_line(file)}", soft_wrap=True)
-    facts = {"image": pseudonym or path, "layer": layer, "shape": maps.shape, "n_drawn": min(max_channels, len(maps))}
-    json_output.print_json_result("features", {**facts, "file": file})
+    console.print(f"  {result.description}: {console_output.to_printable_line(file)}", soft_wrap=True)
+    for note in result.notes:
+        console.print(f"  {console_output.to_printable_line(note)}", soft_wrap=True)
+    facts = {
+        "drawing": drawing,
+        "image": names[0],
+        "images": names,
+        "layer": result.layer,
+        "shape": result.shape,
+        "n_drawn": result.n_drawn,
+        "explained_variance_ratio": result.explained_variance_ratio,
+        "notes": result.notes,
+        "file": file,
+    }
+    json_output.print_json_result("features", facts)
+
+
+def list_images_or_name(images: list[str]) -> list[Path]:
+    """List the images of files, folders and patterns. A single name that is not a file is checked by the caller."""
+    if len(images) == 1 and not Path(images[0]).is_dir() and not set("*?[") & set(images[0]):
+        return [Path(images[0])]
+    return list_images(images)
+
+
+def _draw_channels(
+    model: "nn.Module", image: Path, layer: str, preprocess: str | None, max_channels: int
+) -> EncoderDrawing:
+    """Draw the channels of a layer as a grid, one picture per channel."""
+    from camscope.render import draw_channel_grid
+
+    maps = _extract_channels(model, image, layer, preprocess)
+    picture = draw_channel_grid(maps.float().cpu().numpy(), max_channels=max_channels)
+    n_drawn = min(max_channels, len(maps))
+    return EncoderDrawing(picture, layer, tuple(maps.shape), n_drawn, f"{n_drawn} of {plural(len(maps), 'channel')}")
 
 
 def _extract_channels(model: "nn.Module", image: Path, layer: str, preprocess: str | None) -> "Tensor":

@@ -323,10 +323,14 @@ RESULT_FIELDS: dict[str, dict[str, str]] = {
         "figure": "file of the figure",
     },
     "features": {
-        "image": "path of the image, or a pseudonym",
-        "layer": "name of the layer",
-        "shape[]": "shape of its output, channels first",
-        "n_drawn": "number of channels that are drawn",
+        "drawing": "`channels`, `pca`, `similarity` or `attention`",
+        "image": "path of the first image, or a pseudonym",
+        "images[]": "paths of all images, or pseudonyms",
+        "layer": "name of the layer, or null for attention",
+        "shape[]": "shape of its output, channels first; of attention: heads first",
+        "n_drawn": "number of channels, components, images or heads that are drawn",
+        "explained_variance_ratio[]": "share of each principal component in the variance",
+        "notes[]": "remarks about the layer",
         "file": "the written file",
     },
     "batch": {

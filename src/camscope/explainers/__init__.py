@@ -45,6 +45,9 @@ from camscope.explainers.ensemble.cam_channel_denoising import Denoised
 from camscope.explainers.ensemble.map_fusion import Fused, fuse
 from camscope.explainers.ensemble.refine_cam import RefineCAM
 from camscope.explainers.ensemble.sess import SESS
+from camscope.explainers.features.attention_maps import AttentionMaps, extract_attention_maps
+from camscope.explainers.features.patch_features import PatchFeatures, extract_patch_features
+from camscope.explainers.features.patch_pca import PatchPCA
 from camscope.explainers.fullgrad import FullGrad, SimpleFullGrad, completeness
 from camscope.explainers.gradient.attn_lrp import AttnLRP
 from camscope.explainers.gradient.excitation_backprop import ExcitationBackprop
@@ -80,6 +83,7 @@ __all__ = [
     "SSCAM",
     "XRAI",
     "AblationCAM",
+    "AttentionMaps",
     "AttnLRP",
     "Augmented",
     "BagCAM",
@@ -128,6 +132,8 @@ __all__ = [
     "MeaningfulPerturbation",
     "Occlusion",
     "OptiCAM",
+    "PatchFeatures",
+    "PatchPCA",
     "RandomCAM",
     "ReciproCAM",
     "RefineCAM",
@@ -147,6 +153,8 @@ __all__ = [
     "XGradCAM",
     "compare",
     "completeness",
+    "extract_attention_maps",
+    "extract_patch_features",
     "fuse",
     "register",
 ]

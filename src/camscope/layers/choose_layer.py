@@ -12,14 +12,18 @@ from camscope.errors import LayerError, Remedy
 from camscope.hooks.find_layers import find_layer, unwrap
 from camscope.hooks.tap_layer_output_and_gradient import Tap
 from camscope.hooks.thread_local_hooks import Hooks, thread_local_hook
-from camscope.hooks.vision_language_tokens import (
-    find_vocabulary_sizes,
-)
+from camscope.hooks.vision_language_tokens import find_vocabulary_sizes
 from camscope.layers.cell_position_noise_test import build_contradicted_layout_error
 from camscope.layers.infer_layout import advise_on_per_frame_output
 from camscope.layers.judge_layout_from_noise_reactions import LayoutVerdict
 from camscope.layers.layout import TOKENS
-from camscope.layers.spatial_layers import SpatialLayer, find_spatial_layers, hook_layer_outputs, probe_layer_layout
+from camscope.layers.spatial_layers import (
+    SpatialLayer,
+    find_random_masking_reason,
+    find_spatial_layers,
+    hook_layer_outputs,
+    probe_layer_layout,
+)
 from camscope.pytree import iter_leaves
 from camscope.targets.no_target import NoTarget
 from camscope.targets.score_per_sample import Score
@@ -190,9 +194,15 @@ def _drop_head_layers(
 
 
 def _select_encoder_layers(model: nn.Module, layers: list[SpatialLayer]) -> list[SpatialLayer]:
-    """Select the layers inside the encoder or backbone. If no module is named so, select the layers with the coarsest grid."""
+    """Select the layers inside the encoder or backbone. If no module is named so, select the layers with the coarsest grid.
+
+    Models of Hugging Face name their backbone in `base_model_prefix`. The coarsest grid may lie in their heads, which pool.
+    """
     names = [name for name, _ in unwrap(model).named_modules() if name.rpartition(".")[2] in ENCODER_NAMES]
     shallow = sorted(names, key=lambda name: name.count("."))[:1]
+    prefix = getattr(unwrap(model), "base_model_prefix", None)
+    if not shallow and isinstance(prefix, str) and isinstance(getattr(unwrap(model), prefix, None), nn.Module):
+        shallow = [prefix]
     bodies = [f"{name}.body" for name in shallow if any(layer.name.startswith(f"{name}.body.") for layer in layers)]
     for part in (*bodies, *shallow):
         if inside := [layer for layer in layers if layer.name == part or layer.name.startswith(f"{part}.")]:
@@ -210,3 +220,32 @@ def _holds_features(model: nn.Module, layer: SpatialLayer, channels: Tensor) -> 
     # a Linear computes queries, keys and values, or class scores; a decoder's tokens may be its queries
     is_step = "decoder" in layer.name.split(".") or isinstance(find_layer(model, layer.name)[1], nn.Linear)
     return not is_step and len(channels) not in find_vocabulary_sizes(model)
+
+
+def choose_last_feature_layer(score: Score, x: Tensor) -> SpatialLayer:
+    """Return the last layer with a spatial grid that holds features, whether or not the output depends on its patches.
+
+    The patches behind the last attention of a transformer with a class token have no effect on an embedding. Yet they
+    are the features that describe each patch.
+    """
+    model = score.model
+    layers = find_spatial_layers(model, lambda: score.forward(x), x, score.extra_model_inputs)
+    layers = _drop_head_layers(model, layers, lambda: score.forward(x))
+    if layers and layers[-1].layout.kind == TOKENS:
+        layers = [layer for layer in layers if layer.layout.kind == TOKENS]
+    every_channel, latest_first = torch.ones(0, dtype=torch.bool, device="cpu"), layers[::-1]
+    order = sorted(latest_first, key=lambda layer: not _holds_features(model, layer, every_channel))
+    contradiction: LayerError | None = None
+    for number, layer in enumerate(order):
+        next_layers = order[number : number + LAYERS_PER_PASS] if contradiction else []
+        result = probe_layer_layout(model, layer, next_layers, score.forward, x)
+        if result.verdict is not LayoutVerdict.CONTRADICTED:
+            return layer
+        contradiction = contradiction or build_contradicted_layout_error(
+            f"layer {layer.name!r}", layer.layout, result.reason
+        )
+        if find_random_masking_reason(model):  # an earlier layer holds the patches before they are hidden
+            raise contradiction
+    if contradiction:
+        raise contradiction
+    raise LayerError(f"no layer of {type(model).__name__} has spatial extent for an input {tuple(x.shape)}")

@@ -186,7 +186,20 @@ def find_layout_doubt_reason(model: nn.Module, layout: Layout, shape: Sequence[i
         return f"it has the shape of weights between {plural(shape[2], 'token')}, and its cells do not react in place"
     if layout.kind == TOKENS and shape[1] in _find_query_counts(model, hints):
         return f"it has as many tokens as the model has queries, {shape[1]}, and its cells do not react in place"
-    return ""
+    return find_random_masking_reason(model) if layout.kind == TOKENS else ""
+
+
+def find_random_masking_reason(model: nn.Module) -> str:
+    """Return why the places of tokens are unknown in a masked autoencoder that hides and shuffles patches. Return "" for
+    other models.
+    """
+    masking = next((part for part in unwrap(model).modules() if hasattr(part, "random_masking")), None)
+    if masking is None:
+        return ""
+    return (
+        f"{type(masking).__name__} hides some patches and shuffles the others at random. Take the encoder without masking, as in "
+        "timm, or set mask_ratio = 0 and pass an increasing noise= with the image"
+    )
 
 
 def _find_token_merge_factor(model: nn.Module) -> int:

@@ -15,6 +15,7 @@ from camscope.targets.detector_rows_before_nms import DetectionRows
 from camscope.targets.embedding_similarity import Similarity, TextSimilarity, image_embedding
 from camscope.targets.find_class_scores import class_scores, full_precision
 from camscope.targets.output_part import OutputPart
+from camscope.targets.point_similarity import Point
 from camscope.targets.score_per_sample import AllClassScores, Score
 from camscope.targets.segmentation_region import Region
 
@@ -29,6 +30,7 @@ __all__ = [
     "ImageContext",
     "LogProbability",
     "OutputPart",
+    "Point",
     "Region",
     "Score",
     "Similarity",

@@ -29,7 +29,8 @@ def find_class_score_maps(output: Any, input_size: Sequence[int] = ()) -> Tensor
     Args:
         output: A tensor, or the output of a segmentation model. Of a model with mask queries (Mask2Former, MaskFormer, EoMT, DETR
             with masks), the score of a class is the sum over the queries of its probability times the probability of the
-            mask. Of a model with prompts (SAM), the K masks of the first prompt take the place of classes.
+            mask. Of a model with prompts (SAM, SAM 2), the K masks of the first prompt take the place of classes. Of SAM 3
+            with a text, what the text names is the one class 0.
         input_size: Size of the model's input. An output (N,*s) of the same proportions, such as that of a depth model, has the
             one class 0.
 
@@ -45,6 +46,8 @@ def find_class_score_maps(output: Any, input_size: Sequence[int] = ()) -> Tensor
     """
     if (queried := _combine_mask_queries(output)) is not None:
         return queried
+    if (concept := get_output_tensor(output, "semantic_seg")) is not None and concept.ndim == len(input_size) + 2:
+        return concept  # of SAM 3, which also returns boxes: the one class is what the prompt names
     check_no_detections(output)
     masks = get_output_tensor(output, "pred_masks")
     if masks is not None and masks.ndim == 5:  # (N, prompts, masks, H, W)

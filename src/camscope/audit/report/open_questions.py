@@ -174,10 +174,12 @@ def _explain_first_verdict(verdicts: Sequence[Verdict]) -> Markup:
     reason = fill_sentence("{reason}", reason=_shorten_reason(first))
     if len(verdicts) > 1 or HARDLY_DECIDABLE not in first.reason or first.question not in QUESTIONS:
         return reason
-    quantity = QUESTIONS[first.question].effect_quantity
+    quantity, margin = QUESTIONS[first.question].effect_quantity, first.margin
+    if margin is None:
+        return reason
     return fill_sentence(
         "{quantity} {effect}, margin {margin}; {reason}",
-        quantity=quantity, effect=first.effect, margin=first.margin, reason=reason,
+        quantity=quantity, effect=first.effect, margin=margin, reason=reason,
     )  # fmt: skip
 
 

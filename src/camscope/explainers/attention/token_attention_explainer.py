@@ -30,7 +30,7 @@ from camscope.layers.infer_layout import infer_image_token_layout, infer_layout
 from camscope.layers.judge_layout_from_noise_reactions import LayoutVerdict
 from camscope.layers.layout import TOKENS, Layout
 from camscope.layers.recorded_grids_and_token_counts import LayoutHints
-from camscope.layers.spatial_layers import record_layout_hints, with_video_token_order
+from camscope.layers.spatial_layers import find_random_masking_reason, record_layout_hints, with_video_token_order
 from camscope.plurals import plural
 from camscope.targets import Score, full_precision
 
@@ -179,7 +179,10 @@ def is_layout_undecided_by_noise_test(method_name: str, score: Score, x: Tensor,
     )[0]
     if result.verdict is LayoutVerdict.CONTRADICTED:
         raise build_contradicted_layout_error(f"{method_name}, {name}", layout, result.reason)
-    return result.verdict is LayoutVerdict.UNDECIDED
+    is_undecided = result.verdict is LayoutVerdict.UNDECIDED
+    if is_undecided and (reason := find_random_masking_reason(score.model)):
+        raise build_contradicted_layout_error(f"{method_name}, {name}", layout, reason)
+    return is_undecided
 
 
 class AttentionGradients(NamedTuple):

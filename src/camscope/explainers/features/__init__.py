@@ -1,0 +1,1 @@
+"""Features of an encoder without a target: patch features, their principal components, and attention maps."""
