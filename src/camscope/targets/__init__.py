@@ -17,9 +17,12 @@ from camscope.targets.find_class_scores import class_scores, full_precision
 from camscope.targets.output_part import OutputPart
 from camscope.targets.score_per_sample import AllClassScores, Score
 from camscope.targets.segmentation_region import Region
+from camscope.targets.token_and_answer import Answer, BaseTextTarget, Token
 
 __all__ = [
     "AllClassScores",
+    "Answer",
+    "BaseTextTarget",
     "BestBox",
     "Box",
     "Class",
@@ -35,6 +38,7 @@ __all__ = [
     "Target",
     "TargetLike",
     "TextSimilarity",
+    "Token",
     "class_scores",
     "full_precision",
     "image_embedding",
