@@ -105,7 +105,11 @@ def build_processor() -> Any:
     side = {"height": IMAGE_PIXELS, "width": IMAGE_PIXELS}
     images = CLIPImageProcessor(size=side, do_center_crop=False)
     return LlavaProcessor(
-        images, tokenizer, patch_size=PATCH_PIXELS, vision_feature_select_strategy="default", num_additional_image_tokens=1
+        images,
+        tokenizer,
+        patch_size=PATCH_PIXELS,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
     )
 
 
@@ -131,9 +135,11 @@ def train(destination: Path, n_steps: int = N_STEPS, seed: int = 0) -> dict[str,
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         rate.step()
         schedule.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
         if step % 200 == 199:
-            print(f"step {step + 1}: loss {np.mean(losses[-100:]):.3f}, {time.perf_counter() - start:.0f} s", flush=True)
+            print(
+                f"step {step + 1}: loss {np.mean(losses[-100:]):.3f}, {time.perf_counter() - start:.0f} s", flush=True
+            )
     save_model(model, str(destination))
     return {"steps": n_steps, "loss": float(np.mean(losses[-100:])), "seconds": time.perf_counter() - start}
 

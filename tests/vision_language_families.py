@@ -3,7 +3,23 @@
 import numpy as np
 import torch
 
-WORDS = "what is this a cat dog on mat the . object square disk cross triangle".split()
+WORDS = [
+    "what",
+    "is",
+    "this",
+    "a",
+    "cat",
+    "dog",
+    "on",
+    "mat",
+    "the",
+    ".",
+    "object",
+    "square",
+    "disk",
+    "cross",
+    "triangle",
+]
 IMAGE = "<image>"
 MARKERS = [
     IMAGE, "<video>", "<vision_start>", "<vision_end>", "<boi>", "<eoi>", "<global-img>", "<fake_token_around_image>",
@@ -129,7 +145,10 @@ def qwen_processor(kind, patch):
     import transformers as t
 
     images = t.Qwen2VLImageProcessor(
-        patch_size=patch, merge_size=2, size={"shortest_edge": 16 * patch**2, "longest_edge": 100 * patch**2}, **CLIP_NORM
+        patch_size=patch,
+        merge_size=2,
+        size={"shortest_edge": 16 * patch**2, "longest_edge": 100 * patch**2},
+        **CLIP_NORM,
     )
     return kind(images, build_tokenizer(), t.Qwen2VLVideoProcessor())
 

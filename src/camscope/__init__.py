@@ -47,7 +47,8 @@ _NAMES_BY_MODULE = {
         GuidedBackprop GuidedGradCAM GuidedIG HiResCAM InputXGradient IntegratedGradients KernelSHAP LayerCAM
         LayerExplainer LayerFeatures LeGrad MeaningfulPerturbation Occlusion OptiCAM RandomCAM ReciproCAM
         RefineCAM Rollout Saliency ScoreCAM SegEigenCAM SegmentAblation ShapleyCAM SimpleFullGrad SmoothGrad
-        SmoothGradCAMPlusPlus SmoothGradSquared Sobol VarGrad ViTCX XGradCAM compare completeness fuse register
+        SmoothGradCAMPlusPlus SmoothGradSquared Sobol VarGrad ViTCX XGradCAM compare completeness draw_words fuse
+        register
     """,
     "camscope.explanation": "Explanation",
     "camscope.images.preprocess": "Preprocess",

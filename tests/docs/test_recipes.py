@@ -8,7 +8,7 @@ from camscope.errors import CamscopeError
 from camscope.explainers import Explainer
 from tests.docs.test_page_code import RECIPES, run_page
 
-SLOW_RECIPES = ("clip", "segmentation")  # the slowest pages: they import transformers
+SLOW_RECIPES = ("clip", "segmentation", "vision_language")  # the slowest pages: they import transformers
 
 pytestmark = pytest.mark.filterwarnings("default::camscope.errors.CamscopeWarning")  # random weights may be flagged
 

@@ -38,7 +38,9 @@ def test_tiles_and_an_overview():
 
 
 def test_a_crop_leaves_out_the_borders():
-    assert np.abs(boxes(lambda image: normalize(image, (56, 56), (10, 20, 80, 90))[None]) - (10, 20, 80, 90)).max() < 0.7
+    assert (
+        np.abs(boxes(lambda image: normalize(image, (56, 56), (10, 20, 80, 90))[None]) - (10, 20, 80, 90)).max() < 0.7
+    )
 
 
 def test_padding_lies_outside_the_image():

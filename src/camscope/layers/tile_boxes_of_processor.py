@@ -78,10 +78,10 @@ def _fit_side(shares: FloatArray, is_image: NDArray[np.bool_], length: int) -> t
     slope, offset = np.polyfit(centers[inner], values[inner], 1)
     residual = float(np.abs(offset + slope * centers[inner] - values[inner]).max())
     if max(residual, spread) > MAX_RESIDUAL + 1 / length or slope <= 0:
-        raise GeometryError("a tile of the processor is not a resized part of the image: it is turned, flipped or warped")
+        raise GeometryError(
+            "a tile of the processor is not a resized part of the image: it is turned, flipped or warped"
+        )
     ends = offset * length, (offset + slope * len(shares)) * length
     near = SNAP_SHARE * (ends[1] - ends[0])
-    start, stop = (
-        float(next((edge for edge in (0.0, float(length)) if abs(end - edge) <= near), end)) for end in ends
-    )
+    start, stop = (float(next((edge for edge in (0.0, float(length)) if abs(end - edge) <= near), end)) for end in ends)
     return start, stop

@@ -17,12 +17,11 @@ from camscope.targets.find_class_scores import class_scores, full_precision
 from camscope.targets.output_part import OutputPart
 from camscope.targets.score_per_sample import AllClassScores, Score
 from camscope.targets.segmentation_region import Region
-from camscope.targets.token_and_answer import Answer, BaseTextTarget, Token
+from camscope.targets.token_and_answer import Answer, Token
 
 __all__ = [
     "AllClassScores",
     "Answer",
-    "BaseTextTarget",
     "BestBox",
     "Box",
     "Class",

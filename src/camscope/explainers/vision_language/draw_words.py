@@ -7,7 +7,9 @@ from camscope.errors import InputError
 from camscope.explanation import Explanation
 
 
-def draw_words(explanations: Sequence[Explanation], *, columns: int | None = None, height: int = 256) -> render.RGBImage:
+def draw_words(
+    explanations: Sequence[Explanation], *, columns: int | None = None, height: int = 256
+) -> render.RGBImage:
     """Draw the maps of an answer: one panel for each word, with the probability of the word given the words before it.
 
     Each panel has its own color scale. Panels without information, such as those of a zero gradient, have a flag.

@@ -55,7 +55,9 @@ def parse_text_options(keywords: Mapping[str, Any], n_images: int) -> TextOption
     is_single = isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], Mapping))
     prompts = [prompt] * n_images if is_single else list(prompt)
     if len(prompts) != n_images:
-        raise InputError(f"{plural(len(prompts), 'prompt')} for {plural(n_images, 'image')}: give one, or one per image")
+        raise InputError(
+            f"{plural(len(prompts), 'prompt')} for {plural(n_images, 'image')}: give one, or one per image"
+        )
     views = keywords.get("views", "all")
     if views not in ("all", "tiles", "overview"):
         raise InputError(f"views={views!r}: expected 'all', 'tiles' or 'overview'")
@@ -97,9 +99,7 @@ def explain_texts(
     return results
 
 
-def explain_words(
-    explainer: "BaseMethod", image: Any, answer: str | Answer, options: TextOptions
-) -> list[Explanation]:
+def explain_words(explainer: "BaseMethod", image: Any, answer: str | Answer, options: TextOptions) -> list[Explanation]:
     """Return one explanation for each word of an answer, from one forward pass. The label of each is the word."""
     answer = Answer(answer) if isinstance(answer, str) else answer
     tokenizer = options.processor.tokenizer

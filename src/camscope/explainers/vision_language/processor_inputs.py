@@ -89,7 +89,7 @@ def build_inputs(
     counts = (ids == token).sum(1).tolist()
     if 0 in counts:
         name = getattr(processor, "boi_token", getattr(processor, "image_token", "the image token"))
-        raise InputError(f"the prompt has no place for the image", fix=f"write {name} where the image belongs")
+        raise InputError("the prompt has no place for the image", fix=f"write {name} where the image belongs")
     images_tokens = [
         locate_image_tokens(model, family, processor, photo.pixels, text, count, processor_kwargs)
         for photo, text, count in zip(photos, texts, counts, strict=True)

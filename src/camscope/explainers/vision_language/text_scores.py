@@ -1,6 +1,6 @@
 """Run a vision-language model once, and compute the gradients of the scores of its answers."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
