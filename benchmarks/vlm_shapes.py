@@ -122,11 +122,17 @@ def train(destination: Path, n_steps: int = N_STEPS, seed: int = 0) -> dict[str,
     model, processor = build_model().train(), build_processor()
     rate = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(rate, LEARNING_RATE, total_steps=n_steps)
+    mean, std = (
+        torch.tensor(getattr(processor.image_processor, name)).view(3, 1, 1) for name in ("image_mean", "image_std")
+    )
+    blank = [np.zeros((IMAGE_PIXELS, IMAGE_PIXELS, 3), np.uint8)] * BATCH_SIZE
+    prompts = [processor(images=blank, text=[text] * BATCH_SIZE, return_tensors="pt") for text in PROMPTS.values()]
     losses = []
     for step in range(n_steps):
         drawings = [draw_object(rng) for _ in range(BATCH_SIZE)]
-        prompt = list(PROMPTS.values())[step % len(PROMPTS)]
-        inputs = processor(images=[d.image for d in drawings], text=[prompt] * BATCH_SIZE, return_tensors="pt")
+        inputs = dict(prompts[step % len(prompts)])
+        pixels = torch.from_numpy(np.stack([d.image for d in drawings])).permute(0, 3, 1, 2)
+        inputs["pixel_values"] = (pixels / 255 - mean) / std  # what the processor computes, several times faster
         targets = torch.tensor([5 + WORDS.index(OBJECTS[d.label]) for d in drawings])
         logits = model(**inputs).logits[:, -1]
         loss = torch.nn.functional.cross_entropy(logits, targets)

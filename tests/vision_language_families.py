@@ -23,7 +23,7 @@ WORDS = [
 IMAGE = "<image>"
 MARKERS = [
     IMAGE, "<video>", "<vision_start>", "<vision_end>", "<boi>", "<eoi>", "<global-img>", "<fake_token_around_image>",
-    "<end_of_utterance>", *(f"<row_{i + 1}_col_{j + 1}>" for i in range(6) for j in range(6)),
+    "<end_of_utterance>", "<audio>", "<boa>", "<eoa>", *(f"<row_{i + 1}_col_{j + 1}>" for i in range(6) for j in range(6)),
 ]  # fmt: skip
 PAD, BOS, EOS, UNKNOWN = range(4)
 VOCABULARY = ["<pad>", "<bos>", "<eos>", "<unk>", *MARKERS, *WORDS]
@@ -49,6 +49,9 @@ def build_tokenizer(image_token=IMAGE):
         extra_special_tokens={
             "image_token": image_token,
             "video_token": "<video>",
+            "audio_token": "<audio>",
+            "boa_token": "<boa>",
+            "eoa_token": "<eoa>",
             "vision_start_token": "<vision_start>",
             "vision_end_token": "<vision_end>",
             "boi_token": "<boi>",
@@ -287,7 +290,7 @@ def smolvlm():
 
     config = idefics_config(t.SmolVLMConfig, "smolvlm_vision")
     images = t.SmolVLMImageProcessor(size={"longest_edge": 96}, max_image_size={"longest_edge": 32})
-    processor = t.SmolVLMProcessor(images, build_tokenizer(), t.SmolVLMVideoProcessor(), image_seq_len=16)
+    processor = t.Idefics3Processor(images, build_tokenizer(), image_seq_len=16)  # its own needs a package for numbers
     return t.SmolVLMForConditionalGeneration(config), processor
 
 

@@ -6,6 +6,7 @@ import functools
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from camscope import METHODS, GradCAM
 from camscope.errors import CamscopeError, InputError, LayerError, ModelError, TargetError
@@ -43,7 +44,9 @@ def built(family):
 
 def run_processor(family, image, text=None, seed=0):
     _, processor = built(family)
-    return processor(images=[[image]], text=[text or write_prompt(family)], return_tensors="pt")
+    inputs = processor(images=[[Image.fromarray(image)]], text=[text or write_prompt(family)], return_tensors="pt")
+    inputs.pop("labels", None)
+    return inputs
 
 
 def find_language_model(model):
@@ -408,7 +411,7 @@ def test_a_named_layer_is_explained(layer):
 
 
 SUPPORTED = {
-    "bagcam", "chefer", "eigencam", "eigengradcam", "fem", "gradcam", "gradcam-elementwise", "gradcam++", "gradrollout",
+    "bagcam", "chefer", "eigencam", "eigengradcam", "fem", "randomcam", "segeigencam", "gradcam", "gradcam-elementwise", "gradcam++", "gradrollout",
     "hirescam", "kpcacam", "layercam", "rollout", "xgradcam",
 }  # fmt: skip
 

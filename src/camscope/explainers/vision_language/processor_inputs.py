@@ -29,6 +29,7 @@ from camscope.plurals import plural
 from camscope.targets.token_and_answer import ScoredTokens
 
 Prompt = str | Sequence[Mapping[str, Any]]
+NOT_FOR_THE_MODEL = ("labels", "rows", "cols", "num_patches", "num_image_patches", "num_soft_tokens_per_image")
 TOKEN_TYPE_KEYS = ("token_type_ids", "mm_token_type_ids")  # 0: text, except after the prompt of PaliGemma
 TYPE_OF_ANSWER_TOKENS = {"paligemma": 1}  # by family; otherwise 0
 
@@ -61,7 +62,7 @@ class ImageTokens(NamedTuple):
 def get_family(model: nn.Module) -> str:
     """Return the family of a vision-language model, such as "llava". Raise ModelError for a family without a known layout."""
     config = getattr(model, "config", None)
-    family = str(getattr(config, "model_type", ""))
+    family = str(getattr(config, "model_type", "")).replace("-", "_")
     if family not in FAMILIES:
         kind = f"{type(model).__name__} ({family})" if family else type(model).__name__
         raise ModelError(
@@ -83,7 +84,9 @@ def build_inputs(
     """Run the processor on images and prompts, append the answers, and find where the image tokens lie."""
     family = get_family(model)
     photos, texts = [read_photo(image) for image in images], [_render_prompt(processor, prompt) for prompt in prompts]
-    padding = {"padding": True, "padding_side": "left"} if len(photos) > 1 else {}
+    is_encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
+    side = "right" if is_encoder_decoder else "left"  # an encoder counts positions from its first token
+    padding = {"padding": True, "padding_side": side} if len(photos) > 1 else {}
     batch = _run_processor(processor, [photo.pixels for photo in photos], texts, {**padding, **processor_kwargs})
     token, ids = read_image_token_id(model.config), batch["input_ids"]
     counts = (ids == token).sum(1).tolist()
@@ -96,9 +99,8 @@ def build_inputs(
     ]
     _check_equal_tiles(batch, [tokens.tiles for tokens in images_tokens], family)
     mask = batch.get("attention_mask")
-    if mask is not None and not bool((mask[:, -1] != 0).all()):
+    if mask is not None and not is_encoder_decoder and not bool((mask[:, -1] != 0).all()):
         raise InputError("the prompts are padded on the right", fix="pass processor_kwargs={'padding_side': 'left'}")
-    is_encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
     inputs = _append_answers(model, family, batch, [answer.ids for answer in answers], is_encoder_decoder)
     image_token_mask = (ids == token) if is_encoder_decoder else (inputs["input_ids"] == token)
     if not is_encoder_decoder:
@@ -160,10 +162,13 @@ def _run_processor(
     processor: Any, images: Sequence[PixelArray], texts: Sequence[str], processor_kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Call the processor. Return its tensors by name."""
-    batch = processor(images=[[image] for image in images], text=list(texts), return_tensors="pt", **processor_kwargs)
+    from PIL import Image
+
+    pictures = [[Image.fromarray(image)] for image in images]
+    batch = dict(processor(images=pictures, text=list(texts), return_tensors="pt", **processor_kwargs))
     if "input_ids" not in batch or "pixel_values" not in batch:
         raise InputError(f"{type(processor).__name__} returned {sorted(batch)}; expected input_ids and pixel_values")
-    return dict(batch)
+    return {name: value for name, value in batch.items() if name not in NOT_FOR_THE_MODEL}
 
 
 def _render_prompt(processor: Any, prompt: Prompt) -> str:
