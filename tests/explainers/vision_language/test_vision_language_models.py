@@ -411,8 +411,8 @@ def test_a_named_layer_is_explained(layer):
 
 
 SUPPORTED = {
-    "bagcam", "chefer", "eigencam", "eigengradcam", "fem", "randomcam", "segeigencam", "gradcam", "gradcam-elementwise", "gradcam++", "gradrollout",
-    "hirescam", "kpcacam", "layercam", "rollout", "xgradcam",
+    "bagcam", "chefer", "eigencam", "eigengradcam", "fem", "gradcam", "gradcam-elementwise", "gradcam++", "gradrollout",
+    "hirescam", "kpcacam", "layercam", "randomcam", "rollout", "segeigencam", "xgradcam",
 }  # fmt: skip
 
 
