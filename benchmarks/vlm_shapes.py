@@ -24,8 +24,8 @@ from benchmarks.machine import machine
 OBJECTS = ("square", "disk", "cross", "triangle")
 WORDS = ("what", "is", "this", "object", *OBJECTS)
 IMAGE_PIXELS, PATCH_PIXELS = 64, 8
-SIDE_PIXELS = (16, 25)  # of an object
-N_BARS = 6
+SIDE_PIXELS = (20, 29)  # of an object
+N_BARS = 4
 PROMPTS = {
     "before": "<image> what is this object",
     "around": "what is <image> this object",
@@ -49,7 +49,7 @@ class Drawing(NamedTuple):
 def draw_object(rng: np.random.Generator) -> Drawing:
     """Draw one object in a random color at a random place, on a texture with bars that are no objects."""
     size = IMAGE_PIXELS
-    image = rng.normal(110, 25, (size, size, 3))
+    image = rng.normal(110, 15, (size, size, 3))
     for _ in range(N_BARS):
         length, y, x = int(rng.integers(5, 12)), *(int(at) for at in rng.integers(0, size - 12, 2))
         shape = (length, 2) if rng.random() < 0.5 else (2, length)
