@@ -6,6 +6,7 @@ for any resizing, cropping, padding and tiling, and for any version of a process
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from camscope.errors import GeometryError
 
 FloatArray = NDArray[np.float64]
 PixelArray = NDArray[np.uint8]
-ReadTiles = Callable[[PixelArray], NDArray[np.floating]]  # pixels (H,W,3) -> tiles (M,3,h,w)
+ReadTiles = Callable[[PixelArray], NDArray[np.floating[Any]]]  # pixels (H,W,3) -> tiles (M,3,h,w)
 
 EDGE_PIXELS = 2  # of the image; interpolation is not linear there
 MAX_RESIDUAL = 0.02  # of the image's side, in addition to one pixel
@@ -46,10 +47,8 @@ def measure_tiles(read_tiles: ReadTiles, image_size: tuple[int, int]) -> list[Ti
     spread = white - black
     is_image = spread != 0
     shares = np.divide(tiles - black, spread, out=np.zeros_like(spread), where=is_image)
-    return [
-        Tile(_fit_box(shares[number], is_image[number, 0], image_size), tuple(tiles.shape[2:]))  # type: ignore[arg-type]
-        for number in range(len(tiles))
-    ]
+    size = (tiles.shape[2], tiles.shape[3])
+    return [Tile(_fit_box(shares[number], is_image[number, 0], image_size), size) for number in range(len(tiles))]
 
 
 def _fit_box(

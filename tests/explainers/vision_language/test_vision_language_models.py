@@ -171,7 +171,7 @@ def test_the_gradient_is_that_at_the_input_of_the_language_model(family):
     assert np.abs(explanation.attribution - expected).max() <= TOLERANCE * expected.max()
 
 
-ATTENTION_OUTPUTS = ("out_proj", "o_proj", "proj", "projection_layer", "linear", "dense")
+ATTENTION_OUTPUTS = ("out_proj", "o_proj", "proj", "projection", "projection_layer")
 
 
 def remove_attention(model):

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +12,6 @@ from camscope.errors import LayerError, ModelError
 from camscope.explainers.vision_language.processor_inputs import VisionLanguageInputs
 from camscope.hooks.thread_local_hooks import Hooks, thread_local_hook
 from camscope.targets.token_and_answer import BaseTextTarget, ScoredTokens, sum_token_scores
-
-T = TypeVar("T")
 
 LANGUAGE_MODEL_NAMES = ("language_model", "text_model")
 PROJECTOR_NAMES = ("multi_modal_projector", "connector", "merger", "embed_vision")
