@@ -24,8 +24,8 @@ from benchmarks.machine import machine
 OBJECTS = ("square", "disk", "cross", "triangle")
 WORDS = ("what", "is", "this", "object", *OBJECTS)
 IMAGE_PIXELS, PATCH_PIXELS = 64, 8
-SIDE_PIXELS = (20, 29)  # of an object
-N_BARS = 4
+SIDE_PIXELS = (16, 25)  # of an object
+N_BARS = 6
 PROMPTS = {
     "before": "<image> what is this object",
     "around": "what is <image> this object",
@@ -34,6 +34,7 @@ PROMPTS = {
 N_STEPS, BATCH_SIZE, LEARNING_RATE = 3000, 32, 1e-3
 N_HELD_OUT = 100
 METHODS_MEASURED = ("gradcam", "layercam", "hirescam", "gradcam++", "chefer", "gradrollout", "rollout", "eigencam")
+METHODS_FOR_ALL_PROMPTS = ("gradcam", "layercam", "chefer")
 RESULTS = Path(__file__).parent / "results" / "vlm_shapes.json"
 MIN_SHARE_ON_OBJECT = 0.9  # of the held-out images, fixed before the first measurement
 
@@ -49,7 +50,7 @@ class Drawing(NamedTuple):
 def draw_object(rng: np.random.Generator) -> Drawing:
     """Draw one object in a random color at a random place, on a texture with bars that are no objects."""
     size = IMAGE_PIXELS
-    image = rng.normal(110, 15, (size, size, 3))
+    image = rng.normal(110, 25, (size, size, 3))
     for _ in range(N_BARS):
         length, y, x = int(rng.integers(5, 12)), *(int(at) for at in rng.integers(0, size - 12, 2))
         shape = (length, 2) if rng.random() < 0.5 else (2, length)
@@ -175,7 +176,7 @@ def measure(model: Any, methods: tuple[str, ...] = METHODS_MEASURED, count: int 
     for place, prompt in PROMPTS.items():
         correct = 0
         rows: dict[str, Any] = {}
-        for name in methods:
+        for name in methods if place == "before" else [name for name in methods if name in METHODS_FOR_ALL_PROMPTS]:
             explainer, peaks, shares, flagged = METHODS[name](model), 0, [], 0
             correct = 0
             for drawing in drawings:
