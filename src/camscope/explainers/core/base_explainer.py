@@ -386,16 +386,17 @@ class Explainer(BaseMethod):
         """
         if isinstance(images, str | os.PathLike):
             raise InputError(f"explain_batch expects a list of images; for one image use explain({str(images)!r})")
-        text_targets = targets if isinstance(targets, list | tuple) else [targets] * len(images)
-        if text_targets and all(isinstance(target, BaseTextTarget) for target in text_targets):
+        targets_of_images = targets if isinstance(targets, list | tuple) else [targets] * len(images)
+        text_targets = [target for target in targets_of_images if isinstance(target, BaseTextTarget)]
+        if text_targets:
             from camscope.explainers.vision_language.explain_texts import explain_texts, parse_text_options
 
             if len(text_targets) != len(images):
                 raise InputError(
-                    f"{plural(len(text_targets), 'target')} for {plural(len(images), 'image')}: give one, or one per image"
+                    f"{plural(len(text_targets), 'text target')} for {plural(len(images), 'image')}: give one, or one per image"
                 )
-            rows = [[target] for target in text_targets]
-            return [row[0] for row in explain_texts(self, images, rows, parse_text_options(kwargs, len(images)))]
+            options, single = parse_text_options(kwargs, len(images)), [[target] for target in text_targets]
+            return [explanations[0] for explanations in explain_texts(self, images, single, options)]
         names = self.setting_names if kwargs else ()
         for_model, for_method = split_keywords(self.model, kwargs, names, type(self).__name__)
         extra = build_extra_inputs(args, for_model, additional_forward_args)

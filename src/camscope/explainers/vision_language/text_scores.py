@@ -98,7 +98,7 @@ def cached_attributes_restored(model: nn.Module) -> Iterator[None]:
 def run_model(model: nn.Module, inputs: VisionLanguageInputs, n_answer_tokens: int) -> Tensor:
     """Run the model and return its outputs (N,T,V) from the position that predicts the first token of the answer."""
     output = model(**inputs.model_inputs, use_cache=False)
-    logits = output.logits if hasattr(output, "logits") else output[0]
+    logits: Tensor = output.logits if hasattr(output, "logits") else output[0]
     length = inputs.model_inputs["decoder_input_ids" if inputs.is_encoder_decoder else "input_ids"].shape[1]
     if logits.ndim != 3 or logits.shape[1] != length:
         raise ModelError(
