@@ -49,7 +49,7 @@ _NAMES_BY_MODULE = {
         MeaningfulPerturbation Occlusion OptiCAM PatchFeatures PatchPCA RandomCAM ReciproCAM RefineCAM
         Rollout Saliency ScoreCAM SegEigenCAM SegmentAblation ShapleyCAM SimpleFullGrad SmoothGrad
         SmoothGradCAMPlusPlus SmoothGradSquared Sobol VarGrad ViTCX XGradCAM compare completeness
-        extract_attention_maps extract_patch_features fuse register
+        draw_words extract_attention_maps extract_patch_features fuse register
     """,
     "camscope.explanation": "Explanation",
     "camscope.images.preprocess": "Preprocess",

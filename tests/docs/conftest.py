@@ -14,8 +14,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def random_weights(tmp_path, monkeypatch):
+def random_weights(request, tmp_path, monkeypatch):
     """Replace what `load_model` would download by random weights of the same architecture."""
+    page = getattr(request.node, "callspec", None) and request.node.callspec.params.get("page")
+    if getattr(page, "stem", "") == "vision_language":
+        replace_vision_language_models(monkeypatch)
     transformers = import_module("torchvision.models.vision_transformer")
     build = transformers._vision_transformer
 
@@ -33,6 +36,17 @@ def random_weights(tmp_path, monkeypatch):
 
     monkeypatch.setattr(detectors, "_fasterrcnn_mobilenet_v3_large_fpn", build_small_detector)
     monkeypatch.setattr(camscope, "load_model", create_offline_loader(tmp_path, {}))
+
+
+def replace_vision_language_models(monkeypatch):
+    """Replace what transformers would download of a vision-language model by a tiny LLaVA with random weights."""
+    import transformers
+
+    from tests.vision_language_families import build
+
+    model, processor = build("llava")
+    monkeypatch.setattr(transformers.AutoModelForImageTextToText, "from_pretrained", lambda name: model)
+    monkeypatch.setattr(transformers.AutoProcessor, "from_pretrained", lambda name: processor)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tests.docs.test_page_code import RECIPES, run_page
 pytestmark = pytest.mark.filterwarnings("default::camscope.errors.CamscopeWarning")  # random weights may be flagged
 
 
-OTHER_LIBRARIES = ("timm:", "clip:", "monai", "tensorboard", "ultralytics")
+OTHER_LIBRARIES = ("timm:", "clip:", "transformers", "monai", "tensorboard", "ultralytics")
 
 
 def needs_other_libraries(page):

@@ -64,6 +64,7 @@ from camscope.explainers.perturbation.sobol_and_hsic import HSIC, Sobol
 from camscope.explainers.perturbation.mask_optimization import ExtremalPerturbation, MeaningfulPerturbation
 from camscope.explainers.perturbation.occlusion import Occlusion, SegmentAblation
 from camscope.explainers.perturbation.rise import DRISE, RISE
+from camscope.explainers.vision_language.draw_words import draw_words
 # isort: on
 
 __all__ = [
@@ -153,6 +154,7 @@ __all__ = [
     "XGradCAM",
     "compare",
     "completeness",
+    "draw_words",
     "extract_attention_maps",
     "extract_patch_features",
     "fuse",

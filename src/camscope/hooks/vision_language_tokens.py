@@ -16,7 +16,7 @@ QUERY_COUNT_CONFIG_KEYS = ("num_queries", "num_query_tokens", "num_object_querie
 ImageTokenPositions = dict[int, tuple[int, ...] | None]  # by the length of a sequence; None where samples differ
 
 
-def _read_image_token_id(config: object) -> int | None:
+def read_image_token_id(config: object) -> int | None:
     """Read the id of the token that stands for an image patch from a model's config. Return None if there is no such id."""
     tokens = (getattr(config, name, None) for name in IMAGE_TOKEN_CONFIG_KEYS)
     return next((token for token in tokens if isinstance(token, int) and not isinstance(token, bool)), None)
@@ -24,7 +24,7 @@ def _read_image_token_id(config: object) -> int | None:
 
 def is_vision_language_model(model: nn.Module) -> bool:
     """Whether a model mixes image patches with text tokens, as vision-language models do."""
-    return any(_read_image_token_id(getattr(module, "config", None)) is not None for module in unwrap(model).modules())
+    return any(read_image_token_id(getattr(module, "config", None)) is not None for module in unwrap(model).modules())
 
 
 def _find_nearest_config(model: nn.Module, layer: str) -> object:
@@ -46,7 +46,7 @@ def holds_language_model_tokens(model: nn.Module, layer: str, n_tokens: int, pos
     config = _find_nearest_config(model, layer)
     if config is None:
         return False
-    return hasattr(config, "vocab_size") or (_read_image_token_id(config) is not None and n_tokens in positions)
+    return hasattr(config, "vocab_size") or (read_image_token_id(config) is not None and n_tokens in positions)
 
 
 def record_text_lengths(model: nn.Module, scope: ExitStack, lengths: set[int]) -> None:
@@ -104,7 +104,7 @@ def is_query_layer(model: nn.Module, layer: str, n_tokens: int) -> bool:
 def record_image_tokens(model: nn.Module, scope: ExitStack, positions: ImageTokenPositions) -> None:
     """Until `scope` closes, store in `positions` where the image tokens are among the model's input ids."""
     for module in unwrap(model).modules():
-        token = _read_image_token_id(getattr(module, "config", None))
+        token = read_image_token_id(getattr(module, "config", None))
         if token is not None:
 
             def record_positions(

@@ -18,9 +18,11 @@ from camscope.targets.output_part import OutputPart
 from camscope.targets.point_similarity import Point
 from camscope.targets.score_per_sample import AllClassScores, Score
 from camscope.targets.segmentation_region import Region
+from camscope.targets.token_and_answer import Answer, Token
 
 __all__ = [
     "AllClassScores",
+    "Answer",
     "BestBox",
     "Box",
     "Class",
@@ -37,6 +39,7 @@ __all__ = [
     "Target",
     "TargetLike",
     "TextSimilarity",
+    "Token",
     "class_scores",
     "full_precision",
     "image_embedding",

@@ -1,6 +1,7 @@
 """Grad-ECLIP: values of the last attention, weighted by channel and by position."""
 
 import math
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +29,7 @@ class GradECLIP(TokenAttentionExplainer):
     """
 
     name, title, paper = "gradeclip", "Grad-ECLIP", "arXiv:2502.18816"
+    _needs_values: ClassVar[bool] = True
 
     def relevance(self, trace: AttentionTrace) -> Tensor:
         """Compute the relevance (N,T) of each token from the values of the last attention. Prefix tokens have relevance 0."""

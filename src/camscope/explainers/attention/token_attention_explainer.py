@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from camscope.errors import LayerError
+from camscope.errors import LayerError, TargetError
 from camscope.explainers.core.base_explainer import Explainer
 from camscope.explainers.core.base_method import BaseMethod
 from camscope.explainers.core.evaluation_context import check_finite
@@ -21,6 +21,9 @@ from camscope.explainers.core.maps_with_flags import (
     compute_map_or_raise,
     find_samples_below_precision,
 )
+from camscope.explainers.vision_language.processor_inputs import VisionLanguageInputs
+from camscope.explainers.vision_language.text_scores import run_model, score_answer
+from camscope.explainers.vision_language.token_maps import TokenMap
 from camscope.hooks.attention_recorder import Attention, AttentionBlockFinder, AttentionRecorder, blocks_skipped
 from camscope.hooks.find_layers import unwrap
 from camscope.hooks.tap_layer_output_and_gradient import Tap
@@ -233,6 +236,7 @@ class TokenAttentionExplainer(Explainer):
     backward_passes: ClassVar[str] = "1"
     needs_all_gradients: ClassVar[bool] = False  # at every block, and not only at the last one
     needs_early_gradients: ClassVar[bool] = False  # of the score if the model ended with a block
+    _needs_values: ClassVar[bool] = False  # queries, keys and values of the cells of one grid
 
     @property
     def accepts_integer_input(self) -> bool:
@@ -289,6 +293,56 @@ class TokenAttentionExplainer(Explainer):
         count = attentions[0].probabilities.shape[-1]
         unverified = first.layout is None and is_layout_undecided_by_noise_test(first.name, scores[0], x, layout, count)
         return [[replace(maps, layout_unverified=unverified) for maps in row] for row in rows]
+
+    def compute_text_maps(
+        self, inputs: VisionLanguageInputs, targets: Sequence[Sequence[Any]], answers: Sequence[Sequence[Any]]
+    ) -> list[list[TokenMap]]:
+        """Compute the maps [image][target] of text that a vision-language model writes, from its attentions between all tokens.
+
+        There is one forward pass, and one backward pass for each target. Only attentions of the language model count.
+        """
+        model: Any = unwrap(self.model)
+        if inputs.is_encoder_decoder or self.needs_early_gradients or self._needs_values:
+            kind = "an encoder-decoder model" if inputs.is_encoder_decoder else "the text of a vision-language model"
+            raise TargetError(f"{self.name} cannot explain {kind}", fix="use gradcam, or chefer for a decoder")
+        if not all(inputs.grids):
+            raise LayerError(
+                f"{self.name}: the image tokens of {type(model).__name__} are learned queries without a place on the image",
+                fix="use a method of a layer of the vision tower, such as gradcam",
+            )
+        n_answer_tokens = max(max(answer.scored) + 1 for row in answers for answer in row)
+        mask = inputs.image_token_mask
+        with AttentionRecorder() as recorder:
+            logits = recorder.run(lambda: run_model(model, inputs, n_answer_tokens))
+            shape = (len(mask), mask.shape[1], mask.shape[1])
+            attentions = [
+                attention
+                for attention in recorder.attentions
+                if (attention.probabilities.shape[0], *attention.probabilities.shape[2:]) == shape
+            ][-int(model.config.get_text_config().num_hidden_layers) :]
+            if not attentions:
+                raise LayerError(
+                    f"{self.name}: no attention between the {mask.shape[1]} tokens of the prompt was recorded",
+                    fix='load the model with attn_implementation="sdpa" or "eager"',
+                )
+            scored = [
+                [score_answer(logits[i], target, answer) for target, answer in zip(*row, strict=True)]
+                for i, row in enumerate(zip(targets, answers, strict=True))
+            ]
+            results: list[list[TokenMap]] = [[] for _ in targets]
+            for q in range(len(targets[0])):
+                values = torch.stack([row[q].value for row in scored])
+                check_finite("the score", values, self.on_nonfinite)
+                gradients = compute_attention_gradients(values, attentions, all_blocks=self.needs_all_gradients)
+                whole = Layout(TOKENS, (mask.shape[1],))
+                trace = AttentionTrace(mask, Score(model), whole, *gradients, AttentionBlockFinder(model, []))
+                relevance = self.relevance(trace).detach()
+                zero = ~trace.score_token_weights.any(1)
+                notes = (f"{plural(len(trace.attentions), 'self-attention')} of the language model",)
+                for i, grids in enumerate(inputs.grids):
+                    maps = AttributionMaps(relevance[i][mask[i]][None], zero_gradient=zero[i : i + 1], notes=notes)
+                    results[i].append(TokenMap(maps, grids, scored[i][q]))
+        return results
 
     def _build_maps(self, trace: AttentionTrace, values: Tensor, skipped_notes: Sequence[str]) -> AttributionMaps:
         """Convert the relevance of the tokens to maps with notes and flags. `values` (N,) are the scores."""

@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from functools import partial
 from itertools import groupby
+from typing import Any
 
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from camscope.explainers.core.maps_with_flags import (
     find_samples_below_precision,
 )
 from camscope.explainers.core.resize_and_blur import crop_padding
+from camscope.explainers.vision_language.token_maps import compute_layer_token_maps
 from camscope.targets import Score
 
 
@@ -40,6 +42,10 @@ class LayerExplainer(LayerSelectionMixin):
     @abstractmethod
     def compute_layer_map(self, features: LayerFeatures) -> Tensor:
         """Compute the map of the method from the features of the layer. The map is (N,*s), or flattened (N,cells)."""
+
+    def compute_text_maps(self, inputs: Any, targets: Sequence[Sequence[Any]], answers: Sequence[Sequence[Any]]) -> Any:
+        """Compute the maps [image][target] of text that a vision-language model writes, at its image tokens."""
+        return compute_layer_token_maps(self, inputs, targets, answers)
 
     @property
     def accepts_integer_input(self) -> bool:

@@ -32,6 +32,7 @@ from camscope.loaded_model_metadata_and_weight_digest import compute_model_diges
 from camscope.plurals import plural
 from camscope.targets import Difference, TargetLike
 from camscope.targets.class_targets import convert_tensor_target_to_list
+from camscope.targets.token_and_answer import Answer, BaseTextTarget
 
 METHODS: registry.Registry[type["Explainer"]] = registry.METHODS
 ExplainerClass = TypeVar("ExplainerClass", bound="type[Explainer]")
@@ -183,10 +184,12 @@ class Explainer(BaseMethod):
         Args:
             image: A path, a PIL image, a uint8 array (H,W,3), a scan, or a float tensor (C,H,W) that is the model's
                 input.
-            target: See `attribute`.
+            target: See `attribute`. `targets.Token` and `targets.Answer` explain what a vision-language model writes.
             *args: Extra inputs of the model, each with a batch of one: `explain(image, 1, row[None])`.
             additional_forward_args: See `attribute`.
-            **kwargs: See `attribute`.
+            **kwargs: See `attribute`. A Token or an Answer needs `prompt`, a text or a chat, and `processor`, that of the
+                model in transformers. It also takes `processor_kwargs`, and `views` for models that cut the image into
+                tiles: "all", "tiles" or "overview".
 
         Returns:
             The raw map with the model's answer, the settings and the placement of the map on the image.
@@ -201,8 +204,42 @@ class Explainer(BaseMethod):
         ('nodule', 1, 'ok')
 
         """
+        if isinstance(target, BaseTextTarget):
+            from camscope.explainers.vision_language.explain_texts import explain_texts, parse_text_options
+
+            return explain_texts(self, [image], [[target]], parse_text_options(kwargs, 1))[0][0]
         explainers, extra = resolve_explainers_and_extra_inputs([self], args, additional_forward_args, kwargs)
         return explain_grid(explainers, image, [target], extra)[0][0]
+
+    @final
+    @run_uncompiled
+    def explain_words(self, image: Any, answer: "str | Answer", **kwargs: Any) -> list[Explanation]:
+        """Return one explanation for each word of an answer that a vision-language model writes.
+
+        The score of a word is the sum over its tokens, each given the prompt and the words before it. One forward pass
+        serves all words. `draw_words` draws the result as one figure.
+
+        Args:
+            image: See `explain`.
+            answer: The text, or a `targets.Answer`.
+            **kwargs: `prompt`, `processor`, `processor_kwargs` and `views`, as for `explain`.
+
+        Returns:
+            One explanation per word, with the word as its label.
+
+        Raises:
+            CamscopeError: The image, the answer or the model cannot be explained; the subclass and message say why.
+
+        >>> from camscope import GradCAM, load_model
+        >>> GradCAM(load_model("phantom")).explain_words("cat.jpg", "a cat")
+        Traceback (most recent call last):
+        ...
+        camscope.errors.InputError: processor=NoneType: a text target needs the processor of the model; ...
+
+        """
+        from camscope.explainers.vision_language.explain_texts import explain_words, parse_text_options
+
+        return explain_words(self, image, answer, parse_text_options(kwargs, 1))
 
     @final
     @run_uncompiled
@@ -242,6 +279,8 @@ class Explainer(BaseMethod):
             raise TargetError(
                 f"explain_classes expects a list of targets; for one target use explain(image, {targets!r})"
             )
+        if any(isinstance(target, BaseTextTarget) for target in targets):
+            return [self.explain(image, target, **kwargs) for target in targets]
         explainers, extra = resolve_explainers_and_extra_inputs([self], args, additional_forward_args, kwargs)
         return explain_grid(explainers, image, list(targets), extra)[0]
 
@@ -286,6 +325,8 @@ class Explainer(BaseMethod):
                 f"explain_methods expects a list of methods; for one method use explain_methods(image, [{methods!r}])"
             )
         siblings = [method if isinstance(method, Explainer) else self.with_method(method) for method in methods]
+        if isinstance(target, BaseTextTarget):
+            return [sibling.explain(image, target, **kwargs) for sibling in siblings]
         explainers, extra = resolve_explainers_and_extra_inputs(siblings, args, additional_forward_args, kwargs)
         return [row[0] for row in explain_grid(explainers, image, [target], extra)]
 
@@ -345,6 +386,17 @@ class Explainer(BaseMethod):
         """
         if isinstance(images, str | os.PathLike):
             raise InputError(f"explain_batch expects a list of images; for one image use explain({str(images)!r})")
+        targets_of_images = targets if isinstance(targets, list | tuple) else [targets] * len(images)
+        text_targets = [target for target in targets_of_images if isinstance(target, BaseTextTarget)]
+        if text_targets:
+            from camscope.explainers.vision_language.explain_texts import explain_texts, parse_text_options
+
+            if len(text_targets) != len(images):
+                raise InputError(
+                    f"{plural(len(text_targets), 'text target')} for {plural(len(images), 'image')}: give one, or one per image"
+                )
+            options, single = parse_text_options(kwargs, len(images)), [[target] for target in text_targets]
+            return [explanations[0] for explanations in explain_texts(self, images, single, options)]
         names = self.setting_names if kwargs else ()
         for_model, for_method = split_keywords(self.model, kwargs, names, type(self).__name__)
         extra = build_extra_inputs(args, for_model, additional_forward_args)

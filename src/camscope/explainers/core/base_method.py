@@ -240,6 +240,32 @@ class BaseMethod(ABC):
         """
         return [explainer.compute_maps(x, scores) for explainer in explainers]
 
+    def compute_text_maps(self, inputs: Any, targets: Sequence[Sequence[Any]], answers: Sequence[Sequence[Any]]) -> Any:
+        """Compute the maps [image][target] of text that a vision-language model writes. Override this method to support it.
+
+        Args:
+            inputs: The inputs of the model, with the places of the image tokens.
+            targets: The targets of each image.
+            answers: The tokens of each target.
+
+        Returns:
+            One `TokenMap` for each target.
+
+        Raises:
+            TargetError: The method does not support text targets.
+
+        >>> from camscope import Saliency, load_model
+        >>> Saliency(load_model("phantom")).compute_text_maps(None, [], [])
+        Traceback (most recent call last):
+        ...
+        camscope.errors.TargetError: saliency cannot explain the text of a vision-language model; use a method ...
+
+        """
+        raise TargetError(
+            f"{self.composed_name} cannot explain the text of a vision-language model",
+            fix="use a method of one layer or of attention, such as gradcam, layercam or chefer",
+        )
+
     def prepare_input(self, image: Any) -> ModelInput:
         """Convert an image to the model's input, and find which part of the image this input shows.
 
