@@ -8,6 +8,7 @@ from camscope.medical.explain_slices_and_patches import (
     explain_patches,
     explain_slices,
 )
+from camscope.medical.explain_sliding_windows import explain_sliding_windows
 from camscope.medical.export_nifti_or_dicom import EXPORT_KINDS, export
 from camscope.medical.nifti_export import to_nifti
 
@@ -18,6 +19,7 @@ __all__ = [
     "explain_patch",
     "explain_patches",
     "explain_slices",
+    "explain_sliding_windows",
     "export",
     "to_nifti",
     "to_parametric_map",
