@@ -45,7 +45,7 @@ def poison_checkpoint(kind, file, mark):
     elif kind == "call of NumPy":
         content["_best_ema"] = Call(np.load, str(mark), None, True)
     elif kind == "scalar of objects":
-        content["_best_ema"] = Call(type(np.float64(1).__reduce__()[0]), "x")
+        content["_best_ema"] = Call(np.float64(1).__reduce__()[0], np.dtype("O"), "x")
     elif kind == "plain pickle":
         file.write_bytes(pickle.dumps({"network_weights": Evil(mark)}))
         return
@@ -74,7 +74,7 @@ def test_a_malicious_checkpoint_of_nnunet_executes_nothing(kind, folder, tmp_pat
 
 def test_the_error_names_the_class(folder, tmp_path):
     poison_checkpoint("object in the log", folder / "fold_0" / "checkpoint_final.pth", tmp_path / "mark")
-    with pytest.raises(WeightsError, match=r"names (builtins\.)?exec, which .* --trust-code"):
+    with pytest.raises(WeightsError, match=r"names (builtins\.)?exec, which .*--trust-code"):
         load_model(f"nnunet:{folder}")
 
 
@@ -139,7 +139,7 @@ def poison_bundle(kind, folder, mark):
     weights, program = {"weight": torch.ones(1)}, code(mark)
     if kind == "expression":
         write_bundle(folder, weights, network_def=UNET | {"out_channels": program})
-        return r"network_def::out_channels is the expression '\$open"
+        return r"network_def::out_channels is the expression .\$open"
     if kind == "expression behind a reference":
         write_bundle(folder, weights, network_def=UNET | {"out_channels": "@count::a"}, count={"a": program})
         return "count::a is the expression"
@@ -214,7 +214,7 @@ def test_the_command_line_trusts_only_by_its_option(tmp_path):
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("spec", ["phantom", "onnx:net.onnx", "resnet18"])
+@pytest.mark.parametrize("spec", ["onnx:net.onnx", "resnet18", "models.py:net"])
 def test_trust_is_for_models_with_code(spec):
     with pytest.raises(ModelError, match="trust_code is for yolo, nnunet, bundle"):
         load_model(spec, trust_code=True)

@@ -15,6 +15,10 @@ from camscope.model_card import get_card
 from camscope.targets import Region
 from tests.bundles import UNET, write_bundle
 
+pytestmark = pytest.mark.filterwarnings(
+    "default::camscope.errors.CamscopeWarning"
+)  # maps of random weights may be flagged
+
 
 def network(seed=0):
     torch.manual_seed(seed)

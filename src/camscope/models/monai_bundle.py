@@ -35,7 +35,7 @@ MODEL_NAME = "model.pt"
 TARGET_MODULES = ("monai.networks.nets", "monai.networks.blocks", "monai.networks.layers", "torch.nn")
 LOADING_CLASSES = ("CellSamWrapper", "MultiModal", "Transchex")  # their constructors read or download other files
 TARGET, DISABLED, MODE, DESCRIPTION, REQUIRES = "_target_", "_disabled_", "_mode_", "_desc_", "_requires_"
-MAX_CONFIG_BYTES, MAX_REFERENCES = 2**24, 1000
+MAX_CONFIG_BYTES, MAX_REFERENCES, MAX_REFERENCE_DEPTH = 2**24, 10_000, 50
 SHOWN_CHARACTERS = 80
 FIX = "Where you trust the bundle, pass trust_code=True (--trust-code)"
 
@@ -112,7 +112,8 @@ def _find_builder(config: Mapping[str, Any], spec: str) -> Callable[[], Any]:
     key = next((key for key in NETWORK_KEYS if isinstance(config.get(key), Mapping)), None)
     if key is None:
         raise ModelError(f"{spec}: the config has no {NETWORK_KEYS[0]} with a {TARGET}")
-    definition = ConfigResolver(config, spec).resolve(config[key], key)
+    with read_errors_converted(f"{spec}: {key} cannot be read", ModelError):
+        definition = ConfigResolver(config, spec).resolve(config[key], key)
     if not isinstance(definition, ModuleCall):
         raise ModelError(f"{spec}: {key} has no {TARGET}")
     return definition.build
@@ -141,7 +142,8 @@ class ConfigResolver:
     """Resolve the `@` references of a config. Raise ModelError for all that could execute code."""
 
     def __init__(self, config: Mapping[str, Any], spec: str) -> None:
-        self.config, self.spec, self.n_references = config, spec, 0
+        self.config, self.spec = config, spec
+        self._n_references = self._depth = 0
 
     def resolve(self, value: Any, key: str) -> Any:
         """Return a value without references. An object with `_target_` becomes a `ModuleCall`."""
@@ -177,9 +179,9 @@ class ConfigResolver:
             )
         if not text.startswith("@"):
             return text
-        self.n_references += 1
-        if self.n_references > MAX_REFERENCES:
-            raise ModelError(f"{self.spec}: {key} has more than {MAX_REFERENCES} references, or refers to itself")
+        self._n_references, self._depth = self._n_references + 1, self._depth + 1
+        if self._n_references > MAX_REFERENCES or self._depth > MAX_REFERENCE_DEPTH:
+            raise ModelError(f"{self.spec}: {key} has too many references, or refers to itself")
         value: Any = self.config
         name = text[1:].replace("#", "::")
         for part in name.split("::"):
@@ -189,7 +191,9 @@ class ConfigResolver:
                 raise ModelError(
                     f"{self.spec}: {key} refers to {text[:SHOWN_CHARACTERS]!r}, which is not in the config"
                 ) from None
-        return self.resolve(value, name)
+        resolved = self.resolve(value, name)
+        self._depth -= 1
+        return resolved
 
     def _check_arguments(self, arguments: Mapping[str, Any], key: str) -> None:
         for name, value in arguments.items():
@@ -202,20 +206,20 @@ class ConfigResolver:
         """Return the layer class of a `_target_`: a name in `monai.networks.nets`, or a full name in an allowed module."""
         module_name, _, name = str(target).rpartition(".")
         module_name = module_name or TARGET_MODULES[0]
-        found = None
+        candidate = None
         if module_name.startswith(TARGET_MODULES) and all(map(str.isidentifier, str(target).split("."))):
             try:
-                found = vars(import_module(module_name)).get(name)
+                candidate = vars(import_module(module_name)).get(name)
             except ImportError:
-                found = None
-        home = getattr(found, "__module__", "")
-        is_layer = isinstance(found, type) and issubclass(found, nn.Module) and name not in LOADING_CLASSES
-        if not is_layer or not any(home == module or home.startswith(f"{module}.") for module in TARGET_MODULES):
+                candidate = None
+        origin = getattr(candidate, "__module__", "")
+        is_layer = isinstance(candidate, type) and issubclass(candidate, nn.Module) and name not in LOADING_CLASSES
+        if not is_layer or not any(origin == module or origin.startswith(f"{module}.") for module in TARGET_MODULES):
             raise ModelError(
                 f"{self.spec}: {key}::{TARGET} is {str(target)[:SHOWN_CHARACTERS]!r}; only layers of monai.networks and torch.nn "
                 f"are built, because another target could execute code. {FIX}"
             )
-        layer_class: type[nn.Module] = found  # type: ignore[assignment] # checked above
+        layer_class: type[nn.Module] = candidate  # type: ignore[assignment] # checked above
         return layer_class
 
 

@@ -68,7 +68,7 @@ class NnunetPreprocess(ScanPreprocess):
 
     @property
     def n_channels(self) -> int:
-        """The number of channels, each of which is a scan of its own."""
+        """The number of channels, each of which is a separate scan."""
         return len(self.normalizations)
 
     @property
@@ -127,9 +127,9 @@ class NnunetPreprocess(ScanPreprocess):
         """Normalize a channel by the scheme of the plans. A z-score of masked voxels leaves the others unchanged."""
         name, values = self.normalizations[channel], values.astype(np.float32)
         if name == CT:
-            known = self.intensities[channel]
-            clipped = np.clip(values, known["percentile_00_5"], known["percentile_99_5"])
-            return (clipped - np.float32(known["mean"])) / np.float32(max(known["std"], MIN_DEVIATION))
+            statistics = self.intensities[channel]
+            clipped = np.clip(values, statistics["percentile_00_5"], statistics["percentile_99_5"])
+            return (clipped - np.float32(statistics["mean"])) / np.float32(max(statistics["std"], MIN_DEVIATION))
         if name == Z_SCORE:
             part = nonzero if self.masked[channel] else np.ones_like(nonzero)
             normalized = values.copy()
@@ -171,7 +171,7 @@ class NnunetPreprocess(ScanPreprocess):
         """Pad with 0 to the size of a patch, half of it before the values."""
         sides = values.shape[1:]
         patch = (*sides[: len(sides) - len(self.patch_size)], *self.patch_size)
-        missing = [max(0, wanted - n) for n, wanted in zip(sides, patch, strict=True)]
+        missing = [max(0, needed - n) for n, needed in zip(sides, patch, strict=True)]
         before = [n // 2 for n in missing]
         widths = [(0, 0), *((first, n - first) for first, n in zip(before, missing, strict=True))]
         padded = np.pad(values, widths)
