@@ -10,13 +10,13 @@ import torch.nn.functional as F
 pytest.importorskip("dynamic_network_architectures")
 nibabel = pytest.importorskip("nibabel")
 
-from camscope import GradCAM, HiResCAM, explain_sliding_windows, load_model, read_scan, to_nifti  # noqa: E402
-from camscope.errors import ImageError, InputError, ModelError, TargetError, WeightsError  # noqa: E402
-from camscope.images.scans.scan import Scan  # noqa: E402
-from camscope.medical.explain_sliding_windows import compute_gaussian_weights  # noqa: E402
-from camscope.model_card import get_card  # noqa: E402
-from camscope.targets import Region  # noqa: E402
-from tests import nnunet_folders  # noqa: E402
+from camscope import GradCAM, HiResCAM, explain_sliding_windows, load_model, read_scan, to_nifti  # noqa: E402 - skipped without the package
+from camscope.errors import ImageError, InputError, ModelError, TargetError, WeightsError  # noqa: E402 - skipped without the package
+from camscope.images.scans.scan import Scan  # noqa: E402 - skipped without the package
+from camscope.medical.explain_sliding_windows import compute_gaussian_weights  # noqa: E402 - skipped without the package
+from camscope.model_card import get_card  # noqa: E402 - skipped without the package
+from camscope.targets import Region  # noqa: E402 - skipped without the package
+from tests import nnunet_folders  # noqa: E402 - skipped without the package
 
 pytestmark = pytest.mark.filterwarnings("default::camscope.errors.CamscopeWarning")
 
