@@ -152,6 +152,7 @@ def test_a_mask_is_the_region(tmp_path):
     mask = np.zeros((16, 22, 17), bool)
     mask[:3, :4, :2] = True  # only the first patch along each axis reaches it
     explanation = explain_sliding_windows(GradCAM(model), x, Region("liver", mask=mask))
+    assert explanation.label == "liver in a region"
     assert not explanation.attribution[12:].any()
     assert explanation.attribution[:8].any()
     assert "2 of them reach the region" in explanation.notes[-1] or "1 of them reach" in explanation.notes[-1]

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from camscope.errors import InputError
+from camscope.errors import InputError, TargetError
 from camscope.explainers import Explainer
 from camscope.explainers.core.evaluation_context import get_device_and_dtype
 from camscope.explainers.core.model_input import NO_EXTRA_INPUTS, ModelInput
@@ -24,6 +24,7 @@ from camscope.images.scans.scan import convert_scan_to_display_pixels
 from camscope.images.scans.scan_reader import read_scan
 from camscope.plurals import plural
 from camscope.targets import Region
+from camscope.targets.base import ClassNameLookup
 from camscope.targets.score_maps_in_outputs import find_class_score_maps
 
 SIGMA_SHARE, TRUNCATION_SIGMAS = (
@@ -42,7 +43,12 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PartOfRegion(Region):
-    """The part of a region's mean score that one patch contributes: the sum of `cell_weights` times the class scores."""
+    """The part of a region's mean score that one patch contributes: the sum of `cell_weights` times the class scores.
+
+    `whole_region` is the region on the whole input, which describes the target.
+    """
+
+    whole_region: Region | None = None
 
     def prepare_for_image(self, image_context: Any) -> "PartOfRegion":
         """Return the target unchanged: its weights belong to this patch."""
@@ -51,6 +57,10 @@ class PartOfRegion(Region):
     def resolve_choices(self, output: Any, input_size: Sequence[int], class_names: Any) -> "PartOfRegion":
         """Return the target unchanged: its class was chosen for the whole input."""
         return self
+
+    def describe(self, sample: int, class_name: ClassNameLookup) -> str:
+        """Return the description of the whole region."""
+        return Region.describe(self.whole_region or self, sample, class_name)
 
     def candidate_scores(self, output: Any) -> Tensor:
         """Compute the part (N,K) for each class."""
@@ -195,7 +205,7 @@ def _resolve_region(
 ) -> Region:
     """Return the region with its class and its weight of each voxel. The class is predicted by all patches together."""
     region = target if isinstance(target, Region) else Region(target)
-    (prepared,) = [explainer.prepare_targets([region], [item], NO_EXTRA_INPUTS)]
+    prepared = explainer.prepare_targets([region], [item], NO_EXTRA_INPUTS)
     if not isinstance(prepared, Region):
         raise InputError(f"target={target!r}; expected a class or a Region")
     logits = _predict_merged_logits(explainer, item, windows, gaussian, total_weight)
@@ -206,9 +216,13 @@ def _resolve_region(
             logits, input_size, explainer.class_names
         )
         index = int(chosen.class_indices(logits.flatten(2).mean(2))[0])
-        return replace(prepared, mask=(logits[0, index] > 0).cpu().numpy()).resolve_choices(
-            logits, input_size, explainer.class_names
-        )
+        mask = (logits[0, index] > 0).cpu().numpy()
+        if not mask.any():
+            raise TargetError(
+                f"class {region.label!r} is predicted nowhere: its logit is below 0", fix="pass a mask, or a point"
+            )
+        resolved = replace(prepared, mask=mask).resolve_choices(logits, input_size, explainer.class_names)
+        return replace(resolved, mask=None)  # it is described as where the class is predicted
     return prepared.resolve_choices(logits, input_size, explainer.class_names)
 
 
@@ -254,6 +268,7 @@ def _explain_window(
         region.label,
         resolved_classes=None if region.resolved_classes is None else region.resolved_classes.to(patch.device),
         cell_weights=torch.from_numpy(window_weights)[None].to(patch),
+        whole_region=region,
     )
     identity = Placement.identity(tuple(patch_size))
     return explainer.explain(replace(item, x=patch, placement=identity, image=None, model_input_image=None), part)

@@ -62,10 +62,12 @@ def read_nnunet_checkpoint(file: Path, *, trust_code: bool) -> dict[str, Any]:
         WeightsError: The file is no such checkpoint, or it names a class that is not on the allow-list.
 
     """
+    if trust_code:
+        warn_caller(f"{file} is read with trust_code: the code in it is executed")
     try:
         if zipfile.is_zipfile(file):
             check_zip_sizes_and_checksums(file)
-        content = _load_trusted(file) if trust_code else _load_restricted(file)
+        content = torch.load(file, map_location="cpu", weights_only=False) if trust_code else _load_restricted(file)
     except Exception as error:  # a malicious or broken file raises anything
         raise WeightsError(f"{file} {describe_refusal(file, error)}") from error
     weights = content.get("network_weights") if isinstance(content, Mapping) else None
@@ -78,8 +80,3 @@ def read_nnunet_checkpoint(file: Path, *, trust_code: bool) -> dict[str, Any]:
 def _load_restricted(file: Path) -> Any:
     with ALLOW_LIST_LOCK, torch.serialization.safe_globals(STAND_INS), ignore_warnings(message_pattern=""):
         return torch.load(file, map_location="cpu", weights_only=True)
-
-
-def _load_trusted(file: Path) -> Any:
-    warn_caller(f"{file} is read with trust_code: the code in it is executed")
-    return torch.load(file, map_location="cpu", weights_only=False)
