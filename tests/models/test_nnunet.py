@@ -105,7 +105,8 @@ def test_plans_of_older_versions_describe_the_same_network(tmp_path):
 
 def maps_by_hand(x, network, weigh, region_class):
     """Score, region and merged map of all patches: predictions and Grad-CAM by autograd, patch by patch."""
-    size, state = (8, 16, 12), network.state_dict()
+    size = (8, 16, 12)
+    state = {name: value.clone().requires_grad_(True) for name, value in network.state_dict().items()}
     weights, total = gauss(size), torch.zeros(x.shape[1:], dtype=torch.float64)
     logits = torch.zeros(3, *x.shape[1:], dtype=torch.float64)
     starts = [
@@ -133,8 +134,6 @@ def maps_by_hand(x, network, weigh, region_class):
 @pytest.mark.parametrize("method", [GradCAM, HiResCAM])
 def test_maps_of_patches_are_those_by_hand(tmp_path, method):
     network = nnunet_folders.write_folder(tmp_path)
-    for parameter in network.parameters():
-        parameter.requires_grad_(True)
     model, x = load_model(f"nnunet:{tmp_path}"), torch.randn(1, 16, 22, 17, generator=torch.Generator().manual_seed(3))
     explanation = explain_sliding_windows(method(model), x, "tumor")
     score, region, expected = maps_by_hand(x, network, method.name, 2)
@@ -160,11 +159,14 @@ def test_a_mask_is_the_region(tmp_path):
 
 def test_regions_that_overlap_are_where_the_logit_is_positive(tmp_path):
     labels = {"background": 0, "organ": [1, 2], "tumor": 2}
-    network = nnunet_folders.write_folder(tmp_path, labels=labels, n_classes=2)
+    nnunet_folders.write_folder(tmp_path, labels=labels, n_classes=2)
     model, x = load_model(f"nnunet:{tmp_path}"), torch.randn(1, 8, 16, 12)
     assert get_card(model).class_names == ("organ", "tumor")
+    with torch.no_grad():
+        model.decoder.seg_layers[-1].bias -= model(x[None])[0].mean((1, 2, 3))
+        logits = by_hand(x[None], model.state_dict())[0][0, 0]
     explanation = explain_sliding_windows(HiResCAM(model), x, "organ")
-    logits = by_hand(x[None], network.state_dict())[0][0, 0]
+    assert explanation.label == "organ where it is predicted"
     assert explanation.score == pytest.approx(float(logits[logits > 0].mean()), rel=1e-3)
 
 

@@ -88,7 +88,8 @@ def explain_sliding_windows(
 
     Args:
         explainer: An explainer of a segmentation model.
-        source: The scan, or a list with one scan per channel for a model of nnU-Net with several channels.
+        source: The scan, or a list with one scan per channel for a model of nnU-Net with several channels. A tensor is the
+            preprocessed input (C,D,H,W).
         target: The class, or a `Region` with a class and a mask or point.
         patch_size: Size of the patches in the preprocessed input. Two numbers for a model that takes slices (D,h,w) one by
             one. Default: that of nnU-Net's plans.
@@ -117,7 +118,7 @@ def explain_sliding_windows(
         if not isinstance(explainer.preprocess, NnunetPreprocess):
             raise InputError("the size of the patches is unknown; pass patch_size=, such as (96, 96, 96)")
         patch_size = explainer.preprocess.patch_size
-    item = _prepare_channels(explainer, source)
+    item = _prepare_channels(explainer, source, len(patch_size))
     input_size = tuple(item.x.shape[1:])
     windows = list(_iter_windows(input_size, patch_size, overlap))
     gaussian = compute_gaussian_weights(patch_size)
@@ -161,9 +162,14 @@ def compute_gaussian_weights(patch_size: Sequence[int]) -> FloatArray:
     return weights
 
 
-def _prepare_channels(explainer: Explainer, source: Any) -> ModelInput:
+def _prepare_channels(explainer: Explainer, source: Any, n_patch_axes: int) -> ModelInput:
     """Return the model's input from a scan, or from a list with one scan per channel of a model of nnU-Net."""
     preprocess = explainer.preprocess
+    if (
+        isinstance(source, Tensor) and source.ndim == 4 and n_patch_axes == 2
+    ):  # slices, which the model takes one by one
+        x = source.to(*get_device_and_dtype(unwrap(explainer.model)))
+        return ModelInput(x, Placement.identity(tuple(x.shape[1:])), "tensor", None, None)
     if not isinstance(source, list | tuple) or not isinstance(preprocess, NnunetPreprocess):
         return explainer.prepare_input(source)
     scans = [read_scan(part) for part in source]
