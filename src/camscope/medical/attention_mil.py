@@ -109,8 +109,20 @@ def explain_slide(
         The explanation of the slide.
 
     Raises:
+        InputError: If the target is not one class, or a number is out of range.
         ModelError: If the encoder or the head returns something else.
         TargetError: If the class does not exist.
+
+    >>> import tempfile
+    >>> import tifffile
+    >>> from camscope.medical import read_slide_tiles
+    >>> path = f"{tempfile.mkdtemp()}/slide.tif"
+    >>> pixels = np.random.default_rng(0).integers(0, 255, (256, 256, 3), np.uint8)
+    >>> tifffile.imwrite(path, pixels, tile=(128, 128), photometric="rgb")
+    >>> tiles = read_slide_tiles(path, tile_size=128, min_tissue=0)
+    >>> encoder = nn.Sequential(nn.Conv2d(3, 4, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    >>> explain_slide(encoder, GatedAttention(4, 2), tiles, 1, preprocess="imagenet", n_explained_tiles=0).attention.shape
+    (4,)
 
     """
     check_positive_integer(batch_size=batch_size)
