@@ -141,7 +141,8 @@ def _find_configuration_name(plans: Mapping[str, Any], content: Mapping[str, Any
 
 def _resolve_configuration(configurations: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return a configuration, completed by those that it inherits from."""
-    chain, current = list[str](), name
+    chain = list[str]()
+    current: str | None = name
     while current is not None:
         if current in chain or current not in configurations:
             raise ModelError(f"the configuration {current!r} of plans.json is missing, or inherits from itself")

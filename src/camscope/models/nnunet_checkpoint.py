@@ -1,7 +1,7 @@
 """Read checkpoints of nnU-Net without executing code in them: tensors, plain containers, and numbers of NumPy."""
 
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +34,14 @@ def read_stored_number(number_type: Any, content: Any = b"") -> float | int | bo
         raise TypeError("a scalar of NumPy is no number")
     if len(code) > 3 or code[:1] not in NUMBER_KINDS:
         raise TypeError(f"a scalar of NumPy has the type {code[:20]!r}")
-    dtype = np.dtype(code).newbyteorder(number_type.byte_order)
+    dtype = np.dtype(f"{number_type.byte_order}{code}")
     if len(content) != dtype.itemsize:
         raise TypeError(f"a scalar of NumPy has {len(content)} bytes in place of {dtype.itemsize}")
     number: float | int | bool = np.frombuffer(content, dtype)[0].item()
     return number
 
 
-STAND_INS = [
+STAND_INS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
     (StoredNumberType, "numpy.dtype"),
     (read_stored_number, "numpy.core.multiarray.scalar"),
     (read_stored_number, "numpy._core.multiarray.scalar"),

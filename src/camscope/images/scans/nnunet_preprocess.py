@@ -129,7 +129,8 @@ class NnunetPreprocess(ScanPreprocess):
         if name == CT:
             statistics = self.intensities[channel]
             clipped = np.clip(values, statistics["percentile_00_5"], statistics["percentile_99_5"])
-            return (clipped - np.float32(statistics["mean"])) / np.float32(max(statistics["std"], MIN_DEVIATION))
+            scale = np.float32(max(statistics["std"], MIN_DEVIATION))
+            return np.asarray((clipped - np.float32(statistics["mean"])) / scale)
         if name == Z_SCORE:
             part = nonzero if self.masked[channel] else np.ones_like(nonzero)
             normalized = values.copy()
@@ -137,7 +138,7 @@ class NnunetPreprocess(ScanPreprocess):
             return normalized
         if name == RANGE:
             shifted = values - values.min()
-            return shifted / max(shifted.max(), MIN_DEVIATION)
+            return np.asarray(shifted / max(shifted.max(), MIN_DEVIATION))
         return values / np.float32(255) if name == COLORS else values
 
     def _resample(
@@ -194,7 +195,7 @@ def _check_scan(scan: Scan, first: Scan) -> None:
 
 def _find_nonzero(values: FloatArray) -> NDArray[np.bool_]:
     """Return the voxels (D,H,W) where any channel (C,D,H,W) is not 0. Holes inside count as well."""
-    nonzero = (values != 0).any(0)
+    nonzero: NDArray[np.bool_] = np.asarray((values != 0).any(0))
     if nonzero.all():
         return nonzero
     filled: NDArray[np.bool_] = require("scipy.ndimage", extra=EXTRA).binary_fill_holes(nonzero)
