@@ -1,6 +1,7 @@
 """nnU-Net folders: the network, its preprocessing and its maps, against computations by hand."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +18,9 @@ from camscope.medical.explain_sliding_windows import compute_gaussian_weights  #
 from camscope.model_card import get_card  # noqa: E402 - skipped without the package
 from camscope.targets import Region  # noqa: E402 - skipped without the package
 from tests import nnunet_folders  # noqa: E402 - skipped without the package
+from tests.zoo import of_medical  # noqa: E402 - skipped without the package
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "models.md"
 pytestmark = pytest.mark.filterwarnings("default::camscope.errors.CamscopeWarning")
 
 
@@ -101,6 +104,18 @@ def test_plans_of_older_versions_describe_the_same_network(tmp_path):
     with torch.no_grad():
         logits = load_model(f"nnunet:{tmp_path}")(x)
         torch.testing.assert_close(logits, by_hand(x, network.state_dict())[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("row", of_medical.ROWS, ids=lambda row: f"{row.name} {len(row.patch)}-D")
+def test_the_page_of_models_has_the_layers_and_grids(tmp_path, row):
+    rank = len(row.patch)
+    built = nnunet_folders.architecture(row.name, strides=((1,) * rank, (2,) * rank, (2,) * rank))
+    sizes = {"patch_size": list(row.patch), "spacing": [1.0] * rank}
+    nnunet_folders.write_folder(tmp_path, architecture=built, **sizes)
+    region = Region("liver", mask=np.ones(row.patch, bool))
+    explanation = GradCAM(load_model(f"nnunet:{tmp_path}")).explain(torch.rand(1, *row.patch), region)
+    assert (explanation.layer, explanation.grid) == (row.layer, row.grid)
+    assert of_medical.section() in PAGE.read_text("utf-8")
 
 
 def maps_by_hand(x, network, weigh, region_class):
