@@ -21,8 +21,8 @@ ROWS = [
 HEAD = """
 ## nnU-Net
 
-`tests/models/test_nnunet.py` builds these from plans. It compares merged maps of patches with a network and with gradients that are
-written by hand, to 1e-4 of the maximum. The [recipe](../recipes/nnunet.md) says what is explained.
+`tests/models/test_nnunet.py` builds these from plans. It compares merged maps of patches with a network and gradients
+that are written by hand, to 1e-4 of the maximum. The [recipe](../recipes/nnunet.md) says what is explained.
 
 | network | patch | layer chosen | map |
 |---|---|---|---|
