@@ -28,10 +28,15 @@ demo: $(STAMP)-base
 	$(BIN)/camscope demo --overwrite
 	@echo "camscope is in $(BIN): . $(BIN)/activate brings it into this shell"
 
+# the package of nnU-Net's networks asks for an old timm, which these networks do not import
+NETWORKS := $(BIN)/python -m pip install --quiet --no-deps "dynamic-network-architectures>=0.4"
+
 test: $(STAMP)-test
+	$(NETWORKS)
 	$(ALONE) $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 test-thorough: $(STAMP)-test
+	$(NETWORKS)
 	$(ALONE) $(BIN)/python -m pytest -q -n 2 --dist worksteal --thorough
 
 test-yolo:

@@ -34,6 +34,9 @@ HEAVY = [
     "nibabel",
     "SimpleITK",
     "ultralytics",
+    "monai",
+    "openslide",
+    "dynamic_network_architectures",
 ]
 IMAGES = (".png", ".jpg", ".jpeg")
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from camscope.medical import explain_patch as explain_patch
     from camscope.medical import explain_patches as explain_patches
     from camscope.medical import explain_slices as explain_slices
+    from camscope.medical import explain_sliding_windows as explain_sliding_windows
     from camscope.medical import to_nifti as to_nifti
     from camscope.medical import to_parametric_map as to_parametric_map
     from camscope.medical import to_secondary_capture as to_secondary_capture
@@ -56,7 +57,9 @@ _NAMES_BY_MODULE = {
     "camscope.images.scans.scan_preprocess": "ScanPreprocess",
     "camscope.images.scans.scan_reader": "read_scan",
     "camscope.layers.layout": "Layout",
-    "camscope.medical": "explain_patch explain_patches explain_slices to_nifti to_parametric_map to_secondary_capture",
+    "camscope.medical": """
+        explain_patch explain_patches explain_slices explain_sliding_windows to_nifti to_parametric_map to_secondary_capture
+    """,
     "camscope.models": "load_model",
 }
 _HOMES = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}

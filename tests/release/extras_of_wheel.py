@@ -143,6 +143,60 @@ def test_yolo_extra(scan):
     assert np.isfinite(explanation.attribution).all()
 
 
+def test_nnunet_extra(tmp_path):
+    import json
+
+    import torch
+    from dynamic_network_architectures.architectures.unet import PlainConvUNet
+    from torch import nn
+
+    sizes = {"n_stages": 2, "features_per_stage": [2, 4], "kernel_sizes": [[3] * 3] * 2, "strides": [[1] * 3, [2] * 3]}
+    sizes |= {"n_conv_per_stage": [1, 1], "n_conv_per_stage_decoder": [1]}
+    weights = PlainConvUNet(1, num_classes=2, conv_op=nn.Conv3d, **sizes).state_dict()
+    described = {
+        "network_class_name": "dynamic_network_architectures.architectures.unet.PlainConvUNet",
+        "arch_kwargs": sizes | {"conv_op": "torch.nn.Conv3d"},
+        "_kw_requires_import": ["conv_op"],
+    }
+    configuration = {
+        "patch_size": [8, 8, 8],
+        "spacing": [1.0, 1.0, 1.0],
+        "normalization_schemes": ["NoNormalization"],
+        "use_mask_for_norm": [False],
+        "resampling_fn_data": "resample_data_or_seg_to_shape",
+        "resampling_fn_data_kwargs": {"order": 3, "order_z": 0},
+        "architecture": described,
+    }
+    plans = {"transpose_forward": [0, 1, 2], "configurations": {"3d_fullres": configuration}}
+    (tmp_path / "fold_0").mkdir()
+    (tmp_path / "plans.json").write_text(json.dumps(plans))
+    dataset = {"channel_names": {"0": "CT"}, "labels": {"background": 0, "a": 1}}
+    (tmp_path / "dataset.json").write_text(json.dumps(dataset))
+    torch.save({"network_weights": weights}, tmp_path / "fold_0" / "checkpoint_final.pth")
+    assert load_model(f"nnunet:{tmp_path}")(torch.rand(1, 1, 8, 8, 8)).shape == (1, 2, 8, 8, 8)
+
+
+def test_monai_extra(tmp_path):
+    import torch
+
+    (tmp_path / "configs").mkdir()
+    sizes = "spatial_dims: 2, in_channels: 1, out_channels: 2, channels: [2, 4], strides: [2]"
+    (tmp_path / "configs" / "inference.yaml").write_text(f"network_def: {{_target_: UNet, {sizes}}}")
+    assert load_model(f"bundle:{tmp_path}", weights="random")(torch.rand(1, 1, 8, 8)).shape == (1, 2, 8, 8)
+
+
+def test_pathology_extra(tmp_path):
+    import openslide
+
+    from camscope.errors import ImageError
+    from camscope.medical import read_slide_tiles
+
+    assert openslide.__library_version__
+    (tmp_path / "a.svs").write_bytes(b"no slide")
+    with pytest.raises(ImageError):
+        read_slide_tiles(tmp_path / "a.svs")
+
+
 def test_onnx_extra(tmp_path, scan):
     import torch
     from onnx_files import write_network

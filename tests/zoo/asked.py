@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from camscope.errors import CamscopeError
 from camscope.explainers import METHODS, Explainer, GradCAM
 from tests.refusals import ATTENTION
-from tests.zoo import of_ultralytics
+from tests.zoo import of_medical, of_ultralytics
 from tests.zoo.row import Row
 
 FEW = {"n_samples": 2, "n_steps": 2, "n_groups": 4, "n_channels": 6, "n_concepts": 2}
@@ -173,6 +173,7 @@ def page(rows: dict[str, tuple[Row, dict[str, str]]]) -> str:
         + "\n".join(told)
         + "\n"
         + TAIL
+        + of_medical.section()
         + of_ultralytics.section()
     )
 

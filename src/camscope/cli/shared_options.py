@@ -74,8 +74,8 @@ ModelOption = Annotated[
     option(
         "--model -m",
         "MODEL",
-        "Model: phantom (bundled), resnet50 or torchvision:NAME, timm:NAME, hf:NAME, clip:NAME, onnx:FILE, yolo:FILE.pt, or "
-        "FILE.py:FUNCTION, which runs that file.",
+        "Model: phantom (bundled), resnet50 or torchvision:NAME, timm:NAME, hf:NAME, clip:NAME, onnx:FILE, yolo:FILE.pt, "
+        "nnunet:FOLDER, bundle:FOLDER, or FILE.py:FUNCTION, which runs that file.",
     ),
 ]
 WeightsOption = Annotated[
@@ -86,7 +86,8 @@ TrustCodeOption = Annotated[
     option(
         "--trust-code",
         None,
-        "Execute code in the file of a yolo: model. Default: read only layers on an allow-list. No config or run can set it.",
+        "Execute code in the files of a yolo:, nnunet: or bundle: model. Default: read only layers on an allow-list. No config "
+        "or run can set it.",
     ),
 ]
 LayersOption = Annotated[

@@ -20,6 +20,8 @@ from camscope.models.checkpoint import (
 )
 from camscope.models.clip_image_encoder import load_clip_image_encoder_and_metadata
 from camscope.models.huggingface import load_huggingface_model_and_metadata
+from camscope.models.monai_bundle import load_monai_bundle_and_metadata
+from camscope.models.nnunet import load_nnunet_model_and_metadata
 from camscope.models.onnx_file import load_onnx_model_and_metadata
 from camscope.models.torchvision_timm import load_timm_model_and_metadata, load_torchvision_model_and_metadata
 from camscope.models.ultralytics_yolo import (
@@ -35,15 +37,20 @@ __all__ = ["load_model", "load_state_dict_strictly", "read_state_dict"]
 _wrappers: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()  # of YOLO objects
 MODEL_SPEC_FORMS = (
     "phantom, torchvision:NAME, timm:NAME, hf:ORG/NAME or hf:FOLDER, clip:…, onnx:FILE.onnx, yolo:FILE.pt or yolo:NAME.yaml, "
-    "FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION"
+    "nnunet:FOLDER, bundle:FOLDER, FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION"
 )
+LOADER_WITH_TRUST_BY_LIBRARY = {
+    "yolo": load_yolo_model_and_metadata,
+    "nnunet": load_nnunet_model_and_metadata,
+    "bundle": load_monai_bundle_and_metadata,
+}
 LOADER_BY_LIBRARY = {
     "torchvision": load_torchvision_model_and_metadata,
     "timm": load_timm_model_and_metadata,
     "hf": load_huggingface_model_and_metadata,
     "clip": load_clip_image_encoder_and_metadata,
-    "yolo": load_yolo_model_and_metadata,
     "onnx": load_onnx_model_and_metadata,
+    **LOADER_WITH_TRUST_BY_LIBRARY,
 }
 
 
@@ -57,11 +64,13 @@ def load_model(spec: str | nn.Module, *, weights: WeightsSource = None, trust_co
             for methods that need only scores. A Python file or module runs as code: name only code that you trust. The
             function is called without arguments and returns the module, or a function from a batch to scores. See
             `camscope.models.user_function`. "yolo:best.pt" or "yolo:yolo11n.yaml" is a model of Ultralytics, and so is its
-            `YOLO` object, which keeps its mode.
+            `YOLO` object, which keeps its mode. "nnunet:FOLDER" is a trained model of nnU-Net v2, and "bundle:FOLDER" a
+            bundle of MONAI.
         weights: A checkpoint that replaces the published weights and must fit exactly: a file of safetensors, or a file of
             `torch.save` with tensors alone. If the file has another number of classes, the model's last layer gets that
             number, and the class names are unknown. "random" loads untrained weights, the same every time.
-        trust_code: Whether "yolo:FILE.pt" may execute code in the file. By default only layers on an allow-list are read.
+        trust_code: Whether the files of "yolo:", "nnunet:" and "bundle:" may execute code. By default only layers on an
+            allow-list are read.
 
     Returns:
         The module.
@@ -69,7 +78,7 @@ def load_model(spec: str | nn.Module, *, weights: WeightsSource = None, trust_co
     Raises:
         ModelError: The model does not exist, or is not a module.
         WeightsError: The weights cannot be fetched, read or loaded.
-        MissingExtraError: timm, transformers, ultralytics or onnxruntime is not installed.
+        MissingExtraError: timm, transformers, ultralytics, monai, onnxruntime or another optional package is not installed.
 
     >>> load_model("phantom").training
     False
@@ -118,7 +127,7 @@ def redact_file_names(source: str) -> str:
     public_name = spec
     if colon and library not in LOADER_BY_LIBRARY:
         public_name = spec.rpartition(":")[2]
-    elif colon and (library in ("onnx", "yolo") or name.startswith(("/", ".", "~"))):
+    elif colon and (library in ("onnx", *LOADER_WITH_TRUST_BY_LIBRARY) or name.startswith(("/", ".", "~"))):
         public_name = library
     return f"{public_name}, with weights" if several else public_name
 
@@ -137,9 +146,11 @@ def _load_model_and_metadata(
         return load_bundled_model_and_metadata(weights)
     library, colon, name = spec.partition(":")
     if trust_code:
-        if library != "yolo":
-            raise ModelError(f"{spec}: trust_code is for yolo:FILE.pt; other files of weights never execute code")
-        return load_yolo_model_and_metadata(name, weights, trust_code=True)
+        if library not in LOADER_WITH_TRUST_BY_LIBRARY:
+            raise ModelError(
+                f"{spec}: trust_code is for {', '.join(LOADER_WITH_TRUST_BY_LIBRARY)}; other files of weights never execute code"
+            )
+        return LOADER_WITH_TRUST_BY_LIBRARY[library](name, weights, trust_code=True)
     if colon and library in LOADER_BY_LIBRARY:
         return LOADER_BY_LIBRARY[library](name, weights)
     if colon:

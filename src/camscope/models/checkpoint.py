@@ -2,6 +2,7 @@
 
 import os
 import re
+import threading
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ StateDict = dict[str, Tensor]
 RANDOM_WEIGHTS = "random"
 STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model")
 MAX_LISTED_NAMES = 3
+ALLOW_LIST_LOCK = threading.Lock()  # of PyTorch's allow-list, which all threads share
 MAX_EXPANDED_BYTES = 2**26  # by which the tensors of a file may be larger than their stored values, all together
 
 
@@ -237,6 +239,17 @@ def _read_torch_file(file: Path) -> Any:
             return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a broken file fails in any way: KeyError, EOFError, OSError, UnpicklingError ...
         raise WeightsError(f"{file} {describe_read_failure(file, str(error))}") from error
+
+
+def describe_refusal(file: Path, error: Exception) -> str:
+    """Return why a checkpoint is not read that can be read with `trust_code`. The text names the class outside the allow-list."""
+    causes = " ".join(str(cause) for cause in (error, error.__cause__, error.__context__) if cause is not None)
+    if code := re.search(r"GLOBAL (\S+)", causes):
+        return (
+            f"names {code[1]}, which is not on the allow-list; reading it could execute code, so it is not read. "
+            "Where you trust it, pass trust_code=True (--trust-code)"
+        )
+    return describe_read_failure(file, causes)
 
 
 def describe_read_failure(file: Path, reason: str) -> str:

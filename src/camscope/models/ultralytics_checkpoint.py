@@ -2,7 +2,6 @@
 
 import logging
 import re
-import threading
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,13 +13,12 @@ from torch import nn
 
 from camscope.atomic_writes_and_folder_locks import describe_file_problem
 from camscope.errors import ModelError, WeightsError, warn_caller
-from camscope.models.checkpoint import check_tensors_dense_and_stored, describe_read_failure
+from camscope.models.checkpoint import ALLOW_LIST_LOCK, check_tensors_dense_and_stored, describe_refusal
 from camscope.optional_packages import require
 from camscope.read_untrusted_files import check_zip_sizes_and_checksums, read_errors_converted
 
 EXTRA = "yolo"
 SAFE_ACTIVATION = re.compile(r"(torch\.)?nn\.[A-Za-z]\w*\((\s*(\w+\s*=\s*)?[\w.+-]+\s*,?)*\)")
-_allow_list_lock = threading.Lock()
 
 
 def read_checkpoint(path: str, *, trust_code: bool) -> nn.Module:
@@ -70,27 +68,16 @@ def _load_restricted(file: Path) -> Any:
     name = str(file.resolve())
     if file.suffix != ".pt" or name != name.strip().replace("'", ""):
         raise WeightsError(f"{file}: Ultralytics reads a name that ends in .pt and has no quotes; rename the file")
-    with _allow_list_lock, _messages_hidden():
+    with ALLOW_LIST_LOCK, _messages_hidden():
         allowed = torch.serialization.get_safe_globals()
         try:
             checkpoint, _ = tasks.torch_safe_load(name, safe_only=True)
         except Exception as error:  # a malicious or broken file raises anything
-            raise WeightsError(f"{file} {_describe_refusal(file, error)}") from error
+            raise WeightsError(f"{file} {describe_refusal(file, error)}") from error
         finally:
             torch.serialization.clear_safe_globals()
             torch.serialization.add_safe_globals(allowed)
     return checkpoint
-
-
-def _describe_refusal(file: Path, error: Exception) -> str:
-    """Describe why a checkpoint was not read. Name a class that is not on the allow-list."""
-    causes = " ".join(str(cause) for cause in (error, error.__cause__, error.__context__) if cause is not None)
-    if code := re.search(r"GLOBAL (\S+)", causes):
-        return (
-            f"names {code[1]}, which is not on the allow-list of layers; reading it could execute code, so it is not read. "
-            "Where you trust it, pass trust_code=True (--trust-code)"
-        )
-    return describe_read_failure(file, causes)
 
 
 def _load_trusted(file: Path) -> Any:
