@@ -8,7 +8,6 @@ python -m benchmarks.drop_in --record   # writes the maps of pytorch-grad-cam th
 import argparse
 import importlib
 import json
-import re
 import time
 import warnings
 from collections.abc import Callable
@@ -284,7 +283,8 @@ def insert_tables(text: str, results: dict[str, Any]) -> str:
     tables = {"drop-in": format_real_size(results["real_size"]), "drop-in of all methods": format_all(results["rows"])}
     for name, table in tables.items():
         start = f"<!-- table: {name} -->"
-        text = re.sub(f"{start}.*?{END}", lambda _, s=start, t=table: f"{s}\n\n{t}\n\n{END}", text, flags=re.DOTALL)
+        before, _, rest = text.partition(start)
+        text = f"{before}{start}\n\n{table}\n\n{END}{rest.partition(END)[2]}"
     return text
 
 
