@@ -50,8 +50,8 @@ for name, explainer in explainers.items():
     areas = []
     with scoring_scope(model, images, 1) as scorer:
         for fill in ("blur", "mean"):
-            curve_areas = deletion(PerturbationTest(np.stack(maps), scorer, fill, region_size=8)).numbers
-            areas.append(float(np.mean([area for area in curve_areas if area is not None])))
+            numbers = deletion(PerturbationTest(np.stack(maps), scorer, fill, region_size=8)).numbers
+            areas.append(float(np.mean([number for number in numbers if number is not None])))
     print(f"{name:15} {areas[0]:5.2f}  {areas[1]:5.2f}")
 
 # %%
