@@ -95,7 +95,7 @@ class PatchFeatures:
             raise InputError(f"image_index={image_index}; expected 0..{len(self) - 1}, because there are {len(self)}")
         cell = find_cell_at_point(self.inputs[image_index], point, self.maps.shape[2:])
         vectors = self.maps.astype(np.float64)
-        query = vectors[(image_index, slice(None), *cell)]
+        query = np.moveaxis(vectors[image_index], 0, -1)[cell]
         lengths = np.sqrt((vectors**2).sum(1)) * np.sqrt((query**2).sum())
         products = np.einsum("nk...,k->n...", vectors, query)
         cosines = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)
@@ -186,7 +186,8 @@ class _PatchFeatureExtractor(LayerExplainer):
 
     def compute_layer_map(self, features: LayerFeatures) -> Tensor:
         """Return the length of the features of each cell."""
-        return features.activation.norm(dim=1)
+        lengths: Tensor = features.activation.norm(dim=1)
+        return lengths
 
     def with_layer(self, x: Tensor, score: Score) -> Self:
         """Return this extractor with a layer: the layer of the user, or the last one with a grid of features."""

@@ -137,7 +137,7 @@ class PatchPCA:
         own_range = self.maps if self.joint else self.maps[image_index : image_index + 1]
         low, high = np.percentile(own_range[:, :3], COLOR_RANGE_PERCENTILES, axis=(0, 2, 3))[:, :, None, None]
         values = self.maps[image_index, :3].astype(np.float64)
-        scaled = np.divide(values - low, high - low, out=np.full_like(values, 0.5), where=high > low)
+        scaled: FloatArray = np.divide(values - low, high - low, out=np.full_like(values, 0.5), where=high > low)
         return scaled.clip(0, 1)
 
 
