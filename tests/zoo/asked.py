@@ -85,6 +85,41 @@ and OWL-ViT. Layers are chosen in the backbone:
 | D-FINE | 3×64×96 | `model.backbone.model.encoder.stages.1` | 8×12 |
 | Grounding DINO | 3×64×64, a text | `model.backbone.conv_encoder.model.hidden_states_norms.stage2` | 8×8 |
 
+## Encoders without a head
+
+`tests/explainers/features` compares patch features, cosines, principal components and attention with plain PyTorch, NumPy,
+scikit-learn and the attention that transformers returns. The architectures are small, with random weights.
+
+| architecture | input | features at | map |
+|---|---|---|---|
+| DINOv2 | 3×64×64 | `layernorm` | 4×4 tokens, 1 before them |
+| DINOv2, 4 registers | 3×64×64 | `layernorm` | 4×4 tokens, 5 before them |
+| DINOv3 | 3×64×64 | `norm` | 4×4 tokens, 5 before them |
+| SigLIP | 3×64×64 | `post_layernorm` | 4×4 tokens |
+| timm: DINOv2 | 3×56×56 | `norm` | 4×4 tokens, 1 before them |
+| timm: DINOv3 | 3×64×64 | `norm` | 4×4 tokens, 5 before them |
+| timm: MAE | 3×64×64 | `norm` | 4×4 tokens, 1 before them |
+| timm: SigLIP | 3×64×64 | `norm` | 4×4 tokens |
+| timm: UNI | 3×64×64 | `norm` | 4×4 tokens, 1 before them |
+| timm: CONCH, vision tower | 3×64×64 | `norm` | 4×4 tokens, 1 before them |
+
+## Segmentation heads and prompts
+
+`tests/targets/test_segmentation_heads.py` compares HiResCAM for a `Region` with plain `torch.autograd.grad` in float64. The layer is
+chosen inside these modules:
+
+| architecture | prompts | layer chosen in |
+|---|---|---|
+| BEiT | none | `beit` |
+| Data2Vec | none | `data2vec_vision` |
+| MobileNetV2 | none | `mobilenet_v2` |
+| MobileViT | none | `mobilevit.encoder` |
+| UperNet | none | `backbone` |
+| SAM 2 | a point, or a box | `vision_encoder` |
+| SAM 3 | a text, with or without a box | `vision_encoder` |
+| SAM 3 tracker | a point, or a box | `vision_encoder` |
+| Unet, Unet++, FPN, PSPNet, DeepLabV3+ and SegFormer of segmentation_models_pytorch | none | `encoder` |
+
 ## Without gradients
 
 `tests/models/test_models_without_gradients.py` compares the maps of nine methods with those of the same network as a module,

@@ -58,9 +58,8 @@ def find_patch_features(
             f"{tuple(input_size)} and up to {MAX_PREFIX_TOKENS} tokens before them: some are masked or merged",
             fix="pass n_prefix_tokens=, or use extract_patch_features, which reads a layer",
         )
-    tokens: Tensor = features[:, first : first + math.prod(grid)]
-    maps: Tensor = tokens.unflatten(1, grid).movedim(-1, 1)
-    return maps
+    tokens: Tensor = features[:, first : first + math.prod(grid)].unflatten(1, grid)
+    return tokens.movedim(-1, 1)
 
 
 def _find_feature_tensor(output: Any, n_axes: int) -> Tensor:

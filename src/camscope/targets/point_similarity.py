@@ -83,10 +83,10 @@ class Point(Target):
         place = self.relative_point or self._to_fractions(self.point[::-1], size)
         resolved = replace(self, relative_point=place, input_size=size)
         maps = resolved._find_maps(output).detach()
-        cell = resolved._find_cell(maps.shape[2:])
-        index: tuple[Any, ...] = (slice(None), slice(None), *cell)
-        reference = maps[index]
-        if not bool(reference.any(1).all()) or maps[0, 0].numel() == 1:
+        reference = maps
+        for index in resolved._find_cell(maps.shape[2:]):  # along one axis of the grid after the other
+            reference = reference[:, :, index]
+        if not bool(reference.any(1).all()) or maps.shape[2:].numel() == 1:
             raise TargetError(f"Point({self.point}): the features there are zero, or there is only one patch")
         return replace(resolved, reference=reference)
 

@@ -95,8 +95,7 @@ class PatchFeatures:
             raise InputError(f"image_index={image_index}; expected 0..{len(self) - 1}, because there are {len(self)}")
         cell = find_cell_at_point(self.inputs[image_index], point, self.maps.shape[2:])
         vectors = self.maps.astype(np.float64)
-        index: tuple[Any, ...] = (image_index, slice(None), *cell)
-        query = vectors[index]
+        query = np.moveaxis(vectors[image_index], 0, -1)[cell]
         lengths = np.sqrt((vectors**2).sum(1)) * np.sqrt((query**2).sum())
         products = np.einsum("nk...,k->n...", vectors, query)
         cosines = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)

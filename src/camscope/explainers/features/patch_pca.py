@@ -138,7 +138,7 @@ class PatchPCA:
         low, high = np.percentile(own_range[:, :3], COLOR_RANGE_PERCENTILES, axis=(0, 2, 3))[:, :, None, None]
         values = self.maps[image_index, :3].astype(np.float64)
         scaled: FloatArray = np.divide(values - low, high - low, out=np.full_like(values, 0.5), where=high > low)
-        return np.clip(scaled, 0, 1)
+        return scaled.clip(0, 1)
 
 
 def compute_patch_pca(
