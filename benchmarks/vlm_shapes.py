@@ -12,6 +12,7 @@ often as the box covers the image. Needs the `hub` extra.
 import argparse
 import json
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,7 +74,7 @@ def draw_object(rng: np.random.Generator) -> Drawing:
 
 def build_model() -> Any:
     """Return the model with random weights."""
-    from transformers import LlavaConfig, LlavaForConditionalGeneration
+    transformers: Any = import_module("transformers")
 
     tower = {
         "model_type": "clip_vision_model", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -83,19 +84,21 @@ def build_model() -> Any:
         "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 4, "vocab_size": 5 + len(WORDS), "pad_token_id": 0, "tie_word_embeddings": False,
     }  # fmt: skip
-    config = LlavaConfig(vision_config=tower, text_config=decoder, image_token_id=4, vision_feature_layer=-1)
-    return LlavaForConditionalGeneration(config)
+    config = transformers.LlavaConfig(
+        vision_config=tower, text_config=decoder, image_token_id=4, vision_feature_layer=-1
+    )
+    return transformers.LlavaForConditionalGeneration(config)
 
 
 def build_processor() -> Any:
     """Return the processor of the model, with one token for each word."""
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import CLIPImageProcessor, LlavaProcessor, PreTrainedTokenizerFast
 
+    transformers: Any = import_module("transformers")
     vocabulary = {word: i for i, word in enumerate(["<pad>", "<bos>", "<eos>", "<unk>", "<image>", *WORDS])}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=words,
         pad_token="<pad>",
         bos_token="<bos>",
@@ -104,8 +107,8 @@ def build_processor() -> Any:
         extra_special_tokens={"image_token": "<image>"},
     )
     side = {"height": IMAGE_PIXELS, "width": IMAGE_PIXELS}
-    images = CLIPImageProcessor(size=side, do_center_crop=False)
-    return LlavaProcessor(
+    images = transformers.CLIPImageProcessor(size=side, do_center_crop=False)
+    return transformers.LlavaProcessor(
         images,
         tokenizer,
         patch_size=PATCH_PIXELS,
