@@ -141,7 +141,32 @@ def acceptance():
     return scale["maps_over_bare"], maps, bare, metrics, (maps + metrics) / bare, *memory
 
 
+def vlm_percent(*names):
+    """The percentages of peaks in the box, for the image before the question."""
+    methods = results("vlm_shapes")["prompts"]["before"]["methods"]
+    return [100 * methods[name]["peak_in_box"] for name in names]
+
+
 FIGURES = [
+    *(
+        ("docs/recipes/vision_language.md", sentence, find)
+        for sentence, find in (
+            (
+                "names {:.0f} % of {} held-out objects",
+                lambda: [100 * results("vlm_shapes")["prompts"]["before"]["accuracy"], results("vlm_shapes")["images"]],
+            ),
+            ("covers {:.1f} % of the image", lambda: [100 * results("vlm_shapes")["box_share_of_image"]]),
+            (
+                "in {:.0f} % of the images with `chefer`, and in {:.0f} % with `gradrollout`",
+                lambda: vlm_percent("chefer", "gradrollout"),
+            ),
+            (
+                "in {:.0f} % with Grad-CAM, {:.0f} % with HiResCAM and {:.0f} % with LayerCAM",
+                lambda: vlm_percent("gradcam", "hirescam", "layercam"),
+            ),
+            ("in {:.0f} % with `rollout`", lambda: vlm_percent("rollout")),
+        )
+    ),
     *(
         ("docs/recipes/yolo.md", sentence, find)
         for sentence, find in (

@@ -38,6 +38,7 @@ FAMILIES = tuple(
     )
 )
 MIN_OVERVIEW_SHARE = 0.99  # of the image, from which a tile among several is an overview
+MAX_SNAPPED_CELLS = 0.15  # of a cell, by which the edge of a tile may differ from the cells of the common map
 MAX_PREFIX_TOKENS = 9  # of a vision tower: a class token and registers
 
 
@@ -138,10 +139,15 @@ def compose_token_map(values: NDArray[Any], grids: Sequence[TokenGrid], image_si
     total = np.zeros(shape, values.dtype)
     for grid in grids:
         scale = np.divide(shape, image_size)
-        box = grid.box[0] * scale[0], grid.box[1] * scale[1], grid.box[2] * scale[0], grid.box[3] * scale[1]
+        box = [_snap_to_cell(edge * scale[axis % 2]) for axis, edge in enumerate(grid.box)]
         total += _place_box(box, grid.tokens.shape, shape).project(values[grid.tokens]).values
     whole = (0.0, 0.0, float(image_size[0]), float(image_size[1]))
     return PlacedMap(total, _place_box(whole, shape, image_size))
+
+
+def _snap_to_cell(edge: float) -> float:
+    """Return the border between two cells if an edge is close to it: tiles are measured, and next to each other."""
+    return float(round(edge)) if abs(edge - round(edge)) <= MAX_SNAPPED_CELLS else edge
 
 
 def list_placed_tokens(grids: Sequence[TokenGrid]) -> list[int]:

@@ -25,6 +25,9 @@ from tests.vision_language_families import (
 )
 
 pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:__array__ implementation:DeprecationWarning"
+)  # the processor of PaliGemma
 
 QUERY_FAMILIES = ("blip_2", "idefics2")  # their image tokens have no place, so the vision tower is explained
 PLAIN_FAMILIES = tuple(family for family in FAMILIES if family not in QUERY_FAMILIES)
@@ -237,8 +240,9 @@ def test_a_changed_part_of_the_image_is_found_where_it_is(family, size):
             row, column = np.unravel_index(values.argmax(), values.shape)
             y, x = place.to_image([(row + 0.5, column + 0.5)])[0]
             cell_height, cell_width = (abs(edge) for edge in np.diff(place.to_image([(0, 0), (1, 1)]), axis=0)[0])
-            assert abs(y - (top + block / 2)) <= (cell_height + block) / 2 + 1
-            assert abs(x - (left + block / 2)) <= (cell_width + block) / 2 + 1
+            reach = int(family == "florence2")  # in cells: the convolutions of its tower overlap
+            assert abs(y - (top + block / 2)) <= (cell_height + block) / 2 + 1 + reach * cell_height
+            assert abs(x - (left + block / 2)) <= (cell_width + block) / 2 + 1 + reach * cell_width
     assert covered >= 3
 
 
@@ -259,19 +263,16 @@ def test_an_answer_is_the_sum_of_its_words(family):
     with torch.no_grad():
         if model.config.is_encoder_decoder:
             logits = model(**inputs, decoder_input_ids=torch.tensor([[2, CAT]])).logits[0, -1]
-        else:
-            output = model(**inputs, use_cache=True)
-            prefix = output.cache if hasattr(output, "cache") else output.past_key_values
-            key = "cache" if hasattr(output, "cache") else "past_key_values"
-            length = inputs["input_ids"].shape[1]
-            try:
-                mask = torch.cat([inputs["attention_mask"], torch.ones(1, 1, dtype=torch.long)], 1)
-                step = {"input_ids": torch.tensor([[CAT]]), "attention_mask": mask, key: prefix}
-                if family == "paligemma":
-                    step["position_ids"] = torch.tensor([[length + 1]])
-                logits = model(**step).logits[0, -1]
-            except (TypeError, RuntimeError, ValueError):
-                pytest.skip("the model cannot continue from its cache in this call")
+        else:  # as `generate` extends its inputs, without its cache
+            kinds = {
+                "input_ids": CAT,
+                "attention_mask": 1,
+                "token_type_ids": int(family == "paligemma"),
+                "mm_token_type_ids": 0,
+            }
+            for name in set(kinds) & set(inputs):
+                inputs[name] = torch.cat([inputs[name], torch.tensor([[kinds[name]]])], 1)
+            logits = model(**inputs, use_cache=False).logits[0, -1]
     assert second.score == pytest.approx(float(logits.float().log_softmax(0)[DOG]), abs=2e-3)
 
 
@@ -291,12 +292,16 @@ def test_a_batch_with_padding_on_the_left_has_the_maps_of_its_images(family):
 @by_family
 def test_the_state_of_the_model_stays(family):
     model, processor = built(family)
+    with torch.no_grad():  # the first call of transformers leaves its own hooks
+        options = {"decoder_input_ids": torch.tensor([[2]])} if model.config.is_encoder_decoder else {}
+        model(**run_processor(family, draw_noise()), use_cache=False, **options)
     before = {name: value.clone() for name, value in model.state_dict().items()}
+    hooks = [(list(module._forward_hooks), list(module._forward_pre_hooks)) for module in model.modules()]
     extra = {name: dict(vars(module)).get("rope_deltas") for name, module in model.named_modules()}
     GradCAM(model).explain(draw_noise(), Token("cat"), prompt=write_prompt(family), processor=processor)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(dict(vars(module)).get("rope_deltas") is extra[name] for name, module in model.named_modules())
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert hooks == [(list(module._forward_hooks), list(module._forward_pre_hooks)) for module in model.modules()]
     assert all(parameter.grad is None for parameter in model.parameters())
 
 

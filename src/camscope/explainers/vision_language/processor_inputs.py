@@ -30,6 +30,7 @@ from camscope.targets.token_and_answer import ScoredTokens
 
 Prompt = str | Sequence[Mapping[str, Any]]
 NOT_FOR_THE_MODEL = ("labels", "rows", "cols", "num_patches", "num_image_patches", "num_soft_tokens_per_image")
+FAMILIES_WHOSE_PROCESSOR_ADDS_THE_IMAGE = ("blip_2", "florence2", "instructblip", "paligemma")
 TOKEN_TYPE_KEYS = ("token_type_ids", "mm_token_type_ids")  # 0: text, except after the prompt of PaliGemma
 TYPE_OF_ANSWER_TOKENS = {"paligemma": 1}  # by family; otherwise 0
 
@@ -83,7 +84,10 @@ def build_inputs(
 ) -> VisionLanguageInputs:
     """Run the processor on images and prompts, append the answers, and find where the image tokens lie."""
     family = get_family(model)
-    photos, texts = [read_photo(image) for image in images], [_render_prompt(processor, prompt) for prompt in prompts]
+    photos, texts = (
+        [read_photo(image) for image in images],
+        [_render_prompt(processor, prompt, family) for prompt in prompts],
+    )
     is_encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
     side = "right" if is_encoder_decoder else "left"  # an encoder counts positions from its first token
     padding = {"padding": True, "padding_side": side} if len(photos) > 1 else {}
@@ -91,8 +95,9 @@ def build_inputs(
     token, ids = read_image_token_id(model.config), batch["input_ids"]
     counts = (ids == token).sum(1).tolist()
     if 0 in counts:
-        name = getattr(processor, "boi_token", getattr(processor, "image_token", "the image token"))
-        raise InputError("the prompt has no place for the image", fix=f"write {name} where the image belongs")
+        raise InputError(
+            "the prompt has no image token after the processor has run", fix="use the model's own processor"
+        )
     images_tokens = [
         locate_image_tokens(model, family, processor, photo.pixels, text, count, processor_kwargs)
         for photo, text, count in zip(photos, texts, counts, strict=True)
@@ -171,12 +176,17 @@ def _run_processor(
     return {name: value for name, value in batch.items() if name not in NOT_FOR_THE_MODEL}
 
 
-def _render_prompt(processor: Any, prompt: Prompt) -> str:
+def _render_prompt(processor: Any, prompt: Prompt, family: str) -> str:
     """Return the text that the processor takes. A chat, or a question without image token, goes through the chat template."""
-    markers = [getattr(processor, name, None) for name in ("image_token", "boi_token")]
+    names = [getattr(processor, name, None) for name in ("image_token", "boi_token")]
+    markers = [str(getattr(name, "content", name)) for name in names if name is not None]
     if isinstance(prompt, str):
-        has_image = any(isinstance(marker, str) and marker in prompt for marker in markers)
-        if has_image or not getattr(processor, "chat_template", None):
+        adds_image = family in FAMILIES_WHOSE_PROCESSOR_ADDS_THE_IMAGE or not markers
+        if any(marker in prompt for marker in markers):
+            return prompt
+        if not getattr(processor, "chat_template", None):
+            if not adds_image:
+                raise InputError(f"the prompt has no place for the image: {prompt!r}", fix=f"add {markers[-1]} to it")
             return prompt
         prompt = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": prompt}]}]
     return str(processor.apply_chat_template(list(prompt), add_generation_prompt=True, tokenize=False))

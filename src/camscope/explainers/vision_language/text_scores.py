@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from camscope.errors import LayerError, ModelError
 from camscope.explainers.vision_language.processor_inputs import VisionLanguageInputs
+from camscope.hooks.find_layers import find_layer
 from camscope.hooks.thread_local_hooks import Hooks, thread_local_hook
+from camscope.pytree import find_main_tensor, replace_leaf
 from camscope.targets.token_and_answer import BaseTextTarget, ScoredTokens, sum_token_scores
 
 LANGUAGE_MODEL_NAMES = ("language_model", "text_model")
@@ -28,7 +30,7 @@ class ScoredAnswer(NamedTuple):
 
 @dataclass(frozen=True)
 class ImageTokenTap:
-    """The embeddings (N,T,K) that enter the language model: text tokens and the projected image tokens."""
+    """What was recorded in a forward pass: the tokens that enter the language model, or the output of a layer."""
 
     embeddings: list[Tensor]
 
@@ -76,6 +78,31 @@ def tap_image_tokens(module: nn.Module) -> Iterator[ImageTokenTap]:
     with Hooks() as hooks:
         hooks._enter_gradient_scope()
         hooks.add_handle(module.register_forward_pre_hook(thread_local_hook(start_graph), with_kwargs=True))
+        yield tap
+
+
+@contextmanager
+def tap_layer_output(model: nn.Module, layer: str, output_index: str | int | None) -> Iterator[ImageTokenTap]:
+    """Until the `with` ends, record the output of a layer. The graph starts there, as a new leaf.
+
+    The hook comes before those by which transformers collects hidden states, so that they collect the leaf. LLaVA projects
+    such a hidden state.
+    """
+    tap = ImageTokenTap([])
+
+    def start_graph(part: nn.Module, args: object, output: Any) -> Any:
+        path, tensor = find_main_tensor(layer, output, output_index)
+        if tap.embeddings:
+            raise LayerError(f"layer {layer!r} ran several times: choose another layer")
+        leaf = tensor.detach().clone().requires_grad_()
+        tap.embeddings.append(leaf)
+        torch.set_grad_enabled(True)
+        return replace_leaf(output, path, leaf.clone())
+
+    with Hooks() as hooks:
+        hooks._enter_gradient_scope()
+        module = find_layer(model, layer)[1]
+        hooks.add_handle(module.register_forward_hook(thread_local_hook(start_graph), prepend=True))
         yield tap
 
 

@@ -22,9 +22,9 @@ from camscope.explainers.vision_language.text_scores import (
     run_model,
     score_answer,
     tap_image_tokens,
+    tap_layer_output,
 )
 from camscope.hooks.find_layers import unwrap
-from camscope.hooks.tap_layer_output_and_gradient import Tap
 from camscope.layers.image_token_grids import (
     FAMILIES_OF_LEARNED_QUERIES,
     TokenGrid,
@@ -76,13 +76,12 @@ def compute_layer_token_maps(
             logits = run_model(model, inputs, n_answer_tokens)
             if not tap.embeddings:
                 raise LayerError(f"{name} did not receive the image tokens as inputs_embeds: name a layer")
-            activation = tap.embeddings[0]
         else:
-            layer_tap = scope.enter_context(
-                Tap(model, layer, output_index=explainer.output_index, call_index=explainer.call_index)
-            )
-            logits = layer_tap.run(lambda: run_model(model, inputs, n_answer_tokens))
-            activation = layer_tap.select_call().activation
+            tap = scope.enter_context(tap_layer_output(model, layer, explainer.output_index))
+            logits = run_model(model, inputs, n_answer_tokens)
+            if not tap.embeddings:
+                raise LayerError(f"layer {layer!r} did not run in the forward pass")
+        activation = tap.embeddings[0]
         located = _locate_outputs(model, str(layer), activation, inputs)
         scored = [
             [score_answer(logits[i], target, answer) for target, answer in zip(*row, strict=True)]
