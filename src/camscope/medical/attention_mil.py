@@ -114,6 +114,7 @@ def explain_slide(
         TargetError: If the class does not exist.
 
     >>> import tempfile
+    >>> import numpy as np
     >>> import tifffile
     >>> from camscope.medical import read_slide_tiles
     >>> path = f"{tempfile.mkdtemp()}/slide.tif"

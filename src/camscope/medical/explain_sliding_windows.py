@@ -104,6 +104,7 @@ def explain_sliding_windows(
         TargetError: The class is not predicted anywhere and no mask or point is given.
 
     >>> model = torch.nn.Sequential(torch.nn.Conv3d(1, 4, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv3d(4, 2, 1)).eval()
+    >>> weights = [torch.nn.init.constant_(model[i].weight, 0.1) for i in (0, 2)]
     >>> from camscope import HiResCAM
     >>> mask = np.zeros((12, 8, 8), bool)
     >>> mask[2:9] = True
