@@ -154,7 +154,7 @@ def test_the_masks_of_the_first_prompt_are_classes():
 
 
 def test_the_boxes_of_a_detector_are_no_scores_of_positions():
-    with pytest.raises(TargetError, match="that of a detector"):
+    with pytest.raises(TargetError, match="comes from a detector"):
         find_class_score_maps({"logits": torch.rand(1, 5, 4), "pred_boxes": torch.rand(1, 5, 4)}, (32, 32))
     with_masks = {
         "logits": torch.rand(1, 5, 4),

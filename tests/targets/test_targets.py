@@ -472,7 +472,7 @@ def test_of_a_detector_only_a_box_is_asked():
         vars(queries),
     ):
         for target in (None, 2, Classes([0, 1]), LogProbability(1), Region(1), Region(1, point=(1, 1))):
-            with pytest.raises(TargetError, match=r"that of a detector.*pass target=Box"):
+            with pytest.raises(TargetError, match=r"comes from a detector.*pass target=Box"):
                 read(target, output)
     beside = {"logits": torch.tensor([[1.0, 5.0]]), "pred_boxes": torch.zeros(1, 4)}  # one box an image has one class
     assert read(1, beside)[0].tolist() == [5.0]

@@ -130,7 +130,7 @@ def test_the_first_part_of_a_map_by_hand():
 def test_a_class_without_a_box_is_refused_whatever_the_number_of_detections(limit, target):
     model, x = detector(RetinaNet)
     model.detections_per_img = limit
-    with untouched(model.backbone, x), pytest.raises(TargetError, match=r"that of a detector.*pass target=Box\(x0"):
+    with untouched(model.backbone, x), pytest.raises(TargetError, match=r"comes from a detector.*pass target=Box\(x0"):
         LayerCAM(model, "backbone.2").explain(x[0], target)
 
 

@@ -17,14 +17,11 @@ Box = tuple[float, float, float, float]
 Views = Literal["all", "tiles", "overview"]
 
 # each tile is one square of tokens, row by row, in the order of the tiles
-FAMILIES_OF_SQUARE_TILES = (
-    *("aya_vision", "fast_vlm", "gemma3", "got_ocr2", "idefics3", "internvl", "llava", "paligemma", "smolvlm"),
-    "vipllava",
-)
+FAMILIES_OF_SQUARE_TILES = (*("gemma3", "idefics3", "internvl", "llava", "paligemma", "smolvlm"),)
 FAMILIES_OF_PACKED_TILES = ("llava_next", "llava_onevision")  # an overview, then the rows of all tiles, without padding
-FAMILIES_OF_MERGED_PATCHES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+FAMILIES_OF_MERGED_PATCHES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5")
 FAMILIES_WITH_MEAN_TOKEN = ("florence2",)  # the mean of all cells, then the cells
-FAMILIES_OF_LEARNED_QUERIES = ("blip_2", "idefics2", "instructblip")  # their image tokens have no place on the image
+FAMILIES_OF_LEARNED_QUERIES = ("blip_2", "idefics2")  # their image tokens have no place on the image
 FAMILIES = tuple(
     sorted(
         (

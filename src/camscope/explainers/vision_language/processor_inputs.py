@@ -30,7 +30,7 @@ from camscope.targets.token_and_answer import ScoredTokens
 
 Prompt = str | Sequence[Mapping[str, Any]]
 NOT_FOR_THE_MODEL = ("labels", "rows", "cols", "num_patches", "num_image_patches", "num_soft_tokens_per_image")
-FAMILIES_WHOSE_PROCESSOR_ADDS_THE_IMAGE = ("blip_2", "florence2", "instructblip", "paligemma")
+FAMILIES_WHOSE_PROCESSOR_ADDS_THE_IMAGE = ("blip_2", "florence2", "paligemma")
 TOKEN_TYPE_KEYS = ("token_type_ids", "mm_token_type_ids")  # 0: text, except after the prompt of PaliGemma
 TYPE_OF_ANSWER_TOKENS = {"paligemma": 1}  # by family; otherwise 0
 
