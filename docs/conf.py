@@ -46,8 +46,8 @@ default_role = "code"
 smartquotes = False  # options keep their two hyphens and conditions their quotes
 nitpicky = True
 INTERNAL_TYPES = (
-    "ActivationBytes|BaseMethod|HuggingFaceDetectorSettings|EvaluationContext|ExplainerClass|ExtraInputs|FaultCollector|GradientAccumulator|GridEntry"
-    "|PathResolver|PrefixCache|ScoreRange|T"
+    "ActivationBytes|BaseMethod|HuggingFaceDetectorSettings|EvaluationContext|ExplainerClass|ExtraInputs|FaultCollector"
+    "|GradientAccumulator|GridEntry|ModelInput|PathResolver|PlannedSize|PrefixCache|ScoredTokens|ScoreRange|T"
 )
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!camscope).*"),  # strict for our own names; other projects' names link where an inventory has them

@@ -18,6 +18,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)]
 OTHERS = {  # of other packages, and the ViT of a benchmark
     "transforms",
+    "is_available",
+    "integers",
+    "cross_entropy",
+    "from_pretrained",
     "default_rng",
     "to_pylist",
     "to_pandas",

@@ -57,7 +57,7 @@ class AttentionRelevanceMode(BaseFunctionMode):
     - A layer, group or RMS norm divides by a constant. A quotient does so too.
 
     Args:
-        x: The input. Tensors that are computed from it are told from parameters.
+        x: The input. The rules hold for tensors that are computed from it, not for parameters.
 
     """
 

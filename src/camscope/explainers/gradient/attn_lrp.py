@@ -59,8 +59,8 @@ class AttnLRP(InputGradientExplainer):
             each.sample_notes = tuple(
                 (f"conservation: {format_completeness_gap(self.describe_summands(), *pair)}",)
                 for pair in (
-                    (total, "the score is", wanted)
-                    for total, wanted in zip(totals.tolist(), expected.tolist(), strict=True)
+                    (total, "the score is", score_value)
+                    for total, score_value in zip(totals.tolist(), expected.tolist(), strict=True)
                 )
             )
             maps.append(each)
