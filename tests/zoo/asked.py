@@ -105,13 +105,8 @@ scikit-learn and the attention that transformers returns. The architectures are 
 
 ## Segmentation heads and prompts
 
-<<<<<<< HEAD
-`tests/targets/test_segmentation_heads.py` compares HiResCAM for a `Region` with plain `torch.autograd.grad` in float64. The layer
-is chosen inside these modules:
-=======
 `tests/targets/test_segmentation_heads.py` compares HiResCAM for a `Region` with plain `torch.autograd.grad` in float64. The
 layer is chosen inside these modules:
->>>>>>> encoders
 
 | architecture | prompts | layer chosen in |
 |---|---|---|
