@@ -53,7 +53,7 @@ AUDIT_REMEDIES = {  # by the first words of messages that name it in another pla
     "no row of the split": "Compare `split_value` with the values of the column `split`.",
     "labels has no column for the finding": "Add the finding and its column to `labels`.",
     "column … holds a value that is neither": "Write 0, 1 or nothing in each cell.",
-    "the column … has labels that are no class of the model": "Name in `label` the column that holds the classes, or correct these cells.",
+    "the column … has labels that are no class": "Name in `label` the column that holds the classes, or correct these cells.",
     "the manifest has no column": "Choose one of the columns that the message lists.",
     "class … is out of range": "Choose a class index below the number of outputs.",
     "no map could be computed": "Correct what the second part names: it is the error of the method.",
