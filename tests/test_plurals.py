@@ -30,6 +30,8 @@ NO_COUNTS = {  # but several numbers at once, or none
     ("images/photo_reader.py", "getattr(image, 'n_frames', 'its')"),
     ("metrics/randomization_result.py", "relation"),
     ("render/pad_and_stack_images.py", "sorted(heights)"),
+    ("explainers/features/patch_features.py", "grid"),
+    ("medical/slide_tiles.py", "extent"),
 }
 
 

@@ -798,9 +798,9 @@ def test_a_model_that_is_a_file_is_not_looked_for_elsewhere(pipes, in_time):
 def test_an_output_replaces_files_and_nothing_else(images, pipes, in_time):
     Path("null.png").symlink_to("/dev/null")
     for name in ("p.png", "null.png", "model"):
-        with pytest.raises(OutputError, match="which is not replaced"):
+        with pytest.raises(OutputError, match="a file must not replace it"):
             write_bytes(name, b"x")
         assert not Path(name).is_file()
     for name in ("p.png", "null.png"):
         told = CliRunner().invoke(app, ["explain", str(images / "0.png"), "-o", name, "--overwrite"])
-        assert (told.exit_code, told.stderr.count("which is not replaced")) == (1, 1)
+        assert (told.exit_code, told.stderr.count("a file must not replace it")) == (1, 1)

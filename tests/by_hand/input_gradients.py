@@ -8,6 +8,8 @@ NUMBERS = {
     "saliency": [[2.0, 1.0], [2.0, 4.0]],
     # [1, -2; 0, 0] and [-4, 0; 1, -4], added
     "inputxgradient": [[-3.0, -2.0], [1.0, -4.0]],
+    # the same: a network of ReLUs without attention
+    "attnlrp": [[-3.0, -2.0], [1.0, -4.0]],
     # |g1| + |g2|
     "smoothgrad": [[3.0, 2.0], [3.0, 4.0]],
     # g1^2 + g2^2

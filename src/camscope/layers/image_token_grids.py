@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from camscope.errors import GeometryError
 from camscope.geometry import Placement
 from camscope.layers.tile_boxes_of_processor import Tile
+from camscope.plurals import plural
 
 FloatArray = NDArray[np.float64]
 Box = tuple[float, float, float, float]
@@ -57,7 +58,7 @@ def build_square_tile_grids(n_tokens: int, tiles: Sequence[Tile], n_prefix: int 
     side = math.isqrt(max(0, per_tile - n_prefix))
     if remainder or side == 0 or side**2 != per_tile - n_prefix:
         raise GeometryError(
-            f"{n_tokens} image tokens for {len(tiles)} tiles: expected the same square number of tokens for each tile"
+            f"{plural(n_tokens, 'image token')} for {plural(len(tiles), 'tile')}: expected the same square number of tokens for each tile"
         )
     return build_tower_grids((side, side), per_tile, tiles)
 
@@ -66,7 +67,7 @@ def build_tower_grids(grid: tuple[int, int], n_tokens_per_tile: int, tiles: Sequ
     """Return the grids of a vision tower: each tile has tokens before the cells, and then the cells row by row."""
     n_prefix = n_tokens_per_tile - math.prod(grid)
     if not 0 <= n_prefix <= MAX_PREFIX_TOKENS:
-        raise GeometryError(f"{n_tokens_per_tile} tokens for a grid of {grid[0]}x{grid[1]} cells")
+        raise GeometryError(f"{plural(n_tokens_per_tile, 'token')} for a grid of {grid[0]}x{plural(grid[1], 'cell')}")
     cells = np.arange(math.prod(grid)).reshape(grid) + n_prefix
     return _mark_overviews([TokenGrid(cells + i * n_tokens_per_tile, tile.box) for i, tile in enumerate(tiles)])
 
@@ -79,7 +80,7 @@ def build_packed_tile_grids(n_tokens: int, tiles: Sequence[Tile], side: int, pac
     centers = np.stack([_compute_cell_centers(tile.box, (side, side)).reshape(-1, 2) for tile in tiles])
     packed = pack(centers)
     if len(packed) != n_tokens:
-        raise GeometryError(f"the model packs {len(packed)} image tokens, but the prompt has {n_tokens}")
+        raise GeometryError(f"the model packs {plural(len(packed), 'image token')}, but the prompt has {n_tokens}")
     base = TokenGrid(np.arange(side**2).reshape(side, side), tiles[0].box, is_overview=len(tiles) > 1)
     if len(tiles) == 1:
         return [base]
@@ -100,7 +101,7 @@ def build_whole_image_grid(
 ) -> list[TokenGrid]:
     """Return the grid of tokens that show the whole image, row by row, after `n_prefix` other tokens."""
     if math.prod(grid) + n_prefix != n_tokens:
-        raise GeometryError(f"{n_tokens} image tokens for a grid of {grid[0]}x{grid[1]} cells")
+        raise GeometryError(f"{plural(n_tokens, 'image token')} for a grid of {grid[0]}x{plural(grid[1], 'cell')}")
     box = (0.0, 0.0, float(image_size[0]), float(image_size[1]))
     return [TokenGrid(np.arange(n_prefix, n_tokens).reshape(grid), box)]
 

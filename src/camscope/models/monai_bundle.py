@@ -26,6 +26,7 @@ from camscope.models.checkpoint import (
     read_state_dict,
 )
 from camscope.optional_packages import require
+from camscope.plurals import plural
 from camscope.read_untrusted_files import read_errors_converted, read_json
 
 EXTRA = "monai"
@@ -242,7 +243,7 @@ def _check_size(build: Callable[[], Any], state: StateDict, spec: str) -> None:
     n_stored = sum(value.numel() for value in state.values())
     if n_described > n_stored:
         raise WeightsError(
-            f"{spec}: the config describes {n_described:,} parameters, but models/{MODEL_NAME} stores {n_stored:,}; are they "
+            f"{spec}: the config describes {plural(n_described, 'parameter', spec=',')}, but models/{MODEL_NAME} stores {n_stored:,}; are they "
             "of one model?"
         )
 

@@ -287,6 +287,6 @@ def _check_size(build: Any, weights: Mapping[str, torch.Tensor], spec: str) -> N
     n_stored = sum(value.numel() for value in weights.values())
     if n_described > n_stored:
         raise WeightsError(
-            f"{spec}: plans.json describes {n_described:,} parameters, but the checkpoint stores {n_stored:,}; "
+            f"{spec}: plans.json describes {plural(n_described, 'parameter', spec=',')}, but the checkpoint stores {n_stored:,}; "
             "are they of one model?"
         )

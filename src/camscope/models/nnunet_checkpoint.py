@@ -11,6 +11,7 @@ import torch
 from camscope.errors import WeightsError, warn_caller
 from camscope.images.files.redacted_errors_and_file_pseudonyms import ignore_warnings
 from camscope.models.checkpoint import ALLOW_LIST_LOCK, check_tensors_dense_and_stored, describe_refusal
+from camscope.plurals import plural
 from camscope.read_untrusted_files import check_zip_sizes_and_checksums
 
 NUMBER_KINDS = "bifu"  # booleans, integers and floats
@@ -36,7 +37,7 @@ def read_stored_number(number_type: Any, content: Any = b"") -> float | int | bo
         raise TypeError(f"a scalar of NumPy has the type {code[:20]!r}")
     dtype = np.dtype(f"{number_type.byte_order}{code}")
     if len(content) != dtype.itemsize:
-        raise TypeError(f"a scalar of NumPy has {len(content)} bytes in place of {dtype.itemsize}")
+        raise TypeError(f"a scalar of NumPy has {plural(len(content), 'byte')} in place of {dtype.itemsize}")
     number: float | int | bool = np.frombuffer(content, dtype)[0].item()
     return number
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from camscope.errors import TargetError
+from camscope.plurals import plural
 from camscope.pytree import iter_leaves
 from camscope.targets.find_class_scores import check_scores_are_ordinary_tensor, get_output_tensor
 
@@ -54,7 +55,7 @@ def find_patch_features(
     first = count - math.prod(grid) if n_prefix_tokens is None else n_prefix_tokens
     if not 0 <= first <= count - math.prod(grid) or (n_prefix_tokens is None and first > MAX_PREFIX_TOKENS):
         raise TargetError(
-            f"the output has {count} tokens, which are not the {'x'.join(map(str, grid))} patches of the input "
+            f"the output has {plural(count, 'token')}, which are not the {'x'.join(map(str, grid))} patches of the input "
             f"{tuple(input_size)} and up to {MAX_PREFIX_TOKENS} tokens before them: some are masked or merged",
             fix="pass n_prefix_tokens=, or use extract_patch_features, which reads a layer",
         )
@@ -90,6 +91,6 @@ def _find_token_grid(
         if math.prod(grid) == cells:
             return grid
     raise TargetError(
-        f"the grid of {n_tokens} tokens is unknown, because no convolution cuts the input into patches",
+        f"the grid of {plural(n_tokens, 'token')} is unknown, because no convolution cuts the input into patches",
         fix="pass n_prefix_tokens=, the number of tokens before those of the patches",
     )

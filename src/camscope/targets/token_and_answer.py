@@ -94,7 +94,9 @@ class Token(BaseTextTarget):
         before = tuple(encode_text(tokenizer, self.after))
         if isinstance(self.word, int):
             if self.word >= len(tokenizer):
-                raise TargetError(f"token {self.word} is out of range: the tokenizer has {len(tokenizer)} tokens")
+                raise TargetError(
+                    f"token {self.word} is out of range: the tokenizer has {plural(len(tokenizer), 'token')}"
+                )
             return ScoredTokens(before, (len(before),), (self.word,))
         word, unknown = self.word.strip(), getattr(tokenizer, "unk_token_id", None)
         encoded = [encode_text(tokenizer, text) for text in dict.fromkeys((self.word, word, f" {word}"))]

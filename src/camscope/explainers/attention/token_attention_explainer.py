@@ -322,7 +322,7 @@ class TokenAttentionExplainer(Explainer):
             ][-int(model.config.get_text_config().num_hidden_layers) :]
             if not attentions:
                 raise LayerError(
-                    f"{self.name}: no attention between the {mask.shape[1]} tokens of the prompt was recorded",
+                    f"{self.name}: no attention between the {plural(mask.shape[1], 'token')} of the prompt was recorded",
                     fix='load the model with attn_implementation="sdpa" or "eager"',
                 )
             scored = [

@@ -12,6 +12,7 @@ from camscope.errors import LayerError, ModelError
 from camscope.explainers.vision_language.processor_inputs import VisionLanguageInputs
 from camscope.hooks.find_layers import find_layer
 from camscope.hooks.thread_local_hooks import Hooks, thread_local_hook
+from camscope.plurals import plural
 from camscope.pytree import find_main_tensor, replace_leaf
 from camscope.targets.token_and_answer import BaseTextTarget, ScoredTokens, sum_token_scores
 
@@ -129,7 +130,7 @@ def run_model(model: nn.Module, inputs: VisionLanguageInputs, n_answer_tokens: i
     length = inputs.model_inputs["decoder_input_ids" if inputs.is_encoder_decoder else "input_ids"].shape[1]
     if logits.ndim != 3 or logits.shape[1] != length:
         raise ModelError(
-            f"{type(model).__name__} returned {tuple(logits.shape)} for {length} tokens: expected one output per token"
+            f"{type(model).__name__} returned {tuple(logits.shape)} for {plural(length, 'token')}: expected one output per token"
         )
     return logits[:, inputs.first_answer_position :][:, : max(1, n_answer_tokens)]
 
