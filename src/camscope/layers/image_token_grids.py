@@ -58,7 +58,8 @@ def build_square_tile_grids(n_tokens: int, tiles: Sequence[Tile], n_prefix: int 
     side = math.isqrt(max(0, per_tile - n_prefix))
     if remainder or side == 0 or side**2 != per_tile - n_prefix:
         raise GeometryError(
-            f"{plural(n_tokens, 'image token')} for {plural(len(tiles), 'tile')}: expected the same square number of tokens for each tile"
+            f"{plural(n_tokens, 'image token')} for {plural(len(tiles), 'tile')}: expected the same square number of tokens "
+            "for each tile"
         )
     return build_tower_grids((side, side), per_tile, tiles)
 

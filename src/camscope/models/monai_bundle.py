@@ -243,7 +243,8 @@ def _check_size(build: Callable[[], Any], state: StateDict, spec: str) -> None:
     n_stored = sum(value.numel() for value in state.values())
     if n_described > n_stored:
         raise WeightsError(
-            f"{spec}: the config describes {plural(n_described, 'parameter', spec=',')}, but models/{MODEL_NAME} stores {n_stored:,}; are they "
+            f"{spec}: the config describes {plural(n_described, 'parameter', spec=',')}, but models/{MODEL_NAME} stores "
+            f"{n_stored:,}; are they "
             "of one model?"
         )
 
