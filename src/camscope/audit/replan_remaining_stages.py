@@ -3,12 +3,12 @@
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from camscope.audit.core.audit_context import AuditContext
 from camscope.audit.core.stage_result_schema import PlannedSize
 from camscope.audit.sample_sizes_for_time_budget import (
     SHARE_FOR_STAGES,
+    SIZES_IN_ORDER,
     STAGE_BY_SIZE,
     BudgetWarning,
     describe_missed_budget,
@@ -70,8 +70,7 @@ class RemainingStagePlanner:
         return planned if is_new else None
 
     def _has_open_sizes(self) -> bool:
-        sizes: Mapping[str, Any] = self.context.sample_sizes.model_dump()
-        return any(STAGE_BY_SIZE.get(name, name) not in self._finished for name in sizes)
+        return any(STAGE_BY_SIZE.get(name, name) not in self._finished for name in SIZES_IN_ORDER)
 
     def report_stage(self, name: str, seconds: float) -> None:
         """Report the estimate of the remaining stages if it has changed, and warn once if they exceed the budget.

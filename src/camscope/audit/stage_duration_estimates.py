@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import sqrt
@@ -317,9 +318,8 @@ class StageEstimator:
         start = time.perf_counter()
         samples: Sequence[RegionSample] = ()
         try:
-            samples = load_region_samples(self.context, self.rows).samples
-        except CamscopeError:  # no region can be read
-            pass
+            with suppress(CamscopeError):  # no region can be read
+                samples = load_region_samples(self.context, self.rows).samples
         finally:
             self.context.on_progress = on_progress
         detection = (time.perf_counter() - start) / len(self.rows)

@@ -164,7 +164,7 @@ class AttentionCapture(BaseFunctionMode):
             if kwargs.get("enable_gqa"):
                 k, v = (tensor.repeat_interleave(q.shape[-3] // tensor.shape[-3], -3) for tensor in (k, v))
             attention = self._record_attention(
-                _compute_attention_probabilities(q, k, attn_mask, is_causal, kwargs.get("scale"))
+                compute_attention_probabilities(q, k, attn_mask, is_causal, kwargs.get("scale"))
             )
             output = F.dropout(attention.probabilities, dropout_p).view(*q.shape[:-1], q.shape[-2]) @ v
             attention.query, attention.key, attention.value = map(self._add_head_axis, (q, k, v))
@@ -218,7 +218,7 @@ class AttentionCapture(BaseFunctionMode):
         return values.unflatten(0, (-1, self._n_heads)) if self._n_heads else values[:, None]
 
 
-def _compute_attention_probabilities(
+def compute_attention_probabilities(
     q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
 ) -> Tensor:
     """Compute attention probabilities (…,T,T) from queries and keys. A row whose positions are all masked is zero."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.weak import WeakIdKeyDictionary
 
+from camscope.hooks.attention_recorder import compute_attention_probabilities
 from camscope.hooks.intercept_torch_functions import (
     ACTIVATIONS,
     BaseFunctionMode,
@@ -154,13 +155,7 @@ def compute_attention(
     """Compute softmax(q kᵀ s) v step by step. The arguments are those of `scaled_dot_product_attention`."""
     if enable_gqa:
         key, value = (each.repeat_interleave(query.size(-3) // each.size(-3), -3) for each in (key, value))
-    scores = torch.matmul(query, key.transpose(-2, -1)) * (query.size(-1) ** -0.5 if scale is None else scale)
-    if is_causal:
-        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        scores = scores.masked_fill(~allowed, float("-inf"))
-    if attn_mask is not None:
-        scores = scores.masked_fill(~attn_mask, float("-inf")) if attn_mask.dtype == torch.bool else scores + attn_mask
-    attention = torch.softmax(scores, -1)
+    attention = compute_attention_probabilities(query, key, attn_mask, is_causal, scale)
     return torch.matmul(F.dropout(attention, dropout_p) if dropout_p else attention, value)
 
 

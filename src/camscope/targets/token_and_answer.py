@@ -36,7 +36,18 @@ class BaseTextTarget(Target):
 
     @abstractmethod
     def encode(self, tokenizer: Any) -> ScoredTokens:
-        """Convert the text to tokens with the tokenizer of the model."""
+        """Convert the text to tokens.
+
+        Args:
+            tokenizer: The tokenizer of the model's processor.
+
+        Returns:
+            The tokens that the model is made to write, and those that are scored.
+
+        Raises:
+            TargetError: The text does not fit the tokenizer.
+
+        """
 
     def __call__(self, output: Any) -> NoReturn:
         """Raise TargetError: the score needs the prompt and the processor, which only `explain` takes."""
@@ -79,18 +90,7 @@ class Token(BaseTextTarget):
         self._check_score()
 
     def encode(self, tokenizer: Any) -> ScoredTokens:
-        """Return the tokens of `after`, and the ids that may stand for the word.
-
-        Args:
-            tokenizer: The tokenizer of the model's processor.
-
-        Returns:
-            The tokens.
-
-        Raises:
-            TargetError: The word is no single token.
-
-        """
+        """Return the tokens of `after`, and the ids that may stand for the word. A word of several tokens is an error."""
         before = tuple(encode_text(tokenizer, self.after))
         if isinstance(self.word, int):
             if self.word >= len(tokenizer):
@@ -144,18 +144,7 @@ class Answer(BaseTextTarget):
         self._check_score()
 
     def encode(self, tokenizer: Any) -> ScoredTokens:
-        """Return the tokens of the answer, and those that are scored.
-
-        Args:
-            tokenizer: The tokenizer of the model's processor.
-
-        Returns:
-            The tokens.
-
-        Raises:
-            TargetError: `word` is out of range.
-
-        """
+        """Return the tokens of the answer, and those that are scored. A `word` out of range is an error."""
         ids = tuple(encode_text(tokenizer, self.text))
         if self.word is None:
             return ScoredTokens(ids, tuple(range(len(ids))))

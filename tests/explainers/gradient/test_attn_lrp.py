@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from camscope import AttnLRP, InputXGradient, Occlusion
+from camscope.hooks.attention_relevance_rules import compute_attention
 
 pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 SIDE, PATCH, WIDTH, HEADS, CLASSES = 8, 4, 12, 3, 5
@@ -192,6 +193,26 @@ def test_torchs_own_attention_module_follows_the_rules(x):
     torch.manual_seed(0)
     model = Attention().double().eval()
     torch.testing.assert_close(AttnLRP(model).attribute(x, 0), AttnLRP(Written(model)).attribute(x, 0))
+
+
+ROWS_MASKED = torch.tensor([[True, False, True, True], [False] * 4, [True] * 4, [False, True, True, False]])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"is_causal": True}, {"scale": 0.3}, {"attn_mask": ROWS_MASKED}, {"enable_gqa": True},
+        {"attn_mask": torch.linspace(-2, 2, 16, dtype=torch.float64).reshape(4, 4)},
+    ],
+    ids=["plain", "causal", "scale", "boolean mask, a row of it empty", "grouped queries", "numbers as mask"],
+)  # fmt: skip
+def test_attention_step_by_step_has_the_values_of_the_fused_one(options):
+    generator = torch.Generator().manual_seed(0)
+    n_heads = 2 if "enable_gqa" in options else 4
+    query = torch.randn(2, 4, 4, 6, dtype=torch.float64, generator=generator)
+    key, value = torch.randn(2, 2, n_heads, 4, 6, dtype=torch.float64, generator=generator)
+    expected = F.scaled_dot_product_attention(query, key, value, **options)
+    torch.testing.assert_close(compute_attention(query, key, value, **options), expected.nan_to_num(0.0))
 
 
 def test_the_model_stays_as_it_was(x):
