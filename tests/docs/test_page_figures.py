@@ -147,7 +147,26 @@ def vlm_percent(*names):
     return [100 * methods[name]["peak_in_box"] for name in names]
 
 
+def state_space_percent(*names):
+    """The percentages of peaks in the box of the shape."""
+    return [100 * results("state_space")["peak_in_box"][name] for name in names]
+
+
 FIGURES = [
+    *(
+        ("docs/explanation/attention.md", sentence, find)
+        for sentence, find in (
+            ("covers {:.1f} % of the image", lambda: [100 * results("state_space")["chance"]]),
+            (
+                "in {:.0f} % of the images at the default layer and in {:.0f} % at `patch_embed`",
+                lambda: state_space_percent("Grad-CAM, default layer", "Grad-CAM, patch_embed"),
+            ),
+            (
+                "HiResCAM reaches {:.0f} % at `patch_embed`, occlusion {:.0f} % and Integrated Gradients {:.0f} %",
+                lambda: state_space_percent("HiResCAM, patch_embed", "Occlusion", "Integrated Gradients"),
+            ),
+        )
+    ),
     *(
         ("docs/recipes/vision_language.md", sentence, find)
         for sentence, find in (
