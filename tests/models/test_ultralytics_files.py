@@ -169,7 +169,7 @@ def test_no_run_config_or_page_can_trust():
         ("yolo:yolo26n-depth.yaml", {}, "depth"),
         ("yolo:yoloe-11n.yaml", {}, "cannot be built"),
         ("yolo:https://example.org/best.yaml", {}, "downloads none"),
-        ("resnet18", {"trust_code": True}, r"trust_code is for yolo:FILE\.pt"),
+        ("resnet18", {"trust_code": True}, "trust_code is for yolo, nnunet, bundle"),
     ],
 )
 def test_what_cannot_be_loaded_is_one_error(spec, settings, message):
