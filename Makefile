@@ -7,11 +7,12 @@ STAMP  := $(VENV)/.installed
 ALONE  := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-thorough test-yolo check docs dist format assets gallery models bench clean
+.PHONY: help demo test test-slow test-thorough test-yolo check docs dist format assets gallery models bench clean
 
 help:
 	@echo "make demo     install, then draw images whose evidence is known and explain them"
-	@echo "make test     install with the test extras, then run all tests"
+	@echo "make test     install with the test extras, then run the tests that are not marked slow"
+	@echo "make test-slow  the tests that take longer than a third of a second each: audits, commands, whole families of models"
 	@echo "make test-thorough   also every model of the zoo, more of Ray, trainings, and all cases of long lists"
 	@echo "make test-yolo  the tests of YOLO, in an environment of their own, because its OpenCV writes over the headless one"
 	@echo "make check    format, lint, types, import levels, doctests, documentation code, prose rules"
@@ -33,7 +34,11 @@ NETWORKS := $(BIN)/python -m pip install --quiet --no-deps "dynamic-network-arch
 
 test: $(STAMP)-test
 	$(NETWORKS)
-	$(ALONE) $(BIN)/python -m pytest -q -n 2 --dist worksteal
+	$(ALONE) $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
+
+test-slow: $(STAMP)-test
+	$(NETWORKS)
+	$(ALONE) $(BIN)/python -m pytest -q -n 2 --dist worksteal -m slow
 
 test-thorough: $(STAMP)-test
 	$(NETWORKS)

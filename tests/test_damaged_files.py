@@ -20,12 +20,14 @@ fuzz = importlib.import_module("benchmarks.fuzz_files")
 KINDS = {"image", "explanation", "manifest", "run", "TOML", "COCO", "checkpoint", "Hugging Face", "provenance"}
 
 
+@pytest.mark.slow
 def test_sound_files_are_read():
     results = {sample.kind: fuzz.read(f"{sample.kind}/{sample.name}", "none", sample.data) for sample in fuzz.samples()}
     assert results.keys() == KINDS
     assert not {kind for kind, one in results.items() if one.bad or one.result in ("refused", "damaged")}
 
 
+@pytest.mark.slow
 def test_damaged_files_are_a_result_or_one_error():
     outcomes = [fuzz.read(*damaged) for damaged in fuzz.mutated(180, seed=20)]
     assert [one for one in outcomes if one.bad] == []

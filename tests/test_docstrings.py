@@ -291,6 +291,7 @@ def find_torn_entries(doc):
     return torn
 
 
+@pytest.mark.slow
 def test_no_entry_of_a_docstring_is_torn():
     torn = {}
     for path in sorted((ROOT / "src" / "camscope").rglob("*.py")):

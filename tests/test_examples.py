@@ -31,6 +31,7 @@ def test_every_example_is_run_by_a_test():
     assert {path.name for path in EXAMPLES.glob("*.py")} == names
 
 
+@pytest.mark.slow
 def test_quickstart_finds_the_nodule_and_keeps_the_map(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(EXAMPLES / "quickstart.py"))

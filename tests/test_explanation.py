@@ -299,6 +299,7 @@ def test_a_figure_of_several_has_a_cell_for_each():
     assert three.shape[1] > 2.5 * one.shape[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("height", "width"), [(960, 1280), (300, 9000)])
 @pytest.mark.one_in(2)
 def test_a_notebook_gets_at_most_300_kb_of_a_large_photograph_in_one_format(height, width):

@@ -85,6 +85,7 @@ def test_the_world_of_the_input_is_that_of_the_image():
     assert {view.name for view in one.volume().views} == {"axial", "coronal", "sagittal"}
 
 
+@pytest.mark.slow
 def test_a_volume_s_picture_is_its_planes(tmp_path):
     one = volume()
     np.testing.assert_array_equal(notebook_picture(one), one.planes())
@@ -97,6 +98,7 @@ def test_a_volume_s_picture_is_its_planes(tmp_path):
     assert one.overlay(height=200).shape[0] == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".gif", ".webp"])
 @pytest.mark.one_in(2)
 def test_a_saved_volume_moves(suffix, tmp_path):

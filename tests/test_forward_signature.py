@@ -317,6 +317,7 @@ def test_an_image_and_text_model_takes_the_image_without_help(name):
     assert found.grid == (4, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 def test_a_run_and_its_metrics_call_the_model_as_the_methods_did(tmp_path):
     model, plain, _ = like(InDict)

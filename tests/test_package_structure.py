@@ -63,6 +63,7 @@ def without_device_or_type(text):
             yield from (f"line {node.lineno}: {name} without {word}" for word in sorted(missing))
 
 
+@pytest.mark.slow
 def test_every_tensor_is_made_on_a_device_that_is_named():
     found = {str(path): [*without_device_or_type(iter_nodes(path))] for path in PACKAGE.rglob("*.py")}
     assert not {path: lines for path, lines in found.items() if lines}
@@ -304,6 +305,7 @@ def test_what_the_code_reads_is_told_from_what_it_writes():
     assert pictures_read(code) == {"cat.jpg", "b.PNG"}
 
 
+@pytest.mark.slow
 def test_the_code_about_volumes_runs_and_finds_what_it_drew(tmp_path, monkeypatch):
     names = run_document("docs/how-to/volumes.md", tmp_path, monkeypatch)
     found = names["found"].volume(mask={"lesion": names["lesion"]})

@@ -65,6 +65,7 @@ def test_a_verb_goes_with_its_noun_and_a_count_has_its_format():
     assert plural(1, "token", spec="+d") == "+1 token"
 
 
+@pytest.mark.slow
 def test_no_count_stands_before_a_noun_that_is_always_plural():
     files = {file.relative_to(ROOT).as_posix(): file.read_text("utf-8") for file in ROOT.rglob("*.py")}
     wrong = {name: texts for name, text in files.items() if (texts := list(_always_plural(text, name)))}

@@ -152,6 +152,7 @@ def compare_with_limits(measured: dict[str, dict[str, float]], limits: dict[str,
     return problems
 
 
+@pytest.mark.slow
 def test_pages_and_folders_keep_to_the_style():
     assert compare_with_limits(measure_project(), LIMITS) == []
 

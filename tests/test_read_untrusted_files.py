@@ -281,6 +281,7 @@ def test_nothing_is_fetched_unless_asked_for(run, images, tmp_path, monkeypatch)
     assert fetching.n_unfetched_images == 0
 
 
+@pytest.mark.slow
 def test_commands_fetch_with_fetch_alone(run, images, tmp_path, monkeypatch):
     made = received(run, tmp_path / "run", anywhere(), path=behind_urls(images))
     asked, original = [], fsspec.open
@@ -623,6 +624,7 @@ def test_no_cell_is_a_formula_wherever_the_line_is_split():
     )  # where the comma is the decimal mark, the next cell could go on: -2,1+cmd|…
 
 
+@pytest.mark.slow
 def test_nothing_unseen_hides_a_formula():
     cells = CellEscaper()
     letters = map(chr, range(0x110000))
@@ -703,6 +705,7 @@ TYPES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*TYPES, "no column", "two columns"])
 @pytest.mark.one_in(5)
 def test_a_column_of_another_type_is_one_error(run, kind, tmp_path):

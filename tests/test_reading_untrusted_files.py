@@ -75,6 +75,7 @@ def test_own_errors_stay_and_words_that_may_name_a_patient_are_dropped():
         raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_arrays_are_weighed_before_they_are_read(tmp_path):
     explanation(image=np.zeros((3000, 3000, 3), np.uint8)).save(path := tmp_path / "large.npz")
     assert path.stat().st_size < 100_000
@@ -88,6 +89,7 @@ def test_arrays_are_weighed_before_they_are_read(tmp_path):
     assert peak_of(refused) < 2_000_000
 
 
+@pytest.mark.slow
 def test_each_array_has_a_limit_that_fits_its_role(tmp_path):
     path = explanation().save(tmp_path / "a.npz")
     with np.load(path) as archive:

@@ -32,6 +32,7 @@ def two():
     return truth, first, first + random.normal(0, 0.1, 120), patients.tolist()
 
 
+@pytest.mark.slow
 def test_the_gap_of_two_aurocs_is_that_of_the_same_patients_in_either(two):
     truth, first, second, patients = two
     names = list(dict.fromkeys(patients))

@@ -82,6 +82,7 @@ def changed_net(study, change, tmp_path):
     return {**study, "model": {"source": f"{tmp_path / 'net.py'}:changed"}, "skip": (*SLOW, "localization", "shortcut")}
 
 
+@pytest.mark.slow
 def test_of_two_findings_each_has_its_own_evidence_or_none(tmp_path):
     study = write_study(tmp_path / "study", ENOUGH)
     data = {**study["data"], "ground_truth": {"lesion": "mask"}}
@@ -135,6 +136,7 @@ def test_clinical_audits_find_their_masks_too(study, tmp_path):
     assert made.maps.table(["path"])["path"][0].as_py().endswith(".png")
 
 
+@pytest.mark.slow
 def test_of_some_of_the_rows_each_has_its_own_mask_and_one_that_is_not_there_is_a_row_without_a_value(tmp_path):
     study = write_study(tmp_path / "study", ENOUGH)
     ill = [n for n, row in enumerate(rows_of(study)) if row["mask"]]
@@ -182,6 +184,7 @@ def test_masks_that_are_not_there_stop_the_audit_before_its_first_stage(study, t
     assert not (tmp_path / "audit").exists()
 
 
+@pytest.mark.slow
 def test_a_dataset_of_hugging_face_is_audited_without_its_name(study, tmp_path):
     datasets = pytest.importorskip("datasets")
     folder, rows = Path(study["data"]["manifest"]).parent, rows_of(study)
@@ -206,6 +209,7 @@ def test_a_dataset_of_hugging_face_is_audited_without_its_name(study, tmp_path):
     assert not [file for file in run.folder.rglob("*") if file.is_file() and b"CANARY" in file.read_bytes()]
 
 
+@pytest.mark.slow
 def test_what_of_the_finding_the_organ_leaves_out_is_no_shortcut(tmp_path):
     import cv2
 
@@ -229,6 +233,7 @@ def test_what_of_the_finding_the_organ_leaves_out_is_no_shortcut(tmp_path):
     assert words["masked organ", "the organ"] != "contradicts"
 
 
+@pytest.mark.slow
 def test_an_image_that_the_model_fails_on_fails_for_itself(study, tmp_path):
     change = (
         "return torch.where((x[:, 0, 30, 20] < x[:, 0, 30, 44])[:, None], float('nan'), out)"  # some, by themselves
@@ -242,6 +247,7 @@ def test_an_image_that_the_model_fails_on_fails_for_itself(study, tmp_path):
     assert made.summary.predict.performance[0].auroc.n_values == COUNT - len(errors)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 def test_probabilities_are_told_from_logits_by_all_answers(study, tmp_path):
     plain = audit.run_audit({**study, "skip": (*SLOW, "localization", "shortcut")}, tmp_path / "plain")
@@ -294,6 +300,7 @@ def test_a_model_that_does_not_say_how_images_enter_it_is_refused_with_what_to_w
         audit.run_audit(nameless, tmp_path / "audit")
 
 
+@pytest.mark.slow
 def test_a_label_of_no_class_is_refused_and_a_number_with_a_point_is_a_class(study, tmp_path):
     def numbered(n, row):
         return {**row, "label": "" if n == 0 else "1.0" if row["label"] == "lesion" else "0.0"}

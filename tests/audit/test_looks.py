@@ -160,6 +160,7 @@ def test_the_verdict_and_the_report_say_where_a_test_stopped():
     assert "interim look 1 of 3, after 10 of 24 images: the other images would hardly have decided it" in text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_an_audit_stopped_between_looks_goes_on_to_the_same_numbers(cases, tmp_path, without_figures, monkeypatch):
     complete_only = lambda stage, lines, look: "complete" if look.is_last else None  # noqa: E731

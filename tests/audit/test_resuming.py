@@ -35,6 +35,7 @@ FEW = 24  # images, where no verdict is asked
 # That it goes on, and ends the same
 
 
+@pytest.mark.slow
 def test_whatever_the_batch_size_the_numbers_are_the_same_and_what_is_skipped_is_said(cases, tmp_path, without_figures):
     config, run = cases["clean"]
     alone = audit.run_audit(changed(config, batch_size=25, skip=SLOW), tmp_path / "alone")
@@ -50,6 +51,7 @@ def test_whatever_the_batch_size_the_numbers_are_the_same_and_what_is_skipped_is
     assert word(alone, "sanity").conclusion == "not decided"
 
 
+@pytest.mark.slow
 def test_a_second_start_computes_nothing_and_another_config_is_refused(cases, without_figures):
     config, run = cases["clean"]
     before = (run.folder / "log.jsonl").read_text()
@@ -61,6 +63,7 @@ def test_a_second_start_computes_nothing_and_another_config_is_refused(cases, wi
         audit.run_audit(changed(config, seed=1), run.folder)
 
 
+@pytest.mark.slow
 def test_an_audit_whose_first_map_fails_replaces_nothing(cases, copied, monkeypatch):
     def fail(context):
         raise InputError("no map could be computed")
@@ -72,6 +75,7 @@ def test_an_audit_whose_first_map_fails_replaces_nothing(cases, copied, monkeypa
     assert digests(copied) == before
 
 
+@pytest.mark.slow
 def test_interrupted_within_a_stage_it_goes_on_to_the_same_bytes(cases, tmp_path, without_figures):
     explain, skip = {"methods": ("gradcam",), "settings": {}}, (*SLOW, "shortcut")
     config = changed(cases["clean"][0], data={"max_images": FEW}, explain=explain, skip=skip)
@@ -113,6 +117,7 @@ def _wait_for(path, process):
     assert path.exists()
 
 
+@pytest.mark.slow
 def test_images_that_cannot_be_read_are_listed_and_the_audit_goes_on(cases, tmp_path, without_figures):
     config, _ = cases["clean"]
     source = Path(config.data.manifest).parent
@@ -197,6 +202,7 @@ def test_an_audit_of_another_schema_is_one_clear_error(copied):
 # Two of them
 
 
+@pytest.mark.slow
 def test_an_audit_compared_with_itself_differs_in_nothing(cases):
     _, run = cases["confounded"]
     made = compare_audits(run, run)
@@ -210,6 +216,7 @@ def test_an_audit_compared_with_itself_differs_in_nothing(cases):
     assert not made.verdict_changes
 
 
+@pytest.mark.slow
 def test_another_checkpoint_on_the_same_images_is_told_from_the_first(cases, tmp_path, without_figures):
     config, run = cases["confounded"]
     other = changed(config, model={"weights": cases["clean"][0].model.weights}, skip=(*SLOW, "localization"))
@@ -257,6 +264,7 @@ def test_a_config_that_cannot_be_meant_is_one_clear_error(cases, tmp_path):
         Config.from_source(tmp_path / "audit.toml")
 
 
+@pytest.mark.slow
 def test_a_folder_with_something_else_in_it_is_left_alone(cases, tmp_path):
     config, _ = cases["clean"]
     (tmp_path / "notes.txt").write_text("mine")

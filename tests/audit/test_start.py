@@ -97,6 +97,7 @@ def changed(folder, *pairs, name="audit.toml"):
 # init
 
 
+@pytest.mark.slow
 def test_init_tries_an_image_and_what_it_writes_runs(folder):
     told = asked("init", "manifest.csv", "--model", "models.py:net")
     assert told.exit_code == 0, told.output
@@ -155,6 +156,7 @@ def test_the_role_of_a_column_of_masks_follows_from_its_name():
     )
 
 
+@pytest.mark.slow
 def test_masks_of_several_labels_come_with_a_choice(folder):
     for n in range(N_IMAGES):
         labels = np.zeros((32, 32), np.uint8)
@@ -176,6 +178,7 @@ def test_levels_that_are_too_rare_are_left_out_with_the_reason(folder):
     assert "# left out: view: AP has 3 images; a level needs 10 for a verdict" in text
 
 
+@pytest.mark.slow
 def test_an_unknown_preprocessing_is_a_line_to_fill_in(folder):
     told = asked("init", "manifest.csv", "--model", "models.py:unprepared")
     assert told.exit_code == 0, told.output
@@ -201,6 +204,7 @@ def absolute(folder, name="lists"):
     return folder / name / "manifest.csv"
 
 
+@pytest.mark.slow
 def test_paths_outside_the_folder_of_the_manifest_set_the_root(folder):
     manifest = absolute(folder)
     told = asked("init", str(manifest), "--model", "models.py:net", "-o", "lists/audit.toml")
@@ -346,6 +350,7 @@ def test_unreadable_evidence_stands_in_the_list_of_other_faults(folder):
     assert "data.subgroups: 'note' has 24 levels" in said.output
 
 
+@pytest.mark.slow
 def test_evidence_of_other_images_stops_an_audit(folder):
     (folder / "others").mkdir()
     (folder / "masks" / "lungs0.png").rename(folder / "others" / "another name.png")
@@ -356,12 +361,14 @@ def test_evidence_of_other_images_stops_an_audit(folder):
     assert not (folder / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_few_masks_that_cannot_be_read_do_not_stop_an_audit(folder):
     for n in range(5):
         (folder / "masks" / f"lungs{n}.png").unlink()
     assert try_config_on_one_image(changed(folder)).first_maps
 
 
+@pytest.mark.slow
 def test_a_folder_in_which_only_the_data_were_checked_is_used_again(folder):
     config = Config.from_source(changed(folder))
     for seed, stages in enumerate(((), ("check",), ("check", "resolve"), ("check", "resolve", "predict"))):

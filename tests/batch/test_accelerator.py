@@ -31,6 +31,7 @@ def tools(device):
     return [GradCAM(model), LayerCAM(model, "layer3"), IntegratedGradients(model, n_steps=8 if IMAGES > 6 else 3)]
 
 
+@pytest.mark.slow
 def test_the_rows_of_a_run_that_was_stopped_are_those_of_the_cpu(images, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     run_batch(tools("cpu"), images, tmp_path / "cpu", overlays="jpg", options=OPTIONS)

@@ -238,6 +238,7 @@ def test_a_url_of_this_machines_files_does_not_get_round_the_root(link, folder, 
 # --- rows
 
 
+@pytest.mark.slow
 def test_the_rows_are_what_single_calls_say(folder, model, tmp_path):
     outcome = run_batch(
         tools(model), folder, tmp_path / "out", [None, "nodule"], options=BatchOptions(chunk_size=4), batch_size=3
@@ -361,6 +362,7 @@ def test_what_a_pass_without_memory_held_is_gone_before_its_halves_are_tried(fol
     assert not any(alive)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_ended_goes_on_where_it_was(folder, model, tmp_path, monkeypatch):
     run_batch(tools(model), folder, tmp_path / "whole", options=BatchOptions(chunk_size=2))
     write, written = RunStore.write_part, []
@@ -402,6 +404,7 @@ def test_a_shard_that_does_not_exist_is_refused():
             BatchOptions(shard=shard)
 
 
+@pytest.mark.slow
 def test_shards_make_the_rows_of_one_run(folder, model, tmp_path):
     run_batch(tools(model), folder, tmp_path / "whole", options=BatchOptions(chunk_size=2))
     for which in (2, 0, 1):
@@ -490,6 +493,7 @@ def test_what_is_ones_own_is_known_again_by_another_process(tmp_path, capsys):
     assert "prepared" in facts["preprocess"]
 
 
+@pytest.mark.slow
 def test_a_single_target_needs_no_list(model, folder, tmp_path):
     for number, target in enumerate(("nodule", 1, 0)):
         run_batch(GradCAM(model), folder, tmp_path / str(number), target)
@@ -638,6 +642,7 @@ def test_a_pipe_and_a_device_are_not_waited_for(folder, model, tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_two_processes_on_one_folder_make_one_run(model, tmp_path):
     """Both work off every part, at the same time: of two that write the same one, one wins."""
     images = tmp_path / "images"
@@ -721,6 +726,7 @@ def test_times_of_pandas_go_along_in_microseconds_for_python_knows_no_finer_ones
     assert BatchRun(tmp_path / "out").table()["taken"].to_pylist()[0].timestamp() == whole / 1e9
 
 
+@pytest.mark.slow
 def test_the_seconds_of_a_row_are_those_of_its_method(folder, model, tmp_path):
     """Two share a pass and its price, the third takes 32 passes of its own."""
     GradCAM(model).attribute(torch.zeros(1, 1, 128, 128))  # whatever is slow the first time

@@ -105,6 +105,7 @@ def test_an_item_that_cannot_be_fetched_is_a_row(model, tmp_path):
     assert errors[1] == "it cannot be read: the archive is torn"
 
 
+@pytest.mark.slow
 def test_a_dataset_of_hugging_face_is_read_undecoded_with_its_columns(model, tmp_path):
     datasets = pytest.importorskip("datasets")
     features = datasets.Features(
@@ -211,6 +212,7 @@ def test_reduced_decoding_reports_the_size_that_whole_decoding_has(kind, orienta
     assert abs(blocks - pixels).mean() < 4  # the same picture, not turned
 
 
+@pytest.mark.slow
 def test_reduced_decoding_keeps_the_place_and_nearly_the_map(model, tmp_path):
     (tmp_path / "one.jpg").write_bytes(photograph((1600, 2000)))
     tool = GradCAM(model)

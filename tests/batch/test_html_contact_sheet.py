@@ -90,6 +90,7 @@ def read(run, *query, **options):
     return Reader(build_contact_sheet(run, Query(*query), **options).html)
 
 
+@pytest.mark.slow
 def test_every_row_is_a_card_with_its_words(run):
     page = read(run)
     cards = page.text.split("case ")
@@ -203,6 +204,7 @@ def show(run, tmp_path, monkeypatch):
     return lambda *words: CliRunner().invoke(app, ["show", str(run.folder), *words])
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_page_and_says_so_in_a_line(show, tmp_path):
     found = show("--where", "method = 'gradcam'", "--sort", "id", "--limit", "2")
     assert (found.exit_code, found.stdout, found.stderr) == (

@@ -315,6 +315,7 @@ def test_an_audits_folder_is_held_by_one_at_a_time_and_an_empty_one_goes(tmp_pat
 # --- failures
 
 
+@pytest.mark.slow
 def test_a_file_that_was_away_is_explained_when_failed_images_are_retried(folder, model, tmp_path):
     (folder / "1.png").rename(tmp_path / "away.png")
     (folder / "2.png").write_bytes(b"no image")
@@ -340,6 +341,7 @@ def test_a_file_that_was_away_is_explained_when_failed_images_are_retried(folder
         np.testing.assert_allclose(one.attribution, other.attribution, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_values_of_a_retried_image_are_computed_again(folder, model, tmp_path):
     (folder / "1.png").rename(tmp_path / "away.png")
     (tmp_path / "list.csv").write_text("path\n" + "".join(f"images/{n}.png\n" for n in range(4)))

@@ -173,6 +173,7 @@ class DiesOnceWhileItWrites(RunStore):
 # --- the same rows
 
 
+@pytest.mark.slow
 def test_its_rows_are_the_local_engines_byte_for_byte_and_each_goes_on_where_the_other_was(folder, model, tmp_path):
     lines = [f"images/{n:02}.png,{'effusion' if n % 3 else ''},{n % 2},2026-01-0{n % 9 + 1}," for n in range(16)]
     file = tmp_path / "list.csv"
@@ -271,6 +272,7 @@ class PeakCAM(BaseCAM):
 """
 
 
+@pytest.mark.slow
 def test_workers_load_a_plugin_that_only_the_driver_has(folder, tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
@@ -289,6 +291,7 @@ def test_workers_load_a_plugin_that_only_the_driver_has(folder, tmp_path, monkey
         METHODS.pop("peakcam", None)
 
 
+@pytest.mark.slow
 def test_the_documents_code_runs(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     page = (SRC.parent / "docs" / "how-to" / "batch.md").read_text(encoding="utf-8")

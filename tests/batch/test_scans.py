@@ -137,6 +137,7 @@ def test_the_clinical_profile_keeps_names_and_columns(scans, tmp_path):
         run_batch(tool, scans / "list.csv", tmp_path / "other", privacy=PrivacyOptions(keep_columns=["age"]))
 
 
+@pytest.mark.slow
 def test_volumes_and_series_are_rows_with_their_pictures(tmp_path):
     folder = tmp_path / "volumes"
     folder.mkdir()

@@ -73,6 +73,7 @@ def test_a_condition_and_an_order_choose_rows_with_their_own_maps(run):
     assert numbers(run.query("label = 'nodule' and probability < 0.6", "probability desc", 4)) == wanted[:4]
 
 
+@pytest.mark.slow
 def test_without_a_condition_there_is_all_of_it_in_its_order(run):
     assert run.query().equals(run.table())
     assert numbers(run.query(max_rows=3)) == [0, 1, 2]

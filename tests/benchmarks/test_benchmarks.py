@@ -278,6 +278,7 @@ def test_what_is_measured_is_the_card_where_there_is_one(monkeypatch, there, dev
     assert command.read_options(["--device", "cpu"]).device == "cpu"
 
 
+@pytest.mark.slow
 def test_one_run_prints_and_writes_the_table(monkeypatch, tmp_path, capsys):
     page = tmp_path / "README.md"
     page.write_text("before\n<!-- cpu -->\nstale\n<!-- /cpu -->\nafter\n", encoding="utf-8")

@@ -82,6 +82,7 @@ def test_a_table_by_hand():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
 def test_rows_compare_with_the_cpu_in_float64_and_name_what_is_refused(monkeypatch):
     torch.manual_seed(0)

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow as pa
+import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # benchmarks/ is not installed
 leaderboard, board, prices = (
@@ -105,6 +106,7 @@ def test_passes_have_the_numbers_of_the_defaults():
     assert passes["hsic"] == "1 + 10; `n_samples=10`, `precision='bf16'`"
 
 
+@pytest.mark.slow
 def test_a_price_is_measured_or_reckoned_from_the_steps_before_it_was_stopped(monkeypatch):
     clock = iter([0, 1.5, 10, 11.25, 20, 20.25, 30, 33])
     monkeypatch.setattr(prices, "time", SimpleNamespace(process_time=lambda: next(clock)))

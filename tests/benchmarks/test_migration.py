@@ -32,6 +32,7 @@ def test_rows_that_differ_have_a_note():
     assert all(row["note"] for row in differing)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("package", "number"), ROWS)
 @pytest.mark.one_in(5)
 def test_the_code_of_a_row_runs_and_gives_the_same_where_it_did(package, number):

@@ -79,6 +79,7 @@ def test_it_says_how_long_it_takes_what_it_found_and_where_the_report_is(made):
     assert "<svg" in (folder / "report.html").read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_what_draws_the_report_is_imported_before_the_first_stage(study, tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "matplotlib.backends.backend_svg", raising=False)
 
@@ -97,6 +98,7 @@ def test_a_budget_that_is_too_small_is_told_before_the_slow_stages(made):
     assert told.output.index("from here: ") < told.output.index(note) < told.output.index("AUROC")
 
 
+@pytest.mark.slow
 def test_an_image_that_cannot_be_read_is_an_exit_code_of_its_own(study, tmp_path, without_figures):
     shutil.copytree(study, tmp_path / "study", ignore=shutil.ignore_patterns("audit"))
     folder = tmp_path / "study"
@@ -317,6 +319,7 @@ def test_help_has_examples():
         assert "Example: camscope audit" in told.output
 
 
+@pytest.mark.slow
 def test_the_demonstration_audits_two_nets_and_goes_on(tmp_path, monkeypatch, without_figures):
     def small(folder, p, *, seed, overwrite=False):
         made = write_demo_study(folder, p, n_images=12, seed=seed, overwrite=overwrite).model_dump()

@@ -34,6 +34,7 @@ def batch(*words):
     return CliRunner().invoke(app, ["batch", *words])
 
 
+@pytest.mark.slow
 def test_a_folder_and_the_same_command_again(images):
     first = batch("images", "--methods", "gradcam,layercam", "-o", "out")
     assert (first.exit_code, first.stdout) == (0, "maps    3 images: out\nflags   0 maps flagged\n")
@@ -49,6 +50,7 @@ def test_a_folder_and_the_same_command_again(images):
     assert batch("images", "-o", "out", "--overwrite").exit_code == 0
 
 
+@pytest.mark.slow
 def test_failures_are_counted_by_reason_and_the_exit_code_tells(images):
     (images / "1.png").write_bytes(b"")
     result = batch("images", "-o", "out")
@@ -68,6 +70,7 @@ def test_failures_are_counted_by_reason_and_the_exit_code_tells(images):
     assert batch("images", "-o", "other", "--max-failures", "0").exit_code == 1
 
 
+@pytest.mark.slow
 def test_flagged_maps_are_counted_also_those_of_an_earlier_start(images):
     Image.new("L", (32, 32)).save(images / "black.png")
     command = ["images", "--targets", "0,1,2,3", "-o", "out"]
@@ -89,6 +92,7 @@ def test_one_image_is_a_source(images):
     assert BatchRun("out").query()["path"].to_pylist() == ["images/1.png"]
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_with_its_own_chunks(images):
     batch("images", "-o", "out", "--chunk", "2")
     (images.parent / "out" / "parts" / "part-00000001.parquet").unlink()
@@ -146,6 +150,7 @@ def all_progress(monkeypatch):
     monkeypatch.setattr(progress_bars, "SECONDS_BETWEEN_LINES", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("all_progress")
 def test_all_printed_totals_of_a_run_agree_also_after_a_resumed_one_and_with_more_images(images):
     write_manifest(images, 0, 1, 2, 0, 7)  # one image twice, one file missing
@@ -179,6 +184,7 @@ def test_all_printed_totals_of_a_run_agree_also_after_a_resumed_one_and_with_mor
     assert re.search(r"(\d+) rows of (\d+)", shown.output).groups() == ("28", "28"), "7 images, 2 methods, 2 targets"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("all_progress")
 def test_the_totals_of_shards_add_up_to_those_of_the_run(images):
     write_manifest(images, 0, 1, 2, 0, 7)
@@ -233,6 +239,7 @@ def test_what_is_wrong_is_said_in_a_line(images, words):
     assert result.stderr
 
 
+@pytest.mark.slow
 def test_overlays_and_reduced_decoding_are_asked_for(images):
     result = batch("images", "-o", "out", "--overlays", "jpg", "--height", "64", "--reduced", "--set", "precision=bf16")
     assert result.exit_code == 0, result.stderr

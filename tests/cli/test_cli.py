@@ -102,6 +102,7 @@ def bomb(path):
 # What each command does
 
 
+@pytest.mark.slow
 def test_demo_draws_explains_and_judges(here):
     result = run("demo", "-o", "d", "--methods", "gradcam,layercam")
     assert sorted(p.name for p in Path("d/images").iterdir()) == [
@@ -134,6 +135,7 @@ def test_explain_says_and_writes_the_answer(here):
         assert words in result.stdout
 
 
+@pytest.mark.slow
 def test_explain_says_which_net_answers_where_nobody_named_one(here):
     said = "note: model: phantom, the bundled model of synthetic radiographs; choose another with --model"
     assert said in run("explain", "nodule.png").stderr.splitlines()
@@ -187,6 +189,7 @@ def test_several_methods_and_classes_give_one_figure_and_raw_files(here):
     assert (facts["method"], facts["target"]) == ("gradcam", 1)
 
 
+@pytest.mark.slow
 def test_the_look_changes_the_picture(here):
     looks = {"plain": [], "alpha": ["--alpha", "0.2"], "map": ["--colormap", "viridis"]}
     looks |= {"contour": ["--contour", "0.5"], "boxes": ["--boxes", "0.5"]}
@@ -216,6 +219,7 @@ def test_folders_and_patterns_are_read_in_order(here):
     ]
 
 
+@pytest.mark.slow
 def test_layers_marks_candidates_and_the_default(here):
     lines = run("layers", "phantom").stdout.splitlines()
     (default,) = [line for line in lines if line.lstrip().startswith("★")]
@@ -312,6 +316,7 @@ def test_methods_that_read_attention_are_a_family():
         assert text.index("attention of transformers") < text.index(f" {name} ") < text.index(" whole network ")
 
 
+@pytest.mark.slow
 def test_the_examples_in_the_helps_work(here):
     for command in COMMANDS:
         text = run(command, "--help").stdout
@@ -512,6 +517,7 @@ def test_every_encoding_of_the_terminal_can_be_printed_to(here, words, charset):
         assert ("nodule ✓…" if charset == "utf-8" else "nodule +") in words
 
 
+@pytest.mark.slow
 def test_help_is_printed_by_a_process_without_utf8():
     plain = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     command = [sys.executable, "-m", "camscope", "explain", "--help"]
@@ -587,6 +593,7 @@ def test_settings_that_take_lists_are_said_with_commas():
             read(pair)
 
 
+@pytest.mark.slow
 def test_fills_and_backgrounds_are_files_and_words(here):
     Path("gray.png").write_bytes(Path("nodule.png").read_bytes())
     asked = "explain", "nodule.png", "-o", "a.json", "--overwrite", "--methods"
@@ -605,6 +612,7 @@ def _process(*words, **options):
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600, **options)
 
 
+@pytest.mark.slow
 def test_help_is_light_and_the_module_runs():
     done = _process("-X", "importtime", "-m", "camscope", "explain", "--help")
     assert done.returncode == 0
@@ -621,6 +629,7 @@ def test_version_is_the_packages_own():
     assert "explain" in run().stdout  # no command: the help
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="signals are POSIX's")
 def test_an_interrupted_run_leaves_nothing_half_written(here):
     sleeping = "import time\nfrom torch import nn\ndef slow():\n    open('started', 'w').close()\n    time.sleep(600)\n"

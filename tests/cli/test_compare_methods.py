@@ -89,6 +89,7 @@ def row(result, method, label=""):
     return line.split()
 
 
+@pytest.mark.slow
 def test_compare_says_the_numbers_what_is_one_and_where_the_figure_is(here):
     result = run("compare", "nodule.png", "--methods", "gradcam,hirescam,layercam", "--targets", "nodule,2")
     name = f"camscope-compare/{build_file_stem(1, Path('nodule.png'))}.png"
@@ -107,6 +108,7 @@ def test_compare_says_the_numbers_what_is_one_and_where_the_figure_is(here):
     run("compare", "nodule.png", "--overwrite")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("passes_of_maps_alone")
 def test_methods_and_classes_cost_one_forward_and_a_backward_a_class(here):
     for command, option in (("compare", "--methods"), ("explain", "--methods")):
@@ -118,6 +120,7 @@ def test_methods_and_classes_cost_one_forward_and_a_backward_a_class(here):
     assert passes() == (1, 1)
 
 
+@pytest.mark.slow
 def test_layers_settings_and_the_look_reach_the_comparison(here):
     result = run(
         "compare", "nodule.png", "--layers", "layer2,layer4", "--methods", "gradcam,scorecam", "--set", "n_channels=2"
@@ -133,6 +136,7 @@ def test_layers_settings_and_the_look_reach_the_comparison(here):
     assert len({Path(f"{name}.png").read_bytes() for name in looks}) == len(looks)
 
 
+@pytest.mark.slow
 def test_a_method_of_several_layers_takes_them_at_once(here):
     result = run("compare", "nodule.png", "--layers", "layer2,layer4", "--methods", "gradcam,refinecam")
     lines = [line for line in result.stdout.splitlines() if line.split()[:1] == ["RefineCAM"]]
@@ -142,6 +146,7 @@ def test_a_method_of_several_layers_takes_them_at_once(here):
     assert Explanation.load("both.npz").layer == "layer2 + layer4"
 
 
+@pytest.mark.slow
 def test_a_layer_is_of_those_methods_that_have_one_to_choose(here, only_methods):
     only_methods({name: METHODS[name] for name in ("gradcam", "fullgrad")})
     for methods in ("gradcam,fullgrad", "all"):
@@ -163,6 +168,7 @@ def test_a_layer_that_nobody_could_look_at_is_refused_before_the_model_is_loaded
     assert "gradcam takes one layer, but 2 are named; to compare layers use camscope compare" in error
 
 
+@pytest.mark.slow
 def test_the_demo_of_all_methods_leaves_out_what_has_no_answer(here, only_methods):
     only_methods({name: METHODS[name] for name in ("rollout", "gradcam", "layercam")})
     result = run("demo", "--methods", "all", "-o", "drawn")
@@ -171,6 +177,7 @@ def test_the_demo_of_all_methods_leaves_out_what_has_no_answer(here, only_method
     assert "no self-attention" in errors(run("demo", "--methods", "rollout", "-o", "none", code=2))[0]
 
 
+@pytest.mark.slow
 def test_all_leaves_out_what_has_no_answer_and_a_name_does_not(here, only_methods):
     class Unsuited(BaseCAM):
         name, title, paper = "unsuited", "Unsuited", "arXiv:0000.00000"
@@ -227,6 +234,7 @@ def test_an_image_that_is_not_there_is_noticed_before_the_model_is_loaded(here, 
     assert "none.png: there is no such file" in error
 
 
+@pytest.mark.slow
 def test_a_rerun_says_once_what_is_there_already_and_goes_on_with_the_rest(here):
     run("explain", "nodule.png", "effusion.png")
     before = {path: path.read_bytes() for path in Path("camscope-explain").iterdir()}
@@ -241,6 +249,7 @@ def test_a_rerun_says_once_what_is_there_already_and_goes_on_with_the_rest(here)
     assert len(list(Path("camscope-explain").iterdir())) == 3
 
 
+@pytest.mark.slow
 def test_classes_of_one_figure_share_their_scale_when_asked(here):
     for name, words in {"own.png": [], "shared.png": ["--shared-scale"]}.items():
         run("explain", "nodule.png", "--targets", "nodule,effusion", "--alpha", "1", "-o", name, *words)

@@ -98,6 +98,7 @@ def is_part(field, path):
     )
 
 
+@pytest.mark.slow
 def test_explain(here):
     plain = ask("explain", "images/0.png", "-o", "explained", "--format", "png,json")
     partly = ask("explain", "bad", "--expected", "nodule", "-o", "partly", code=1)
@@ -111,6 +112,7 @@ def test_explain(here):
     assert "images[].expected" not in str(plain)
 
 
+@pytest.mark.slow
 def test_explain_expected_compares_the_predicted_with_the_expected_class(here):
     result = ask("explain", "images/0.png", "--expected", "effusion", "-o", "expected", "--layers", "layer4")
     (image,) = result["images"]
@@ -167,6 +169,7 @@ def test_maps_of_different_layers_have_no_difference():
     assert error.value.remedy is Remedy.SET_LAYER
 
 
+@pytest.mark.slow
 def test_compare(here):
     one = ask("compare", "images/0.png", "--methods", "gradcam,layercam,hirescam", "-o", "compared.png")
     assert_documented(one)
@@ -178,6 +181,7 @@ def test_compare(here):
     assert {each["metric"] for each in many["metrics"]} == {"enrichment", "sparseness"}
 
 
+@pytest.mark.slow
 def test_batch_show_export_and_evaluate(here):
     words = ("--methods", "gradcam", "-o", "run")
     run = ask("batch", "list.csv", *words)
@@ -195,6 +199,7 @@ def test_batch_show_export_and_evaluate(here):
     assert nothing["error"]["message"] == "none of 8 rows matches the condition: score > 1e9"
 
 
+@pytest.mark.slow
 def test_choose_benchmark_features_and_demo(here):
     chosen = ask(
         "choose", "images/[0-3].png", "--methods", "gradcam,eigencam", "--layers", "layer4", "--save", "c.toml"
@@ -211,6 +216,7 @@ def test_choose_benchmark_features_and_demo(here):
     assert shown["images"][-1]["maps"][0]["hit"] is None
 
 
+@pytest.mark.slow
 def test_look_ups(here):
     for words in (["info"], ["methods"], ["methods", "Grad-CAM"]):
         assert_documented(ask(*words))
@@ -218,6 +224,7 @@ def test_look_ups(here):
     assert ask("inspect-images", "images", "-o", "check.json") == json.loads(Path("check.json").read_text())
 
 
+@pytest.mark.slow
 def test_audits(here, one_thread):
     pytest.importorskip("pydantic")
     from camscope.audit.demo_dataset_and_model import write_demo_study
@@ -386,6 +393,7 @@ def test_a_map_of_equal_values_has_no_peak():
     assert json_output.describe_explanation(lost)["peak"]["image"] is None
 
 
+@pytest.mark.slow
 def test_no_matching_row_is_an_answer_of_show(here):
     ask("batch", "list.csv", "-o", "matched")
     shown = ask("show", "matched", "--where", "score > 1e9", "-o", "none.html")

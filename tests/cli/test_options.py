@@ -75,6 +75,7 @@ def test_a_name_that_exists_wins_and_what_follows_two_hyphens_is_untouched():
     assert "--method: there is no such file" in result.output
 
 
+@pytest.mark.slow
 def test_json_is_all_that_is_printed(tmp_path):
     methods = json.loads(RUNNER.invoke(app, ["methods", "--json"]).stdout)["methods"]
     assert {method["name"] for method in methods} == set(METHODS)
@@ -145,6 +146,7 @@ def radiograph(tmp_path, monkeypatch):
     Image.fromarray(draw_radiograph(3, "nodule").image).save("scan.png")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", ['healthy,"lesion, solid",fluid,air', "names.txt", "list.json", "table.json"])
 def test_class_names_replace_those_of_the_model(radiograph, given):
     Path("names.txt").write_text("\n".join(CLASS_NAMES) + "\n", encoding="utf-8")

@@ -93,6 +93,7 @@ def test_explain_computes_the_map_of_the_formula(here):
 PLUGIN = ("--plugin", "peak.py", "--methods")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -117,6 +118,7 @@ def test_every_command_knows_a_method_of_a_plugin(here, words):
     assert "to load a method from a file pass --plugin FILE.py" in " ".join(refused.stderr.split())
 
 
+@pytest.mark.slow
 def test_the_table_of_methods_has_a_group_for_them_and_a_page(here):
     assert "registered by your own code" in run("methods", "--plugin", "peak.py").stdout
     assert '"factor": 1.0' in run("methods", "peakcam", "--plugin", "peak.py", "--json").stdout
@@ -190,6 +192,7 @@ def forget_methods():
         del METHODS[name]
 
 
+@pytest.mark.slow
 def test_a_run_names_its_plugin_and_resumes_only_with_it(here):
     words = ("batch", "images", "-o", "run", "--methods", "peakcam")
     run(*words, "--plugin", "peak.py")
@@ -207,6 +210,7 @@ def test_a_run_names_its_plugin_and_resumes_only_with_it(here):
     assert "holds another run (plugins.peak.py " in changed
 
 
+@pytest.mark.slow
 def test_each_shard_loads_the_plugin(here):
     for shard in ("0/2", "1/2"):
         forget_methods()
@@ -217,6 +221,7 @@ def test_each_shard_loads_the_plugin(here):
     assert len(whole) == 8
 
 
+@pytest.mark.slow
 def test_a_received_run_is_read_without_its_plugin_and_says_what_it_needs(here):
     run("batch", "images", "-o", "run", *PLUGIN, "peakcam", "--set", "factor=2")
     forget_methods()
@@ -305,6 +310,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", BROKEN)
 @pytest.mark.filterwarnings("always::camscope.errors.CamscopeWarning")
 def test_a_package_that_fails_is_one_note_and_breaks_nothing(here, monkeypatch, kind):

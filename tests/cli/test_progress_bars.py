@@ -44,6 +44,7 @@ def on_a_terminal(*words: str, stdout: int | None = None) -> tuple[str, int]:
     return told.decode(), process.wait()
 
 
+@pytest.mark.slow
 def test_methods_of_many_passes_show_their_bars_on_a_terminal_one_at_a_time(here):
     words = "nodule.png", "--methods", "gradcam,rise,hsic,saliency", "--set", "n_samples=16", "--set", "batch_size=8"
     told, code = on_a_terminal("compare", *words)

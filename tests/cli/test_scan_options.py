@@ -32,6 +32,7 @@ def run(*words, code=0):
     return result.stdout, " ".join(result.stderr.split())
 
 
+@pytest.mark.slow
 def test_captures_of_a_series_are_a_folder_of_its_name_and_are_replaced_when_asked(tmp_path):
     folder = series(tmp_path / "in", 4)
     words = ("explain", folder, "--series", "--slices", 0, "--export", "sc,nifti", "--profile", "clinical", "-o", "out")
@@ -46,6 +47,7 @@ def test_captures_of_a_series_are_a_folder_of_its_name_and_are_replaced_when_ask
     assert {one.name: one.read_bytes() for one in captures.iterdir()}.keys() == first.keys()
 
 
+@pytest.mark.slow
 def test_json_of_a_scan_has_no_path_of_its_file(tmp_path):
     (tmp_path / "jane_doe").mkdir()
     shutil.copy(CT, tmp_path / "jane_doe" / "ward_3.dcm")
@@ -76,6 +78,7 @@ def test_json_of_a_scan_has_no_path_of_its_file(tmp_path):
     assert len(volume["images"][0]["expected"]["differences"]) == 1
 
 
+@pytest.mark.slow
 def test_a_gif_of_a_volume_has_a_bar_of_its_slices(tmp_path, monkeypatch):
     told = []
     monkeypatch.setattr(progress_bars.ProgressBar, "nested_bar", beside := Beside(told))

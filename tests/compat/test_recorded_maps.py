@@ -57,6 +57,7 @@ def test_maps_equal_those_of_pytorch_grad_cam(combination, monkeypatch):
     assert (differences < drop_in.TOLERANCE + ROUNDING).all()
 
 
+@pytest.mark.slow
 def test_metrics_factorization_and_guided_backpropagation_equal_those_of_pytorch_grad_cam():
     pytest.importorskip("sklearn")
     pytest.importorskip("scipy")

@@ -45,6 +45,7 @@ def study(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_files_of_the_page_are_an_audit(study):
     config, faults = Config.parse_source("audit.toml")
     context = AuditContext(config, study / "audit", faults=faults)

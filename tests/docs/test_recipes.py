@@ -20,6 +20,7 @@ def needs_other_libraries(page):
     return any(name in "".join(find_blocks(page.read_text("utf-8"))[0]) for name in OTHER_LIBRARIES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page", [page for page in RECIPES if not needs_other_libraries(page)], ids=lambda page: page.stem
 )

@@ -159,6 +159,7 @@ def test_one_image_of_difference_parts_two_methods():
     assert summarize_agreement(pairs([True]), [a, b], {0: "x"}).get_correlation(b, a).mean == 0.5
 
 
+@pytest.mark.slow
 def test_layers_and_settings_are_named_where_they_tell_methods_apart(place, tmp_path):
     model = load_model("phantom")
     tools = [GradCAM(model, "layer4"), GradCAM(model, "layer3"), LayerCAM(model, "layer4")]
@@ -250,6 +251,7 @@ def test_differences_are_corrected_for_all_pairs_and_all_metrics():
     ]
 
 
+@pytest.mark.slow
 def test_methods_that_are_alike_are_seldom_told_from_the_first():
     random, wrong = np.random.default_rng(5), 0
     for _ in range(40):
@@ -351,6 +353,7 @@ def test_the_figure_is_saved_as_its_suffix_says(found, tmp_path, suffix, head):
     assert found.save(tmp_path / f"f{suffix}").read_bytes().startswith(head)
 
 
+@pytest.mark.slow
 def test_the_figure_names_all_and_cuts_nothing(found, tmp_path):
     words = make_it_legible(found)
     assert {
@@ -369,6 +372,7 @@ def test_the_figure_names_all_and_cuts_nothing(found, tmp_path):
     assert "the same maps here" in shown
 
 
+@pytest.mark.slow
 def test_no_text_of_the_figure_is_read_as_a_formula(found):
     matplotlib = pytest.importorskip("matplotlib")
     text = pytest.importorskip("matplotlib.text").Text
@@ -431,6 +435,7 @@ def error(result):
     return found
 
 
+@pytest.mark.slow
 def test_compare_of_a_manifest_prints_what_python_has_and_goes_on(place, found, tmp_path, monkeypatch, undrawn):
     monkeypatch.chdir(tmp_path)
     words = "compare", place / "list.parquet", "--methods", "gradcam,hirescam,layercam,saliency", "--masks", "mask"
@@ -456,6 +461,7 @@ def test_compare_of_a_manifest_prints_what_python_has_and_goes_on(place, found, 
     assert [text[8:] for text in of_run.stdout.splitlines() if text.startswith("result")] == said
 
 
+@pytest.mark.slow
 def test_measure_of_images_makes_the_maps_first(place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("00.png", "02.png"):
@@ -555,6 +561,7 @@ def test_wrong_use_is_one_line_before_the_model_is_loaded(place, found, tmp_path
     assert [path.name for path in Path().iterdir()] == ["empty"]
 
 
+@pytest.mark.slow
 def test_an_interrupted_comparison_keeps_what_is_there_and_says_how_to_go_on(place, tmp_path, monkeypatch, undrawn):
     monkeypatch.chdir(tmp_path)
     words = "compare", place / "images" / "0[0-3].png", "--methods", "gradcam,layercam", "-o", "out"
@@ -578,6 +585,7 @@ def test_an_interrupted_comparison_keeps_what_is_there_and_says_how_to_go_on(pla
     assert {path: now[path] for path in parts} == parts
 
 
+@pytest.mark.slow
 def test_all_methods_are_those_that_have_an_answer(place, tmp_path, monkeypatch, undrawn):
     from camscope.explainers import METHODS as EVERY
 

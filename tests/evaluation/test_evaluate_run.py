@@ -201,6 +201,7 @@ def test_compressed_run_lengths_are_those_that_pycocotools_writes():
 # --- values
 
 
+@pytest.mark.slow
 def test_every_map_has_every_metric_or_a_reason(place, tmp_path):
     made = evaluate(place / "run", tmp_path / "out", place / "masks")
     names = {one.name for one in METRICS.values() if one.input_kind in ("map", "mask")}
@@ -225,6 +226,7 @@ def test_every_map_has_every_metric_or_a_reason(place, tmp_path):
     assert all(row["control"] == (row["layer"] is None) for row in table.to_pylist() if row["row"] != 5)
 
 
+@pytest.mark.slow
 def test_a_selection_evaluates_these_images_and_methods_and_their_controls_alone(place, tmp_path):
     chosen = MapSelection(rows=(0, 7), methods=("gradcam",), target="nodule")
     seen = []
@@ -243,6 +245,7 @@ def test_a_selection_evaluates_these_images_and_methods_and_their_controls_alone
         evaluate(place / "run", tmp_path / "some", metrics=["entropy"], selection=replace(chosen, rows=(0,)))
 
 
+@pytest.mark.slow
 def test_measuring_goes_on_where_it_was_and_refuses_another(place, tmp_path):
     whole = evaluate(place / "run", tmp_path / "out", place / "masks", ["enrichment"]).table()
     (tmp_path / "out" / "parts" / "part-00000001.parquet").unlink()
@@ -375,6 +378,7 @@ def test_a_method_that_is_a_control_is_held_against_none_and_is_no_test_more():
     assert said[-1] == "only good is better than the control Center Gaussian in Enrichment"
 
 
+@pytest.mark.slow
 def test_the_command_prints_tables_draws_a_figure_and_goes_on(place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["evaluate", str(place / "run"), "--masks", str(place / "masks"), "-o", "out", "--group", "patient"]
@@ -404,6 +408,7 @@ def test_the_command_prints_tables_draws_a_figure_and_goes_on(place, tmp_path, m
     assert "nowhere is not the folder of a run, since it holds no run.json; expected" in other.stderr
 
 
+@pytest.mark.slow
 def test_what_has_no_value_is_counted_with_its_reason(place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "some").mkdir()
@@ -453,6 +458,7 @@ def test_a_method_is_paired_by_its_target_and_a_control_by_its_image():
     assert (first.difference_to_control.mean, first.difference_to_control.n_values) == (8.5, 6)
 
 
+@pytest.mark.slow
 def test_the_benchmark_on_phantoms_ranks_methods_and_goes_on(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["benchmark", "phantom", "--methods", "gradcam,saliency", "--count", "4", "-o", "out"]
@@ -519,6 +525,7 @@ def test_the_columns_of_a_run_are_read_once_not_for_each_row(place, tmp_path, mo
     assert len(asked) <= 4
 
 
+@pytest.mark.slow
 def test_one_image_is_measured_as_a_folder_of_it_is(place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "some").mkdir()

@@ -83,6 +83,7 @@ def record(model, layer, run):
         handle.remove()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.one_in(2)
 def test_the_map_is_that_of_plain_autograd(family):
@@ -141,6 +142,7 @@ def test_pixel_maps_are_those_of_plain_autograd(family):
     torch.testing.assert_close(hidden[0, 2, 20, 3], drop, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_other_orders_and_layouts():
     model, x = FAMILIES["VideoMAE"][0](), video()
     expected = GradCAM(model).attribute(x, 1)
@@ -189,6 +191,7 @@ def test_rollout_of_a_joint_attention_has_the_order_of_the_video():
     torch.testing.assert_close(found[0] / found[0].sum(), expected / expected.sum(), rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_folder_is_loaded_and_a_batch_of_tensors_is_explained(tmp_path):
     build("VideoMAE").float().save_pretrained(tmp_path / "folder")
     model = load_model(f"hf:{tmp_path / 'folder'}")

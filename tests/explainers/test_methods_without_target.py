@@ -168,6 +168,7 @@ PUBLISHED = {  # model: size of the input, layer chosen, grid
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", PUBLISHED)
 @pytest.mark.one_in(2)
 def test_published_models_need_no_target(build):
@@ -222,6 +223,7 @@ def test_a_saved_explanation_is_read_again(tmp_path):
     assert "NaN" not in explanation.save(tmp_path / "map.json").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_batch_and_command_line_run_without_target(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "images"

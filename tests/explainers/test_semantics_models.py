@@ -167,6 +167,7 @@ def test_the_last_of_several_threads_gives_compilation_back():
 # --- models that cannot be explained
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_frozen_script_inside_a_model_has_no_mode_to_put_back():
     class Partly(nn.Module):
@@ -586,6 +587,7 @@ def test_tokens_lie_where_their_patches_lie(prefix, grid):
     assert (hottest[0] // 4, hottest[1] // 4) == (row, column)
 
 
+@pytest.mark.slow
 def test_the_layout_of_tokens_is_right_or_an_error_but_never_wrong():
     for patch in (4, 14, 16):
         for h in range(1, 33, 3):
@@ -683,6 +685,7 @@ def test_one_thing_where_a_list_is_asked_for():
             GradCAM(model, layer)
 
 
+@pytest.mark.slow
 def test_a_convolutions_grid_settles_what_tokens_alone_do_not():
     nine = Tokens(0, patch=8)
     assert HiResCAM(nine, "block").explain(torch.randn(3, 24, 24), 1).layout == "tokens 0+3x3"
@@ -717,6 +720,7 @@ def hiera():
     return model.eval(), torch.randn(2, 3, 16, 32)
 
 
+@pytest.mark.slow
 def test_tokens_kept_by_windows_are_refused_until_they_are_in_rows(hiera):
     model, x = hiera
     places = {}
@@ -839,6 +843,7 @@ def test_a_layer_whose_last_axis_is_its_channels_is_not_read_as_a_map_of_them():
     assert infer_layout((1, 7, 7, 192), (1, 3, 224, 224), windows) == Layout("channels_last", (7, 7))
 
 
+@pytest.mark.slow
 def test_tokens_behind_the_grid_are_left_out_by_a_layout():
     model, x = Tokens(0, patch=8), torch.randn(1, 3, 40, 40)
     behind = HiResCAM(model, "block", layout=Layout("tokens", (2, 5), 5)).attribute(x, 1)
@@ -938,6 +943,7 @@ def test_a_layer_norm_over_the_whole_map_is_no_sign_of_channels_last():
     assert HiResCAM(model, "norm").explain(x, 1).layout == "channels_first 8x16"
 
 
+@pytest.mark.slow
 def test_none_chooses_the_last_layer_with_space_and_says_which():
     expected = {
         "pooled": "features",

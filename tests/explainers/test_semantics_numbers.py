@@ -483,6 +483,7 @@ for layer in ("13", "0"):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system does not tell the peak")
 def test_a_large_input_costs_what_inference_costs():
     """Twelve layers of 8 MB each come before the layer; from the first one on all are kept."""

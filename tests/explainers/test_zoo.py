@@ -92,6 +92,7 @@ def reference(row, model, x):
     return (gradient.mean(space, keepdim=True) * activation).sum(1).relu(), (gradient * activation).sum(1)
 
 
+@pytest.mark.slow
 def test_the_layer_its_grid_and_its_maps(built):
     _, row, model, x = built
     tool = GradCAM(model)
@@ -124,6 +125,7 @@ def test_each_cell_lies_over_its_pixels(built):
     assert hottest == cells
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(12)
 def test_every_method_has_a_map_or_a_sentence(built):
     name, row, model, x = built

@@ -56,6 +56,7 @@ def test_an_edited_gradient_is_the_same_arithmetic():
     assert [a.grad.item(), b.grad.item()] == [13.0, 7.0]
 
 
+@pytest.mark.slow
 def test_manifold_mixup_equals_the_two_halves_joined_by_hand():
     torch.manual_seed(0)
     model, x = resnet18().double().eval(), torch.randn(2, 3, 32, 32).double()
@@ -198,6 +199,7 @@ def test_other_threads_go_unedited_and_unclipped():
     assert results == [(5.0, 5.0), (500.0, 0.5)]
 
 
+@pytest.mark.slow
 def test_clipped_gradients_are_the_gradients_clamped_one_by_one():
     torch.manual_seed(0)
     model, x = resnet18().double().eval(), torch.randn(1, 3, 32, 32).double()

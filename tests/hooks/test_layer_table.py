@@ -47,6 +47,7 @@ def test_resnet50_is_as_its_paper_says(inspection):
         inspection["layer5"]
 
 
+@pytest.mark.slow
 def test_the_table_shows_the_data(inspection):
     console = Console(width=150, file=(out := StringIO()))
     console.print(inspection)

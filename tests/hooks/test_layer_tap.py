@@ -85,6 +85,7 @@ def test_a_small_net_whatever_the_caller_switched_off(caller):
     assert_agree(tapped(model, x), expected)
 
 
+@pytest.mark.slow
 def test_resnet18_several_layers_at_once_and_each_alone():
     model, x = resnet18().double().eval(), torch.randn(2, 3, 64, 64).double()
     # each in-place ReLU that follows a layer gets a copy here, and the copy alone

@@ -82,6 +82,7 @@ def test_every_layer_of_a_net_with_in_place_operations(build):
     assert hooks_on(model) == 0
 
 
+@pytest.mark.slow
 def test_gradients_in_and_out_of_resnet50_layer3():
     torch.manual_seed(0)
     model = resnet50(weights=None).eval()

@@ -156,6 +156,7 @@ def test_the_last_digits_of_an_orientation_and_a_gap_do_not_hinder(tmp_path):
             expect_same_map(one, found, scan)
 
 
+@pytest.mark.slow
 def test_frames_of_one_file_are_referred_to_by_their_numbers(tmp_path):
     file = enhanced(tmp_path / "many.dcm", series(tmp_path / "in"))
     scan = read_scan(file)
@@ -179,6 +180,7 @@ def test_frames_of_one_file_are_referred_to_by_their_numbers(tmp_path):
         np.testing.assert_allclose([float(value) for value in one.ImagePositionPatient], there, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_frames_without_groups_have_captures_each_at_its_place_and_no_parametric_map(tmp_path):
     file = FILES / "rtdose.dcm"
     scan = read_scan(file)
@@ -222,6 +224,7 @@ def test_a_secondary_capture_is_the_overlay_with_its_words_below(tmp_path):
     assert found.DeviceUID == compute_device_uid(one.model)
 
 
+@pytest.mark.slow
 def test_captures_replace_former_captures_and_nothing_else(tmp_path):
     folder, out = series(tmp_path / "in"), tmp_path / "sc"
     scan = read_scan(folder)
@@ -305,6 +308,7 @@ def damaged(path, **changes):
     return path
 
 
+@pytest.mark.slow
 def test_headers_that_lack_or_break_what_an_object_needs(tmp_path):
     bare = damaged(tmp_path / "bare.dcm", PatientID=None, PatientSex=None, StudyDate=None, AccessionNumber=None)
     assert pmap(explained(read_scan(bare)), bare, tmp_path / "bare-map.dcm").PatientID == ""

@@ -56,6 +56,7 @@ def test_slices_become_one_map_whose_peak_is_where_the_evidence_is():
     assert "flagged: 5 of 6 slices" in made.volume.notes[-1]
 
 
+@pytest.mark.slow
 def test_slices_along_any_axis_of_a_turned_volume_lie_where_they_were_cut():
     scan = bright_at((1, 4, 8), (8, 12, 16))
     for orientation in (None, "RAS", "SPL", "LPI"):

@@ -53,6 +53,7 @@ def turned(world, shape):
             yield tuple(shape[axis] for axis in axes), world @ way
 
 
+@pytest.mark.slow
 def test_48_orientations_lie_where_their_scan_lies_also_for_simpleitk(tmp_path):
     upright, seen = affine(np.eye(3)), set()
     way = ScanPreprocess(orientation="RAS", crop=(5, 5, 4))

@@ -154,6 +154,7 @@ def test_otsus_threshold_is_that_of_scikit_image():
 # Chance
 
 
+@pytest.mark.slow
 def test_a_random_map_gets_what_guessing_gets():
     random = np.random.default_rng(5)
     mask = np.zeros((32, 32), bool)

@@ -150,6 +150,7 @@ def patients(random, count=60):
     return random.normal(size=count)[groups] + random.normal(size=len(groups)), groups
 
 
+@pytest.mark.slow
 def test_intervals_by_patient_cover_and_by_image_they_do_not():
     random, by_patient, by_image = np.random.default_rng(7), 0, 0
     for seed in range(500):
@@ -162,6 +163,7 @@ def test_intervals_by_patient_cover_and_by_image_they_do_not():
     assert by_image / 500 < 0.85
 
 
+@pytest.mark.slow
 def test_ten_patients_are_few_and_the_interval_knows_it():
     random, covered, found = np.random.default_rng(1), 0, 0
     for seed in range(600):
@@ -175,6 +177,7 @@ def test_ten_patients_are_few_and_the_interval_knows_it():
     assert found / 600 <= 0.07  # plain percentiles: 0.085
 
 
+@pytest.mark.slow
 def test_no_difference_is_found_no_more_often_than_said():
     random, ps = np.random.default_rng(8), []
     for _ in range(600):
@@ -241,6 +244,7 @@ def clustered_values(random, groups):
     return (random.normal(size=int(groups.max()) + 1)[groups] + random.normal(size=len(groups))) / 2**0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.3, 0.5])
 @pytest.mark.one_in(2)
 def test_intervals_cover_where_one_patient_has_half_of_the_images(share):

@@ -110,6 +110,7 @@ def test_draws_are_of_the_seed_and_nobody_elses():
     assert not torch.equal(made[0], made[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [GradCAM, lambda net: Denoised(GradCAM(net)), InputXGradient])
 @pytest.mark.one_in(2)
 def test_the_users_model_is_not_touched(net, scans, kind):
@@ -140,6 +141,7 @@ class Breaking(BaseControl):
         return x[:, 0]
 
 
+@pytest.mark.slow
 def test_the_users_model_is_not_touched_by_an_error_either(net, scans):
     with untouched(net, scans), pytest.raises(RuntimeError, match="in the middle"):
         run_randomization_test(Breaking(net), scans)
@@ -162,6 +164,7 @@ def test_a_model_that_cannot_be_copied_is_an_error():
 # The verdict
 
 
+@pytest.mark.slow
 def test_the_edge_detector_fails_and_gradcam_passes_on_every_seed(net, scans):
     edges = run_randomization_test(EdgeDetector(net), scans[:5], n_depths=2)
     assert not edges.passes
@@ -194,6 +197,7 @@ class Noise(BaseControl):
         return torch.rand(x[:, 0].shape, generator=torch.Generator().manual_seed(mark % 2**40))
 
 
+@pytest.mark.slow
 def test_noise_passes_which_is_no_merit(net, scans):
     assert run_randomization_test(Noise(net), scans, layers=[net]).passes
 
@@ -225,6 +229,7 @@ def test_verdicts_by_hand():
     assert (same.passes, same.verdicts["spearman"].reason) == (False, "the map is still the same")
 
 
+@pytest.mark.slow
 def test_a_part_of_the_model_is_no_end(net, scans):
     found = run_randomization_test(Saliency(net), scans[:5], seeds=[0], layers=["fc", "layer4"])
     with pytest.raises(UndefinedError, match="some trained weights are left"):
@@ -279,6 +284,7 @@ def test_the_null_is_of_means_over_as_many_pairs_as_images():
     assert high - low == pytest.approx(2 * 1.96 * error, rel=0.15)
 
 
+@pytest.mark.slow
 def test_one_part_at_a_time(net, scans):
     cascade = run_randomization_test(GradCAM(net), scans[:3], seeds=[4], layers=["fc", "layer4"])
     single = run_randomization_test(GradCAM(net), scans[:3], seeds=[4], layers=["fc", "layer4"], order="independent")
@@ -316,6 +322,7 @@ def test_nan_and_zeros_of_a_random_net_cost_only_their_own_numbers(net):
         np.testing.assert_allclose(values[0, 0, [0, 3]], 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["signal", "volume", "tokens"])
 @pytest.mark.one_in(2)
 def test_any_number_of_axes(case):
@@ -360,6 +367,7 @@ def test_another_class_by_hand():
     assert METRICS["random-logit"].input_kind == "explainer"
 
 
+@pytest.mark.slow
 def test_the_other_class_is_any_but_the_first():
     model = Flat(nn.Identity(), 4, 5).double()
     model.head.weight.data[:] = torch.tensor([[1.0, 2, 3, 4], [1, 2, 4, 3], [1, 4, 3, 2], [4, 3, 2, 1], [2, 1, 4, 3]])
@@ -368,6 +376,7 @@ def test_the_other_class_is_any_but_the_first():
     assert found == {0.8, 0.2, -1.0, 0.6}
 
 
+@pytest.mark.slow
 def test_an_untrained_net_finds_nothing(net):
     cases = [draw_radiograph(i, "nodule") for i in range(6)]
     x = torch.cat([to_model_input(one.image[None]) for one in cases])
@@ -382,6 +391,7 @@ def test_an_untrained_net_finds_nothing(net):
 # The picture
 
 
+@pytest.mark.slow
 def test_the_picture_shows_each_step(net, scans, tmp_path):
     found = run_randomization_test(GradCAM(net), scans[:3], seeds=[0], layers=["fc", "layer4"])
     picture = found.figure()
@@ -396,6 +406,7 @@ def test_the_picture_shows_each_step(net, scans, tmp_path):
     assert "fc " in repr(found)
 
 
+@pytest.mark.slow
 def test_gaps_are_left_out_and_curves_have_their_levels():
     gap, flat = np.array([1.0, np.nan, 0.5]), np.full(3, 0.5)
     curve = SimilarityCurve("ssim", gap, gap, gap, (0.0, 0.1, 0.2), None, "")
@@ -450,6 +461,7 @@ def test_the_code_in_the_page_runs(net, scans, tmp_path, monkeypatch):
     assert (tmp_path / "sanity.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_refused(net, scans):
     for call, error, words in (
         (lambda: run_randomization_test(GradCAM(net), scans[:1]), InputError, "expected two images or more"),
@@ -504,6 +516,7 @@ def test_on_photographs_the_edge_detector_fails_and_gradcam_passes():
     assert not run_randomization_test(EdgeDetector(model), x, seeds=[0], layers=[model]).passes
 
 
+@pytest.mark.slow
 def test_fewer_depths_are_the_same_steps_to_the_bit(net, scans):
     tool = GradCAM(net, "layer4")
     every = run_randomization_test(tool, scans[:2], 1, seeds=(0, 1), similarities=("spearman",))

@@ -50,6 +50,7 @@ def photograph() -> Image.Image:
     return Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 60, 3), np.uint8))
 
 
+@pytest.mark.slow
 def test_the_score_is_clips_own_similarity(folder: Path, photograph: Image.Image) -> None:
     model = load_model(f"clip:{folder}")
     found = HiResCAM(model).explain(photograph, TextSimilarity("a cat"))
@@ -65,6 +66,7 @@ def test_the_score_is_clips_own_similarity(folder: Path, photograph: Image.Image
     assert found.score == pytest.approx(expected, abs=2e-3)
 
 
+@pytest.mark.slow
 def test_texts_are_told_apart_and_images_compared(folder: Path, photograph: Image.Image) -> None:
     model = load_model(f"clip:{folder}")
     tool = HiResCAM(model)

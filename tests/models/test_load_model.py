@@ -168,6 +168,7 @@ def expanded(*shape: int) -> torch.Tensor:
     return torch.zeros(1).expand(shape)
 
 
+@pytest.mark.slow
 def test_a_small_file_of_a_huge_tensor_is_refused_with_its_path(tmp_path):
     from torchvision.models import resnet18
 
@@ -332,6 +333,7 @@ def test_a_bare_name_is_torchvisions_with_its_own_preprocessing_and_categories(t
     assert card.source == f"torchvision:squeezenet1_1, weights={tmp_path / 'mine.pth'}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "squeezenet1_1"])
 @pytest.mark.one_in(2)
 def test_a_file_with_another_number_of_classes_sets_the_head(tmp_path, name):
@@ -354,6 +356,7 @@ def test_a_file_of_another_architecture_is_refused(tmp_path):
         load_model("squeezenet1_1", weights=tmp_path / "net.pt")
 
 
+@pytest.mark.slow
 def test_what_torchvision_sets_along_with_its_weights_is_set_for_a_file_too(tmp_path):
     from torchvision.models import googlenet, vit_b_16
     from torchvision.models.segmentation import deeplabv3_mobilenet_v3_large
@@ -548,6 +551,7 @@ def test_the_bundled_model_knows_itself():
     assert card.source == "phantom"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_global", [True, False])
 @pytest.mark.one_in(2)
 def test_a_model_has_its_weights_where_the_default_device_is_meta(source, tmp_path, is_global):
@@ -566,6 +570,7 @@ def test_a_model_has_its_weights_where_the_default_device_is_meta(source, tmp_pa
         assert_same(model, reference)
 
 
+@pytest.mark.slow
 def test_a_timm_model_with_its_own_preprocessing(tmp_path):
     timm = pytest.importorskip("timm")
     spec = "timm:test_vit"

@@ -91,6 +91,7 @@ def in_form(form, folder):
     }[form]()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.one_in(2)
 def test_maps_are_those_of_the_module(form, tmp_path):
@@ -240,6 +241,7 @@ PREPROCESSING = {name: ((24, 32), (0.5,) * 3, (0.2,) * 3) for name in ("module",
 """
 
 
+@pytest.mark.slow
 def test_batch_and_evaluate_have_the_same_numbers(tmp_path):
     images = write_images(tmp_path / "images")
     (tmp_path / "nets.py").write_text(MODELS, encoding="utf-8")
@@ -279,6 +281,7 @@ def test_metrics_and_scores_take_a_function():
         torch.testing.assert_close(of_function(x / 2), of_module(x / 2))
 
 
+@pytest.mark.slow
 def test_the_command_line_runs_functions_and_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_images(tmp_path / "images")

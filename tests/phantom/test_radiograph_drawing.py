@@ -65,6 +65,7 @@ def test_mask_is_exactly_where_the_finding_changes_the_image(finding):
         assert ill.mask[top:bottom, [left, right - 1]].any(axis=0).all()
 
 
+@pytest.mark.slow
 def test_findings_differ_in_size_and_shape():
     def filled(phantom):  # share of its box that the evidence fills: a disc fills pi / 4
         ((left, top, right, bottom),) = phantom.boxes
@@ -90,6 +91,7 @@ def test_dataset_is_even_shuffled_and_made_of_single_draws():
     assert not some.marker_masks.any()
 
 
+@pytest.mark.slow
 def test_marker_correlation_is_the_phi_coefficient():
     def phi(correlation):
         some = training.draw_dataset(200, 11, marker_class="effusion", marker_correlation=correlation, size=64)
@@ -167,10 +169,12 @@ def test_the_bundled_weights_are_small_and_say_how_they_were_made():
     assert float(facts["accuracy"]) >= 0.95
 
 
+@pytest.mark.slow
 def test_the_bundled_net_is_right_on_fresh_phantoms(net, fresh):
     assert np.mean(list(training.compute_accuracy_by_class(net, fresh).values())) >= 0.95
 
 
+@pytest.mark.slow
 def test_grad_cam_of_the_bundled_net_points_at_the_evidence(net, fresh):
     hits = {name: [] for name in FINDINGS}
     for start in range(0, 200, 50):
@@ -218,6 +222,7 @@ def test_training_learns_repeats_itself_and_puts_everything_back(tmp_path):
     assert not torch.are_deterministic_algorithms_enabled()
 
 
+@pytest.mark.slow
 def test_the_command_writes_weights_that_load(tmp_path, capsys):
     out = tmp_path / "net.safetensors"
     training.main(["--output", str(out), "--steps", "2", "--images", "32", "--seed", "4"])

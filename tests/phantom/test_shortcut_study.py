@@ -35,6 +35,7 @@ def auroc(net, study):
     return roc_auc_score(study.labels, log_odds(net, study))
 
 
+@pytest.mark.slow
 def test_the_token_travels_with_the_finding_as_often_as_asked():
     for p in (0.05, 0.5, 0.95):
         study = draw_study(600, 3, p)
@@ -71,6 +72,7 @@ def test_patients_have_one_to_three_images_of_one_class_and_one_site():
     assert 0.4 < np.mean([site == "A" for site in study.sites]) < 0.6
 
 
+@pytest.mark.slow
 def test_marker_at_one_site_and_two_ways_to_be_right():
     study = draw_study(300, 2, 0.9, marker_site="B")
     at_b = np.array(study.sites) == "B"
@@ -147,6 +149,7 @@ def test_a_written_study_and_net_are_read_back(tmp_path):
     assert torch.allclose(model(x), net(to_study_input(study.images)), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_volumes_carry_a_marker_that_travels_too(tmp_path):
     study = draw_volume_study(64, 2, 1.0)
     assert study.images.shape == (64, 32, 32, 32)

@@ -60,6 +60,7 @@ def test_a_gif_keeps_grays_and_the_map_s_own_colors():
         assert abs(np.asarray(film.convert("RGB")).astype(int) - pictures[frame]).max() <= limit
 
 
+@pytest.mark.slow
 def test_a_long_way_is_thinned_and_small():
     g = np.indices((64, 256, 256))
     picture = ((g[1] // 8 + g[2] // 8 + g[0]) % 7 * 30).astype(np.uint8)

@@ -170,6 +170,7 @@ def inputs_of(family):
     return torch.rand(1, 3, HEIGHT, side), {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.one_in(2)
 def test_a_box_is_read_as_the_familys_own_post_processing_reads_it(family):
@@ -199,6 +200,7 @@ def test_a_box_is_read_as_the_familys_own_post_processing_reads_it(family):
 TRANSFORMERS_OF_IMAGES = [name for name in FAMILIES if name not in ("Grounding DINO", "OWL-ViT", "LW-DETR")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", TRANSFORMERS_OF_IMAGES)
 @pytest.mark.one_in(6)
 def test_a_box_of_the_post_processing_has_its_score_under_its_name_in_pixels_of_the_image(family, tmp_path):
@@ -266,6 +268,7 @@ class FirstImage(nn.Module):
         return self.model(pixel_values=x, **self.keywords)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["Detr", "ConditionalDetr"])
 @pytest.mark.one_in(2)
 def test_queries_are_no_image_though_their_number_is_that_of_a_grid(family):
@@ -309,6 +312,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", LAYERS)
 @pytest.mark.one_in(6)
 def test_the_layer_of_a_box_lies_in_the_backbone(family):

@@ -71,6 +71,7 @@ def test_two_photographs_side_by_side(boxed: Any, resnet: Any) -> None:
     assert max(alike) < 0.3
 
 
+@pytest.mark.slow
 def test_two_findings_in_one_radiograph() -> None:
     tool = GradCAM(load_model("phantom"), "layer4")
     own, other, alike = [], [], []

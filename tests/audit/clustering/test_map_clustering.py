@@ -45,6 +45,7 @@ def two_kinds(random, n=160, share=0.4):
     return blobs(random, [in_a_corner(random, 1)[0] if one else in_lungs(random, 1)[0] for one in kind]), kind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.2, 0.5])
 @pytest.mark.one_in(2)
 def test_two_kinds_are_two_strategies(share):
@@ -72,6 +73,7 @@ def test_one_kind_is_one_strategy_wherever_it_wanders(n_seeds):
     assert sum(one > 1 for one in claimed[1::2]) <= 1
 
 
+@pytest.mark.slow
 def test_maps_without_any_place_are_one_strategy():
     random = np.random.default_rng(1)
     assert cluster_maps(random.random((100, 20, 20)), **QUICK).n_clusters == 1
@@ -79,6 +81,7 @@ def test_maps_without_any_place_are_one_strategy():
     assert cluster_maps(np.ones((40, 12, 12)), **QUICK).n_clusters == 1
 
 
+@pytest.mark.slow
 def test_stability_alone_would_claim_what_is_not_there():
     random = np.random.default_rng(2)
     partitions = cluster_maps(blobs(random, in_lungs(random, 160)), **QUICK).partitions.values()
@@ -87,6 +90,7 @@ def test_stability_alone_would_claim_what_is_not_there():
     assert all(one.eigengap < 7 / 8 for one in partitions)
 
 
+@pytest.mark.slow
 def test_left_and_right_are_one_place():
     random = np.random.default_rng(3)
     right = random.random(100) < 0.5
@@ -94,6 +98,7 @@ def test_left_and_right_are_one_place():
     assert cluster_maps(maps, **QUICK).n_clusters == 1
 
 
+@pytest.mark.slow
 def test_three_kinds_and_two_that_overlap():
     random = np.random.default_rng(4)
     kind = random.integers(0, 3, 150)
@@ -105,6 +110,7 @@ def test_three_kinds_and_two_that_overlap():
     assert cluster_maps(blobs(random, near), **QUICK).n_clusters == 1
 
 
+@pytest.mark.slow
 def test_images_of_one_patient_are_no_strategy():
     random = np.random.default_rng(5)
     seen = blobs(random, in_lungs(random, 60), noise=0)
@@ -115,6 +121,7 @@ def test_images_of_one_patient_are_no_strategy():
     assert alone.partitions[2].eigengap > cluster_maps(maps, patients, **QUICK).partitions[2].eigengap
 
 
+@pytest.mark.slow
 def test_the_same_whenever_asked_and_for_any_strength():
     maps, _ = two_kinds(np.random.default_rng(6), 80)
     one, two = cluster_maps(maps, **QUICK), cluster_maps(maps * np.linspace(0.1, 90, 80)[:, None, None], **QUICK)
@@ -128,6 +135,7 @@ def test_the_same_whenever_asked_and_for_any_strength():
     assert list(one.eigenvalues) == sorted(one.eigenvalues)
 
 
+@pytest.mark.slow
 def test_maps_without_heat_are_left_out_and_counted():
     random = np.random.default_rng(7)
     maps, kind = two_kinds(random, 100)
@@ -143,6 +151,7 @@ def test_maps_without_heat_are_left_out_and_counted():
     assert adjusted_rand_score(kind[members], labels[members]) >= 0.9
 
 
+@pytest.mark.slow
 def test_a_prototype_is_like_its_cluster():
     maps, kind = two_kinds(np.random.default_rng(8), 80)
     found = cluster_maps(maps, **QUICK)
@@ -152,6 +161,7 @@ def test_a_prototype_is_like_its_cluster():
     assert set(corner.medoid_rows) <= set(corner.rows)
 
 
+@pytest.mark.slow
 def test_volumes_and_lines_and_more_maps_than_are_clustered():
     random = np.random.default_rng(9)
     maps, kind = two_kinds(random, 90)

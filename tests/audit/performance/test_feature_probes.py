@@ -18,6 +18,7 @@ def patients(random, count=60, width=24, shift=0.0, sites=("a", "b")):
     return features, [sites[n] for n in site[groups]], list(groups)
 
 
+@pytest.mark.slow
 def test_a_site_in_the_features_is_found():
     features, site, groups = patients(np.random.default_rng(0), shift=2.5)
     found = probe_leakage(features, site, groups)
@@ -29,6 +30,7 @@ def test_a_site_in_the_features_is_found():
     assert found.p_value == pytest.approx(1 / 21)
 
 
+@pytest.mark.slow
 def test_scaling_shifting_and_constant_features_change_nothing():
     random = np.random.default_rng(1)
     features, site, groups = patients(random, shift=1.0)
@@ -52,6 +54,7 @@ def test_without_a_site_chance_is_not_beaten():
     assert abs(np.mean(chances) - 0.5) < 0.03
 
 
+@pytest.mark.slow
 def test_fingerprints_of_patients_are_no_site():
     random, means = np.random.default_rng(3), []
     for _ in range(4):
@@ -67,6 +70,7 @@ def test_fingerprints_of_patients_are_no_site():
     assert abs(np.mean(means) - 0.5) < 0.15
 
 
+@pytest.mark.slow
 def test_more_features_than_rows_and_several_sites():
     random = np.random.default_rng(4)
     features, site, groups = patients(random, 90, 400, 0.0, ("a", "b", "c"))
@@ -77,6 +81,7 @@ def test_more_features_than_rows_and_several_sites():
     assert (found.auroc.n_undefined, found.is_decodable) == (2, True)
 
 
+@pytest.mark.slow
 def test_the_probe_is_scikit_learns_of_patients_held_out():
     linear = pytest.importorskip("sklearn.linear_model")
     selection = pytest.importorskip("sklearn.model_selection")
@@ -93,6 +98,7 @@ def test_the_probe_is_scikit_learns_of_patients_held_out():
         assert found.auroc.mean == pytest.approx(metrics.roc_auc_score(truth, scores), abs=2e-3)
 
 
+@pytest.mark.slow
 def test_a_view_that_changes_within_a_patient_can_be_read_too():
     random = np.random.default_rng(6)
     groups = np.repeat(np.arange(30), 4)

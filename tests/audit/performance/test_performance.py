@@ -92,6 +92,7 @@ def test_intervals_by_patient_cover_and_by_image_they_do_not():
     assert covered[1] / 500 < 0.85
 
 
+@pytest.mark.slow
 def test_an_area_near_one_is_covered_too():
     random, by_us, by_percentiles = np.random.default_rng(4), 0, 0
     for seed in range(300):
@@ -180,6 +181,7 @@ def test_the_line_is_that_of_scikit_learn():
     assert found.calibration_error.low > found.calibration_error.baseline  # it is not calibrated, and that is no chance
 
 
+@pytest.mark.slow
 def test_what_is_calibrated_is_found_to_be():
     random, covered, over = np.random.default_rng(6), np.zeros(2), []
     for seed in range(100):
@@ -288,6 +290,7 @@ def test_type_one_error_of_patients_and_of_aurocs():
     assert areas / 200 <= 0.07
 
 
+@pytest.mark.slow
 def test_aurocs_that_differ_and_those_of_which_one_is_perfect():
     random = np.random.default_rng(12)
     site, truth = np.repeat(["a", "b"], 300), random.random(600) < 0.5
@@ -315,6 +318,7 @@ def test_aurocs_of_two_views_of_the_same_patients_move_together():
     assert paired.difference.mean == apart.difference.mean
 
 
+@pytest.mark.slow
 def test_a_side_of_which_one_patient_has_half_of_the_images_is_as_uncertain_as_it_is():
     sizes = np.r_[100, np.full(19, 5)]
     mine, theirs = np.repeat(np.arange(20), sizes), 20 + np.repeat(np.arange(20), 4)

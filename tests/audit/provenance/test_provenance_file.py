@@ -95,6 +95,7 @@ def test_a_flipped_bit_anywhere_in_any_file_is_seen_and_nothing_raises(copied, n
     assert verify_audit("audit").is_intact
 
 
+@pytest.mark.slow
 def test_a_number_that_is_written_otherwise_and_a_provenance_that_is_none_are_seen(copied):
     place = Path("audit/provenance.json")
     kept = place.read_bytes()
@@ -203,6 +204,7 @@ def test_images_that_are_other_ones_are_counted(copied):
     assert failed(copied) == {"images"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("undone", [(), ("explain", "localization", "shortcut")])
 def test_an_audit_does_not_go_on_with_other_images(copied, undone):
     invert(4)
@@ -365,6 +367,7 @@ def masks(plain, evidence):
     return digest_masks(AuditContext(Config.from_source({**plain, "data": data, "regions": {}}), Path("audit")))
 
 
+@pytest.mark.slow
 def test_another_source_of_the_model_is_seen_and_begins_another_audit(copied):
     Path("quiverleaf.py").write_text(CODE + "# another\n")
     assert failed(copied) == {"source"}
@@ -384,6 +387,7 @@ def test_the_source_of_a_module_is_its_file():
 # What was declared, and what is not named
 
 
+@pytest.mark.slow
 def test_what_was_declared_before_stays_in_the_log(copied, without_figures):
     said = known()
     assert (said["declarations"], said["declared_before_results"]) == (1, True)

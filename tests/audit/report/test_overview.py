@@ -339,6 +339,7 @@ def sentences_of_the_sections(summary: Summary) -> list[Markup]:
     return list(map(Markup, parts))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(SUMMARIES))
 def test_every_sentence_is_whole_whatever_the_results_are(name, pytestconfig):
     summary = SUMMARIES[name]()
@@ -377,6 +378,7 @@ def templates_of(module) -> list[str]:
     return list(patterns.values())
 
 
+@pytest.mark.slow
 def test_every_template_is_filled_by_one_of_these_results():
     summaries = [made() for made in SUMMARIES.values()]
     texts = "\n".join(text for summary in summaries for text in sentences_of(summary))

@@ -153,6 +153,7 @@ def files(pictures):
     return full().model_dump(mode="json"), PROVENANCE, pictures.as_dict
 
 
+@pytest.mark.slow
 def test_every_number_comes_from_the_files(whole, bare, pictures):
     assert find_unsupported_claims(whole, *files(pictures)) == []
     assert find_unsupported_claims(bare, nothing().model_dump(mode="json")) == []
@@ -313,6 +314,7 @@ def test_regions_that_overlap_are_told_to_be_one_cause(whole, bare):
     ]
 
 
+@pytest.mark.slow
 def test_limits_and_missing_tests_are_in_every_report(whole, bare):
     stripped = nothing().model_copy(update={"localization": full().robustness, "config": "limits = false"})
     made = [whole, bare, render_page(stripped)]
@@ -337,6 +339,7 @@ def test_limits_and_missing_tests_are_in_every_report(whole, bare):
     assert all(one.claim in missing and one.reason in missing for one in untested)
 
 
+@pytest.mark.slow
 def test_nothing_from_outside_is_code_or_steers():
     words = f"{EVIL} {{{{ 7 * 7 }}}} $\\frac{{$ x\u202ey \x00 \"'&"
     judged = verdict(words, words, words, "supported", "contradicts", num(1.0, 0.1), 0.1, words, words, words)
@@ -455,6 +458,7 @@ def test_the_longest_value_stays_in_its_figure():
     assert max(starts) + 26 * 6 <= CHART_WIDTH
 
 
+@pytest.mark.slow
 def test_both_sides_of_a_contrast_are_drawn():
     one = full().predict.performance[0]
     value = num(0.87, 0.04, baseline=0.95, name="B")
@@ -636,6 +640,7 @@ def test_the_outline_of_the_finding_lies_around_its_mask():
     assert render_outline_rgba(dot, 50)[..., 3].any()  # smaller than a pixel of the picture
 
 
+@pytest.mark.slow
 def test_the_gallery_draws_where_the_finding_was_marked(run):
     asked = []
 
@@ -722,6 +727,7 @@ def test_a_picture_is_never_too_large():
     assert len(base64.b64decode(encode_data_uri(noise, 3000).partition(",")[2])) <= 3000
 
 
+@pytest.mark.slow
 def test_text_in_a_picture_is_not_shown_unless_it_is_allowed(tmp_path):
     pytest.importorskip("pydicom")
     from tests.scan_files import dicom

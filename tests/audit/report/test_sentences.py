@@ -310,6 +310,7 @@ def assert_the_interval_is_as_told(one, value):
 # --- what is counted
 
 
+@pytest.mark.slow
 def test_the_smallest_of_three_counts_is_no_number_of_patients():
     # 92 pairs of 92 receivers, with the regions of 20 patients, and the pixels of 31 others
     random = np.random.default_rng(0)
@@ -563,6 +564,7 @@ def test_log_odds_made_from_probabilities_do_end():
     assert "limited where these round to zero or one" in describe_explained_output(ended)
 
 
+@pytest.mark.slow
 def test_the_share_of_missed_images_is_no_share_of_a_map():
     from camscope.audit.core.summary_schema import MapCluster
 

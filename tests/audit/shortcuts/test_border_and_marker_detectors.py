@@ -142,6 +142,7 @@ def test_the_aperture_is_the_circle_that_was_drawn_cut_off_or_notched(row, colum
     assert overlap(REGIONS["aperture"](notched), away > radius) > 0.98  # the notch lies outside
 
 
+@pytest.mark.slow
 def test_a_fundus_has_an_aperture_and_a_square_has_none():
     retina = skimage.data.retina()
     outside = REGIONS["aperture"](retina)

@@ -331,6 +331,7 @@ def test_a_region_of_few_donors_says_nothing_of_the_region_however_many_are_give
     assert judge_reliance([made], [])[0] == word
 
 
+@pytest.mark.slow
 def test_the_interval_of_an_insertion_is_of_other_donors_too():
     def held(draw: int) -> tuple[bool, bool]:
         random = np.random.default_rng(draw)
@@ -428,6 +429,7 @@ def test_clean_and_confounded_nets_are_told_apart_and_the_effect_grows_with_the_
     assert all(one.effect.value > 0.15 for p in (0.8, 0.95) for one in found[p].remove)
 
 
+@pytest.mark.slow
 def test_saturated_probabilities_change_no_verdict_and_no_effect(cases):
     class Louder(nn.Module):
         def __init__(self, net, scale, bias):

@@ -393,6 +393,7 @@ def test_few_maps_do_not_say_that_there_is_one_way_of_looking(claimed, patients,
 # The page
 
 
+@pytest.mark.slow
 def test_the_page_says_why_there_is_no_interval_and_that_a_difference_may_not_matter():
     pytest.importorskip("jinja2")
     from camscope.audit.report.render_html_page import render_page

@@ -638,6 +638,7 @@ def test_scans_that_their_names_do_not_give_away_are_private_too(tmp_path):
     assert leaks(str(made.to_table().to_pylist())) == []
 
 
+@pytest.mark.slow
 def test_all_of_pydicoms_files_are_accounted_for():
     files = sorted(FILES.rglob("*.dcm"))
     made = inspect_images(files, num_threads=2)
@@ -699,6 +700,7 @@ def command(*words):
     return CliRunner().invoke(app, ["inspect-images", *map(str, words)])
 
 
+@pytest.mark.slow
 def test_the_exit_code_tells(planted):
     clean = command(planted.list())
     assert clean.exit_code == 0, clean.output
@@ -756,6 +758,7 @@ def test_the_terminal_has_room(planted, monkeypatch):
         assert "case-1 = case-3" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_example_of_the_help_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = CliRunner().invoke(app, ["inspect-images", "--help"]).stdout

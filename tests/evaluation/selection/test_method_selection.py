@@ -135,6 +135,7 @@ def known_to_the_end():
     return {FAITHFULNESS_METRIC: np.linspace(-30, 30, 6001)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("candidates", "spread"), [(6, 2.0), (24, 0.7)])
 def test_before_the_end_those_who_drop_out_do_lose(candidates, spread):
     """Of races of which 24 of 96 images are known: nearly all of those that are out, and many of those that will be."""
@@ -182,6 +183,7 @@ def test_of_candidates_that_are_alike_somebody_is_out_in_one_race_of_twenty(cand
     assert wrong / 200 < 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("candidates", "spread"), [(3, 0), (24, 0), (24, 0.7)])
 @pytest.mark.one_in(3)
 def test_a_race_says_what_all_images_say_and_takes_less_of_them(candidates, spread):
@@ -195,6 +197,7 @@ def test_a_race_says_what_all_images_say_and_takes_less_of_them(candidates, spre
     assert not spread or np.mean([choosing.share_of_maps(each, 96) for each in races]) < 0.5
 
 
+@pytest.mark.slow
 def test_few_images_tell_nobody_from_anybody(model):
     one, other = standing("a", [0.5, 0.3] * 3), standing("b", [0.4, 0.2] * 3)
     drop_worse_candidates([one, other], pool_and_sort_metric_values([one, other]), 6)
@@ -265,6 +268,7 @@ def test_words_for_a_winner_for_none_and_for_nothing():
     )
 
 
+@pytest.mark.slow
 def test_a_race_leaves_out_what_does_not_see_the_model_and_drops_the_worst(model):
     x = samples(model, 1)[0].item.x[None]
     tools = [*build_candidates(model, x, ["gradcam"], ["layer4", "relu"]), EdgeDetector(model)]
@@ -281,6 +285,7 @@ def test_a_race_leaves_out_what_does_not_see_the_model_and_drops_the_worst(model
         select_method(tools[:1], samples(model, 4))
 
 
+@pytest.mark.slow
 def test_candidates_are_tried_at_the_ends_of_stages(model):
     x = samples(model, 1)[0].item.x[None]
     assert find_stage_layers(model, x)[-1] == "layer4"
@@ -312,6 +317,7 @@ def test_a_mask_is_brought_to_the_models_input():
     assert np.argwhere(project_mask_to_input(mask, place.input_size, place.to_image)).tolist() == [[0, 0]]
 
 
+@pytest.mark.slow
 def test_the_cheapest_is_saved_where_no_winner_is_clear(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_phantom_dataset(tmp_path / "set", 4, 700)
@@ -326,6 +332,7 @@ def test_the_cheapest_is_saved_where_no_winner_is_clear(tmp_path, monkeypatch):
     assert printed["chosen"] in (candidate["title"] for candidate in printed["candidates"])
 
 
+@pytest.mark.slow
 def test_the_command_saves_what_explain_and_batch_take(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_phantom_dataset(tmp_path / "set", 8, 700)
@@ -372,6 +379,7 @@ def test_the_command_saves_what_explain_and_batch_take(tmp_path, monkeypatch):
         assert next(csv.reader(table)) == ["path", "mask", "target"]
 
 
+@pytest.mark.slow
 def test_evidence_that_the_first_images_lack_counts_from_where_it_is_known(model):
     """The maps are alike but for where they lie, which only the masks of the last images tell."""
     drawn = np.random.default_rng(0).permutation(24)
@@ -454,6 +462,7 @@ def test_maps_that_say_nothing_tie_in_another_order_in_each_image(model):
     assert set(first).isdisjoint(other)
 
 
+@pytest.mark.slow
 def test_candidates_take_turns_at_paying_for_what_all_share(model, monkeypatch):
     """The first one of a batch pays for the checks of new classes; so the cheapest one does not depend on the order."""
     candidates = []

@@ -312,6 +312,7 @@ class Game(nn.Module):
         return torch.stack([a, a * b + 2 * c - b * c * d], 1)
 
 
+@pytest.mark.slow
 @CAPTUM
 def test_kernelshap_comes_to_the_shapley_values():
     x = torch.tensor([[[[1.0, 2.0], [0.5, 3.0]]]], dtype=torch.float64)
@@ -652,6 +653,7 @@ def imported_anew():
     sys.modules.update(before)
 
 
+@pytest.mark.slow
 def test_without_the_extras_the_names_say_what_to_install(imported_anew, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "captum", None)
     monkeypatch.setitem(sys.modules, "zennit", None)

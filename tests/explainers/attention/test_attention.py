@@ -469,6 +469,7 @@ def test_blocks_that_cannot_be_told_are_refused_by_the_method_that_needs_them():
     assert Chefer(model).attribute(x, 1).shape == (2, 5, 4)
 
 
+@pytest.mark.slow
 def test_eight_threads_on_one_model_have_their_own_maps():
     model, x = little(samples=8)
     tools = [method(model) for method in EVERY]

@@ -383,6 +383,7 @@ def test_of_a_residual_model_each_sample_has_passes_of_its_own():
     assert rows.passes["head"] == [3, 2, 2, 3, 7, 7, 7]
 
 
+@pytest.mark.slow
 def test_a_channel_that_is_not_read_weighs_exactly_nothing(monkeypatch):
     """Batches of different sizes are rounded differently; clean and altered rows of one batch are not."""
     torch.manual_seed(0)

@@ -75,6 +75,7 @@ def test_parts_that_are_not_needed_are_empty_and_nothing_is_zeros():
     assert factorize_nonnegative(line, 50).maps.shape == (1, 6, 5)
 
 
+@pytest.mark.slow
 def test_each_matrix_alone_any_size_and_the_tolerance():
     matrix = positive(4, 9, 12) ** 2
     matrix[1] = positive(1, 9, 2, seed=3) @ positive(1, 2, 12, seed=4)  # done long before the others

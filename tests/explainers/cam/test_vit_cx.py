@@ -123,6 +123,7 @@ def test_masks_that_do_not_differ_make_a_map_of_nothing_and_say_so(rows):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.one_in(3)
 def test_clusters_are_those_of_one_pair_after_the_other(seed):

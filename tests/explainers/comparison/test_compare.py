@@ -103,6 +103,7 @@ def test_a_method_with_passes_of_its_own_shares_the_first_one():
     assert both.backwards == 1
 
 
+@pytest.mark.slow
 @quiet
 def test_every_explanation_is_the_one_the_method_gives_alone():
     model, x = CASES["residual"].make()
@@ -428,6 +429,7 @@ def test_it_is_saved_and_shown_in_a_notebook(net, tmp_path):
     assert len(repr(found)) < 300
 
 
+@pytest.mark.slow
 @quiet
 @pytest.mark.parametrize("case", ["signal", "volume"])
 def test_a_signal_and_a_volume_have_a_figure_of_their_own_kind(case, tmp_path):

@@ -102,6 +102,7 @@ def eigenspace(gram, towards):
     return along / (np.linalg.norm(along) or 1) * max(values[-1], 0) ** 0.5
 
 
+@pytest.mark.slow
 def test_large_matrices_have_the_axes_of_a_full_decomposition():
     grams, towards = [], random(len(SPECTRA), 300, seed=5)
     for first in SPECTRA.values():

@@ -191,6 +191,7 @@ def test_an_operation_without_second_derivatives_is_one_error():
     assert GradCAM(model, "features").attribute(torch.rand(1, 3, 8, 8), 0).shape == (1, 8, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [GradCAM, IntegratedGradients])
 @pytest.mark.one_in(2)
 def test_compiled_code_calls_a_method_eagerly(method):
@@ -212,6 +213,7 @@ def test_the_compiler_is_not_imported_with_the_package():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_attention_has_a_curvature_too():
     torch.manual_seed(0)
     model, x = Tokens().double().eval(), torch.randn(1, 3, 24, 16).double()

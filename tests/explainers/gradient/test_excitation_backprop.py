@@ -86,6 +86,7 @@ class Short(nn.Module):
         return self.head(self.down(self.features(x)).relu().mean((2, 3)))
 
 
+@pytest.mark.slow
 def test_unit_by_unit_with_loops():
     torch.manual_seed(4)
     model, x = Short().double(), torch.randn(1, 2, 6, 4, dtype=torch.float64)

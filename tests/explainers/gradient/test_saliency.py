@@ -65,6 +65,7 @@ def test_on_a_linear_net_noise_changes_nothing():
     assert VarGrad(model).explain(x[0], 1).status == "no_positive_evidence", "and not that there is no gradient"
 
 
+@pytest.mark.slow
 def test_on_a_square_net_the_moments_are_known():
     """g = 2 w (x + s z): mean 2 w x, variance 4 w² s², whatever draws z in the end; s is a share of each input's range."""
     model, x = square()

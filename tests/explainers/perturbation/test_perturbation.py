@@ -166,6 +166,7 @@ def test_rise_is_the_authors_recipe_in_loops(shape, cells):
     torch.testing.assert_close(found.standard_error[0], maps.std(0) / samples**0.5, rtol=1e-9, atol=1e-14)
 
 
+@pytest.mark.slow
 def test_rise_of_a_linear_score_comes_to_its_expectation_within_its_own_error():
     """Cov(f(x ∘ M), M_i) / keep = w_i (1 - keep), where cells are pixels that the shift cannot mix."""
     model, x, terms = linear(1, 3, classes=1)
@@ -188,6 +189,7 @@ def test_a_mean_and_its_error_do_not_depend_on_how_maps_are_told():
     torch.testing.assert_close(running.standard_error, each.std(0) / 11**0.5, rtol=1e-10, atol=0)
 
 
+@pytest.mark.slow
 def test_rise_stops_when_it_has_settled_and_says_so():
     model, x, _ = linear(1, 8, 8)
     counting = Counting(model)
@@ -362,6 +364,7 @@ def corner():
     return Corner(), torch.ones(1, 1, 16, 16) + 0.1 * torch.arange(16.0)
 
 
+@pytest.mark.slow
 def test_extremal_masks_have_their_areas_and_keep_what_counts():
     model, x = corner()
     made = ExtremalPerturbation(model, areas=(0.1, 0.2), grid_size=16, n_steps=150, baseline="zero").explain(x[0], 1)
@@ -394,6 +397,7 @@ def test_extremal_masks_find_what_lies_in_the_middle():
     assert made[0, [0, 0, -1, -1], [0, -1, 0, -1]].max() < 0.1
 
 
+@pytest.mark.slow
 def test_meaningful_perturbation_deletes_the_least_that_makes_the_class_go():
     model, x = corner()
     made = MeaningfulPerturbation(model, grid_size=16, n_steps=100, baseline="zero").explain(x[0], 1)
@@ -494,6 +498,7 @@ class Detector(nn.Module):
         return {"boxes": image.new_tensor(boxes), "labels": torch.tensor([1, 1]), "scores": scores}
 
 
+@pytest.mark.slow
 def test_drise_of_a_box_is_hot_where_its_detection_looks():
     x = torch.ones(2, 1, 8, 12, dtype=torch.float64)
     tool = DRISE(Detector(), n_samples=300, grid_size=2)
@@ -560,6 +565,7 @@ def test_indices_stop_when_they_have_settled_and_say_so(method, looked, turns, s
     assert tight.notes[0].endswith(": not settled to tolerance=1e-06")
 
 
+@pytest.mark.slow
 def test_the_jackknifes_error_of_hsic_is_about_the_spread_over_seeds():
     model, x, _ = linear(1, 8, 8)
     made = [HSIC(model, grid_size=3, n_samples=200, seed=seed).explain(x[0], 1) for seed in range(30)]

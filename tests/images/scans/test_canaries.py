@@ -227,6 +227,7 @@ def linked(cage: Cage) -> list[str]:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["png", "webp"])
 def test_runs_and_what_is_made_of_them(ward, ears, kind, tmp_path):
     cage = ward.cage
@@ -256,6 +257,7 @@ def test_runs_and_what_is_made_of_them(ward, ears, kind, tmp_path):
     assert "scan-" in ears.text
 
 
+@pytest.mark.slow
 def test_runs_of_volumes(ward, ears, tmp_path):
     kinds = [kind for kind in ("nifti", "packed", "cut nifti", "series", ".nrrd", ".mha") if kind in ward.files]
     table = ward.table(kinds)
@@ -304,6 +306,7 @@ def test_what_a_preprocessing_of_ones_own_says(ward, ears, name, failures, tmp_p
     assert {where for where in ears.heard if where != "an exception's message" or name != "warning"} == set()
 
 
+@pytest.mark.slow
 def test_explanations(ward, ears, tmp_path):
     cage, files, everything = ward.cage, ward.files, ["--format", "png,jpg,webp,npz,json", "--export", "nifti"]
 
@@ -334,6 +337,7 @@ def test_explanations(ward, ears, tmp_path):
     assert ears.heard == {}
 
 
+@pytest.mark.slow
 def test_other_commands_call_a_scan_by_its_hash(ward, ears, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for image in ("ct", "cut", "gone"):
@@ -386,6 +390,7 @@ def test_errors_of_tables_quote_no_cell(ward, ears, tmp_path):
     assert ears.heard == {}
 
 
+@pytest.mark.slow
 def test_the_clinical_profile_shows_that_canaries_are_found(ward, ears, tmp_path):
     cage, net = ward.cage, model(ward, "flat")
     words = ["--profile", "clinical", "-m", net, "--layers", "1"]
@@ -412,6 +417,7 @@ def test_a_canary_is_found_where_it_was_put(ward):
     assert missed == {}
 
 
+@pytest.mark.slow
 def test_what_is_found_of_images_names_none(ward, ears, tmp_path):
     """`inspect-images` over everything: damaged and lost files, wrong masks, one patient in two splits."""
     masks = {"ct": ward.files["mask"], "suspect": ward.files["wrong mask"], "burned": ward.files["broken mask"]}

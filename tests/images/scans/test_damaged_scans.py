@@ -4,10 +4,13 @@ import importlib
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))  # benchmarks/ is not installed
 fuzz = importlib.import_module("benchmarks.fuzz_scans")
 
 
+@pytest.mark.slow
 def test_damaged_files_are_scans_or_single_errors():
     for data in fuzz.samples().values():
         assert not fuzz.read("", "", data).bad

@@ -111,6 +111,7 @@ def rows_of(place, tool, out, order, batch_size):
     return {int(row["id"].removeprefix("case ")): row for row in BatchRun(out).table().to_pylist()}
 
 
+@pytest.mark.slow
 def test_rows_of_a_run_are_single_maps_in_any_order_and_the_model_stays_as_it_was(eight, tmp_path):
     model = flat().train()
     tool = GradCAM(model, "1", preprocess=ScanPreprocess(resize=(20, 24), normalize="range"))
@@ -321,6 +322,7 @@ def pictures_of(place, allowed):
     return [np.asarray(Image.open(path)).tobytes() for path in drawn], shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", HIDDEN)
 @pytest.mark.one_in(2)
 def test_what_may_have_text_in_it_is_under_no_map(kind, tmp_path):
@@ -357,6 +359,7 @@ class Squares(nn.Module):
         return torch.cat([total, -total], 1)
 
 
+@pytest.mark.slow
 def test_damaged_files_have_an_explanation_or_one_error(tmp_path):
     """60 files give the same numbers alone and in a run."""
     tool = Saliency(Squares(), preprocess=ScanPreprocess(resize=8, normalize="range", non_finite_fill=0))
