@@ -171,6 +171,7 @@ def evaluate_maps(
     select_metrics(metric_names, masks is not None, needs_model)
     named_model = workspace.get_model(model)[1]
     net = named_model if needs_model else None
+    failures = list[str]()
     with tempfile.TemporaryDirectory() as folder:
         if run is not None:
             source, batch_run = f"run {run}", workspace.get_run(run)
@@ -184,7 +185,7 @@ def evaluate_maps(
             explainers = workspace.build_explainers(named_model, methods or ("gradcam",), None)
             manifest = build_manifest([str(each.path) for each in files])
             with _redacted_errors(workspace, None):
-                run_batch(
+                outcome = run_batch(
                     explainers,
                     manifest,
                     Path(folder, "run"),
@@ -192,6 +193,7 @@ def evaluate_maps(
                     privacy=PrivacyOptions(profile="research"),
                     on_progress=lambda outcome: report(outcome.n_processed, outcome.n_images, "maps"),
                 )
+            failures = [f"{plural(n, 'map')} failed: {text}" for text, n in outcome.failure_counts.items()]
             batch_run = BatchRun(Path(folder, "run"), manifest)
         with _redacted_errors(workspace, None), _collected_warnings(None) as warning_texts:
             result = evaluate(
@@ -215,7 +217,7 @@ def evaluate_maps(
         source=source,
         n_values=table.num_rows,
         metrics=[_describe_metric(group) for group in summaries.values()],
-        notes=_clean_notes(workspace, None, warning_texts),
+        notes=_clean_notes(workspace, None, [*failures, *warning_texts]),
         versions=get_library_versions(),
     )
     return ToolResult(f"{source}: {plural(len(reply.metrics), 'metric')} of {table.num_rows} values.", reply, picture)

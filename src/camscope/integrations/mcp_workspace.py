@@ -135,9 +135,8 @@ class Workspace:
             raise ImageError(f"the image has more than {MAX_IMAGE_BYTES:,} bytes, the limit; use a smaller file")
         if is_scan_name(file.name) or is_scan(file):
             return SourceImage(file, pseudonymize_source(file), True)
-        name = self.display_path(file)
-        check_pixel_count(file, name)
-        return SourceImage(file, name, False)
+        check_pixel_count(file)
+        return SourceImage(file, self.display_path(file), False)
 
     def resolve_output(self, path: str) -> Path:
         """Return the path of a new file below a root."""
@@ -192,7 +191,7 @@ def redact_explanation(explanation: Explanation, image: SourceImage) -> Explanat
     return replace(explanation, name=image.display_name, parameters=parameters)
 
 
-def check_pixel_count(file: Path, name: str) -> None:
+def check_pixel_count(file: Path) -> None:
     """Raise an ImageError if the header of a photo claims too many pixels, or is no header of an image."""
     from PIL import Image
 
@@ -202,9 +201,9 @@ def check_pixel_count(file: Path, name: str) -> None:
     except Image.DecompressionBombError:
         n_pixels = MAX_IMAGE_PIXELS + 1
     except Exception:  # a decoder may raise anything
-        raise ImageError(f"{name}: it is not an image that can be read; name an image file") from None
+        raise ImageError("the file is not an image that can be read; name an image file") from None
     if n_pixels > MAX_IMAGE_PIXELS:
-        raise ImageError(f"{name}: it has more than {MAX_IMAGE_PIXELS:,} pixels, the limit; scale it down")
+        raise ImageError(f"the image has more than {MAX_IMAGE_PIXELS:,} pixels, the limit; scale it down")
 
 
 def check_run_hides_scans(name: str, run: BatchRun) -> None:
