@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from camscope.cli import console_output, load_model_and_methods, option_parsing, shared_options
+from camscope.cli import console_output, json_output, load_model_and_methods, option_parsing, shared_options
 from camscope.cli.shared_options import option
 from camscope.optional_packages import require
 
@@ -51,6 +51,7 @@ def run(
     allow_writing: Annotated[
         bool, option("--allow-writing", None, "Calls may write new files below the roots; default: read-only.")
     ] = False,
+    as_json: shared_options.JsonOption = False,
 ) -> None:
     """Serve explanations to assistants by the Model Context Protocol, over stdio or HTTP on 127.0.0.1.
 
@@ -62,6 +63,8 @@ def run(
         raise shared_options.build_option_error(
             "--model", "--weights, --class-names and --layer apply to one model; name a single --model"
         )
+    if as_json and port is None:
+        raise shared_options.build_option_error("--json", "over stdio, stdout holds the protocol; pass --http PORT too")
     if token_file is not None and port is None:
         raise shared_options.build_option_error("--token-file", "it belongs to --http PORT")
     from camscope.batch import BatchRun
@@ -91,6 +94,8 @@ def run(
     token, is_random = _choose_token(token_file)
 
     def print_address(url: str) -> None:
+        names = {"models": list(workspace.models), "runs": list(workspace.runs), "audits": list(workspace.audits)}
+        json_output.print_json_result("mcp", {"url": url, "token": token if is_random else None, **names})
         console_output.print_note(f"serving at {url}" + (f" with the token {token}" if is_random else ""))
 
     serve_http(server, port, token, print_address)

@@ -74,7 +74,9 @@ class CallRunner:
         self._workspace, self._lock = workspace, threading.Lock()
         self._limiter: anyio.CapacityLimiter | None = None
 
-    async def run(self, context: Context[Any, Any], tool: Callable[..., mcp_tools.ToolResult], **arguments: Any) -> Any:
+    async def run(
+        self, context: Context[Any, Any], function: Callable[..., mcp_tools.ToolResult], **arguments: Any
+    ) -> Any:
         """Run a tool, and return its result for the protocol. Errors become ToolErrors of one sentence."""
         if self._limiter is None:
             self._limiter = anyio.CapacityLimiter(MAX_WAITING_CALLS)
@@ -92,7 +94,7 @@ class CallRunner:
                     raise CallCanceledError
             try:
                 with stop_forward_passes(canceled):
-                    return tool(self._workspace, report, **arguments)
+                    return function(self._workspace, report, **arguments)
             finally:
                 self._lock.release()
 
@@ -233,8 +235,8 @@ def build_server(workspace: Workspace) -> MCPServer[Any]:
         return await runner.run(context, mcp_tools.list_verdicts, audit=audit)  # type: ignore[no-any-return]
 
     server.add_tool(explain, annotations=writes)
-    for tool in (compare, evaluate, methods, layers, query, verdicts):
-        server.add_tool(tool, annotations=read_only)
+    for function in (compare, evaluate, methods, layers, query, verdicts):
+        server.add_tool(function, annotations=read_only)
     return server
 
 

@@ -127,7 +127,7 @@ class Workspace:
         return existing.resolve()
 
     def resolve_image(self, path: str) -> SourceImage:
-        """Return an image below a root. A photo with too many bytes or pixels is refused before it is decoded."""
+        """Return an image below a root. A photo with too many bytes or pixels is rejected before it is decoded."""
         file = self.resolve_path(path)
         if not file.is_file():
             raise ImageError("the path is not a file; name one image")
