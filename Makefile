@@ -46,9 +46,9 @@ test-thorough: $(STAMP)-test
 
 test-yolo:
 	$(PYTHON) -m venv $(VENV)-yolo
-	$(VENV)-yolo/bin/python -m pip install --quiet -e ".[hub,segments,batch,audit,yolo]" "pytest>=8"
+	$(VENV)-yolo/bin/python -m pip install --quiet -e ".[hub,segments,batch,audit,yolo]" "pytest>=8" "supervision>=0.25"
 	$(VENV)-yolo/bin/python -m pip install --quiet --force-reinstall --no-deps opencv-python-headless
-	$(ALONE) $(VENV)-yolo/bin/python -m pytest -q tests/models tests/docs/test_recipes_with_other_libraries.py -k "ultralytics or yolo"
+	$(ALONE) $(VENV)-yolo/bin/python -m pytest -q tests/models tests/docs/test_recipes_with_other_libraries.py tests/targets/test_supervision_detections.py -k "ultralytics or yolo or supervision"
 
 check: $(STAMP)-dev
 	$(BIN)/ruff format --check .

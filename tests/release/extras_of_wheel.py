@@ -207,6 +207,22 @@ def test_onnx_extra(tmp_path, scan):
     assert_map(camscope.Occlusion(model).explain(torch.from_numpy(np.asarray(scan.image, np.float32))[None] / 255, 1))
 
 
+def test_mcp_extra(model, photos):
+    import anyio
+    from mcp.client import Client
+
+    from camscope.integrations.mcp_server import build_server
+    from camscope.integrations.mcp_workspace import Workspace
+
+    async def explain():
+        async with Client(build_server(Workspace({"phantom": model}, [photos]))) as client:
+            return await client.call_tool("explain", {"image": "0.png"})
+
+    reply = anyio.run(explain)
+    assert reply.structured_content["map"]["status"] == "ok"
+    assert [block.type for block in reply.content] == ["text", "image"]
+
+
 def test_bench_extra():
     import captum
     import pytorch_grad_cam

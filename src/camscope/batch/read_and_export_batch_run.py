@@ -3,9 +3,11 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from camscope.atomic_writes_and_folder_locks import check_not_existing, write_bytes
 from camscope.batch.export_rows_to_files import Exporter, ExportResult
+from camscope.batch.fiftyone_samples import build_samples
 from camscope.batch.html_contact_sheet import build_contact_sheet
 from camscope.batch.run_reader import RunReader
 from camscope.batch.sql_query import Query
@@ -109,3 +111,28 @@ class BatchRun(RunReader):
         return Exporter(self, Path(folder), format_list, threshold, overwrite).export_rows(
             Query(where, sort, max_rows), os.cpu_count() or 1, lambda _: None
         )
+
+    def to_fiftyone(self, where: str | None = None, sort: str | None = None, max_rows: int | None = None) -> list[Any]:
+        """Return the images of the selected rows as samples of FiftyOne.
+
+        Each map is a Heatmap, named for its method and, if an image has several of them, its class. A Classification such as
+        `gradcam_class` has the explained class and its probability. The fields `camscope_id` and `status` follow. The samples
+        need no database: `fiftyone.Dataset().add_samples(samples)` stores them in one.
+
+        Args:
+            where: A condition in SQL: see `query`.
+            sort: What to sort by, in SQL.
+            max_rows: The maximum number of rows.
+
+        Returns:
+            A list of `fiftyone.Sample`, one for each image. A heatmap (H,W) has the size of the image, and its maximum is 1.
+
+        Raises:
+            InputError: FiftyOne is not installed, the query is invalid, or the run does not name its image files.
+
+        >>> samples = run.to_fiftyone(max_rows=4)  # doctest: +SKIP
+        >>> samples[0]["gradcam"].map.shape  # doctest: +SKIP
+        (128, 128)
+
+        """
+        return build_samples(self, where, sort, max_rows)

@@ -18,6 +18,7 @@ from camscope.cli import (
     inspect_images,
     list_layers,
     list_methods,
+    serve_mcp,
     show_rows_as_html_page,
     version_and_device_info,
 )
@@ -49,6 +50,7 @@ COMMAND_GROUPS = {
         "choose": choose_method_and_layer,
         "benchmark": benchmark_methods_on_synthetic_radiographs,
     },
+    "Connect": {"mcp": serve_mcp},
     "Look up": {"methods": list_methods, "layers": list_layers},
 }
 for group, commands in COMMAND_GROUPS.items():

@@ -235,6 +235,13 @@ RESULT_FIELDS: dict[str, dict[str, str]] = {
         "devices.*": "devices of PyTorch",
         "extras.*[]": "missing packages of each extra",
     },
+    "mcp": {
+        "url": "address of the server over HTTP",
+        "token": "random token that requests must carry, or null if it was chosen",
+        "models[]": "names of the models",
+        "runs[]": "names of the runs",
+        "audits[]": "names of the audits",
+    },
     "methods": {"methods[]." + name: text for name, text in METHOD_FIELDS.items()},
     "layers": {
         "model": "class of the model",

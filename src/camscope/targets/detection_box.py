@@ -1,5 +1,6 @@
 """Box: the target that explains one detection of an object detector."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -61,7 +62,8 @@ class Box(Target):
     `gradcam-elementwise` show one box.
 
     Args:
-        x0: Left edge in pixels of the original image, or of the model's input where a tensor is explained.
+        x0: Left edge in pixels of the original image, or of the model's input where a tensor is explained. Also accepted is
+            a `supervision.Detections` with one row, in place of all four edges and the class.
         y0: Top edge.
         x1: Right edge.
         y1: Bottom edge.
@@ -85,9 +87,9 @@ class Box(Target):
     """
 
     x0: float
-    y0: float
-    x1: float
-    y1: float
+    y0: float = math.nan
+    x1: float = math.nan
+    y1: float = math.nan
     label: int | str | None = None
     activation: Activation | None = field(default=None, kw_only=True)
     detector_settings: tuple[HuggingFaceDetectorSettings, ...] = field(default=(), kw_only=True, repr=False)
@@ -99,6 +101,8 @@ class Box(Target):
     selects_positions = True
 
     def __post_init__(self) -> None:
+        if hasattr(self.x0, "xyxy"):
+            _set_edges_from_single_detection(self)
         corners = parse_finite_numbers(self.corners)
         if corners is None:
             raise TargetError(f"Box{self.corners}: expected four finite numbers (left, top, right, bottom)")
@@ -110,6 +114,29 @@ class Box(Target):
             raise TargetError(f"Box{self.corners}: expected left < right and top < bottom")
         if self.activation not in (None, *get_args(Activation)):
             raise TargetError(f"Box(activation={self.activation!r}): expected 'softmax', 'sigmoid' or None")
+
+    @classmethod
+    def from_detections(cls, detections: Any, activation: Activation | None = None) -> "list[Box]":
+        """Return one box for each row of a `supervision.Detections`.
+
+        Args:
+            detections: An object with `xyxy` (n,4) in pixels of the original image, and `class_id` (n,) or None.
+            activation: See `Box`.
+
+        Returns:
+            The boxes in the order of the rows. The class of a row is its `class_id`.
+
+        Raises:
+            TargetError: The object has no boxes of this form.
+
+        >>> import numpy as np
+        >>> from types import SimpleNamespace  # stands for supervision.Detections
+        >>> rows = SimpleNamespace(xyxy=np.array([[0, 0, 4, 4], [2, 2, 9, 8]]), class_id=np.array([1, 17]))
+        >>> [(box.corners, box.label) for box in Box.from_detections(rows)]
+        [((0.0, 0.0, 4.0, 4.0), 1), ((2.0, 2.0, 9.0, 8.0), 17)]
+
+        """
+        return [cls(*edges, label, activation=activation) for edges, label in _read_detection_rows(detections)]
 
     @property
     def corners(self) -> tuple[float, float, float, float]:
@@ -232,6 +259,35 @@ class Box(Target):
         corners = ", ".join(f"{value:z.0f}" for value in detections.boxes[best].tolist())
         nearest = f"the nearest: class {top_class} at ({corners}), overlap {overlap:.2f}"
         return BoxMatch(overlap, self.label if isinstance(self.label, int) else top_class, nearest)
+
+
+def _read_detection_rows(detections: Any) -> list[tuple[tuple[float, ...], int | None]]:
+    """Return the edges and the class of each row of a `supervision.Detections`."""
+    rows = [tuple(map(float, row)) for row in getattr(detections, "xyxy", ())]
+    class_ids = getattr(detections, "class_id", None)
+    labels = [None] * len(rows) if class_ids is None else [int(class_id) for class_id in class_ids]
+    if not hasattr(detections, "xyxy") or len(labels) != len(rows) or any(len(row) != 4 for row in rows):
+        raise TargetError(
+            f"{type(detections).__name__}: expected detections with xyxy (n,4) and class_id (n,), as supervision.Detections"
+        )
+    return list(zip(rows, labels, strict=True))
+
+
+def _set_edges_from_single_detection(box: Box) -> None:
+    """Set the edges and the class of a box that was created from a `supervision.Detections`."""
+    rows = _read_detection_rows(box.x0)
+    if len(rows) != 1:
+        raise TargetError(
+            f"Box takes one detection, and these are {plural(len(rows), 'row')}",
+            fix="pass Box.from_detections(detections), a list with one Box for each row, or a single row such as detections[0]",
+        )
+    if any(not math.isnan(value) for value in (box.y0, box.x1, box.y1)):
+        raise TargetError("Box takes either a detection or four edges, not both", fix="pass only the detection")
+    edges, label = rows[0]
+    for name, value in zip(("x0", "y0", "x1", "y1"), edges, strict=True):
+        object.__setattr__(box, name, value)
+    if box.label is None:
+        object.__setattr__(box, "label", label)
 
 
 def read_huggingface_detector_settings(model: nn.Module) -> tuple[HuggingFaceDetectorSettings, ...]:
