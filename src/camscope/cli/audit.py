@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -166,20 +166,52 @@ def compare(
     second_run: Annotated[
         Path, argument("RUN_B", "The folder of a second audit, of the same images and another checkpoint.")
     ],
+    fail_on: Annotated[
+        list[str] | None,
+        option(
+            "--fail-on", "CONDITION", 'Condition that exits with 1, such as "AUROC fell by > 0.02". Repeat for several.'
+        ),
+    ] = None,
     output: Annotated[
         Path | None, option("--output -o", "FILE", "Also write the comparison to this .json file.")
     ] = None,
     overwrite: shared_options.OverwriteOption = False,
     as_json: shared_options.JsonOption = False,
 ) -> None:
-    """Compare two audits of the same images. Print paired tests of predictions, maps and reliance. List changed verdicts."""
+    """Compare two audits of the same images. Print paired tests of predictions, maps and reliance. List changed verdicts.
+
+    The exit code is 1 if a condition of --fail-on holds, and 2 if a condition cannot be checked.
+    """
+    if exit_code := compare_and_print_audits(first_run, second_run, fail_on or (), output, overwrite=overwrite):
+        raise typer.Exit(exit_code)
+
+
+def compare_and_print_audits(
+    first_run: str | Path,
+    second_run: str | Path,
+    fail_on: Sequence[str] = (),
+    output: Path | None = None,
+    *,
+    overwrite: bool = False,
+) -> int:
+    """Compare two audits, check the conditions of a gate, and print both. Return the exit code."""
     from camscope.audit.audit_comparison import compare_audits
+    from camscope.audit.audit_fail_conditions import check_audit_conditions
+    from camscope.cli.print_fail_conditions import print_conditions
+    from camscope.evaluation.diff.fail_conditions import choose_exit_code
 
     comparison = compare_audits(first_run, second_run)
+    results = check_audit_conditions(comparison, fail_on)
+    exit_code, document = choose_exit_code(results), json.loads(comparison.to_json())
+    if fail_on:
+        names = ("text", "holds", "n_met", "n_compared", "description")
+        conditions = [{**{name: getattr(each, name) for name in names}, "ids": list(each.ids)} for each in results]
+        document |= {"conditions": conditions, "failed": exit_code == 1, "exit_code": exit_code}
     if output is not None:
-        write_bytes(output, comparison.to_json().encode(), overwrite=overwrite)
-    if as_json:
-        typer.echo(json.dumps(json.loads(comparison.to_json()), indent=2))  # in ASCII
+        text = json.dumps(document, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False)
+        write_bytes(output, f"{text}\n".encode(), overwrite=overwrite)
+    if json_output.is_json_output():
+        typer.echo(json.dumps(document, indent=2))  # in ASCII
     console, table = (
         console_output.stdout_console(),
         console_output.new_table("quantity", "finding", "A>", "B>", "B - A [95 %]>", "p>"),
@@ -206,6 +238,8 @@ def compare(
         console.print(console_output.styled_text(("no verdict changed", "dim")))
     for text in comparison.notes:
         console_output.print_note(text)
+    print_conditions(results)
+    return exit_code
 
 
 @app.command(

@@ -13,7 +13,7 @@ PANELS = {
     "Target": ("target", "targets", "expected", "class-names"),
     "Data": (
         "root", "where", "sort", "images", "seed", "masks", "category", "metrics", "group", "patient", "split", "by",
-        "finding", "fetch",
+        "finding", "fetch", "fail-on",
     ),
     "Output": ("output", "format", "table", "figure", "export", "save", "overlays", "overwrite", "json"),
     "Appearance": (
