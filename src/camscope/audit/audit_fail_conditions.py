@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from camscope.audit.audit_comparison import AuditComparison, PairedDifference
 from camscope.errors import InputError
-from camscope.evaluation.diff.fail_conditions import ABOVE, NUMBER, ConditionResult, raise_unknown_condition
+from camscope.evaluation.diff.fail_conditions import ABOVE, NUMBER, ConditionResult, build_unknown_condition_error
 from camscope.plurals import plural
 
 AUDIT_CONDITION_EXAMPLES = (
@@ -63,8 +63,7 @@ def _check_condition(comparison: AuditComparison, text: str) -> ConditionResult:
         threshold = float(match["threshold"] or 0)
         met = [row for row in rows if _has_changed(row, sign, threshold, is_significant=bool(match["significant"]))]
         return _build_result(text, [_describe(row) for row in met], [_describe(row) for row in rows])
-    raise_unknown_condition(text, AUDIT_CONDITION_EXAMPLES)
-    return None
+    raise build_unknown_condition_error(text, AUDIT_CONDITION_EXAMPLES)
 
 
 def _names_quantity(row: PairedDifference, name: str) -> bool:

@@ -125,6 +125,7 @@ def run(
             "is never cut, takes longer.",
         ),
     ] = None,
+    log: shared_options.LogOption = None,
     overwrite: shared_options.OverwriteOption = False,
     as_json: shared_options.JsonOption = False,
 ) -> None:
@@ -204,8 +205,8 @@ def compare_and_print_audits(
     results = check_audit_conditions(comparison, fail_on)
     exit_code, document = choose_exit_code(results), json.loads(comparison.to_json())
     if fail_on:
-        names = ("text", "holds", "n_met", "n_compared", "description")
-        conditions = [{**{name: getattr(each, name) for name in names}, "ids": list(each.ids)} for each in results]
+        fields = ("text", "holds", "n_met", "n_compared", "description")
+        conditions = [{**{name: getattr(each, name) for name in fields}, "ids": list(each.ids)} for each in results]
         document |= {"conditions": conditions, "failed": exit_code == 1, "exit_code": exit_code}
     if output is not None:
         text = json.dumps(document, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False)
@@ -332,10 +333,11 @@ def export(
 
 @contextmanager
 def show_stage_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Show the progress of each audit stage, as a bar in a terminal or else as one line. Yield the progress callback."""
+    """Show the progress of each audit stage, as a bar in a terminal or else as lines. Yield the progress callback."""
     console = console_output.stderr_console()
     with progress_bars.build_progress(console) as bars:
         tasks: dict[str, TaskID] = {}
+        reporters: dict[str, progress_bars.ProgressReporter] = {}
 
         def on_progress(stage: str, done: int, total: int) -> None:
             if stage not in tasks:
@@ -343,6 +345,9 @@ def show_stage_progress() -> Iterator[Callable[[str, int, int], None]]:
                 if not console.is_terminal:
                     console.print(stage, soft_wrap=True)
             bars.update(tasks[stage], completed=done, total=total)
+            reporters.setdefault(stage, progress_bars.ProgressReporter(console, stage)).report(done, total)
+            if done == total:
+                reporters[stage].log_end(done, total)
 
         yield on_progress
 

@@ -71,10 +71,11 @@ def run(
             from camscope.evaluation.diff.diff_files import describe_diff, save_diff
 
             source = open_or_compute_run.open_image_source(image_source, root, allow_outside_root=allow_outside_root)
-            runs = [BatchRun(folder, source, fetch=fetch) for folder in (first_run, second_run)]
+            before, after = (BatchRun(folder, source, fetch=fetch) for folder in (first_run, second_run))
             with progress_bars.progress_bar("comparing", 1, console_output.stderr_console()) as bar:
                 diff = diff_runs(
-                    *runs,
+                    before,
+                    after,
                     fail_on or (),
                     masks=masks,
                     categories=shared_options.split_list(categories or ""),

@@ -98,7 +98,7 @@ def _summarize_maps(diff: RunDiff) -> list[dict[str, Any]]:
 
 
 class DiffFiles(NamedTuple):
-    """The files that `save_diff` wrote. The contact sheets are None if no image changed."""
+    """The files that `save_diff` wrote. Without a changed image, there are no contact sheets."""
 
     report: Path
     table: Path

@@ -4,7 +4,6 @@ import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
 from camscope.errors import InputError
 from camscope.metrics.intervals_and_p_values import compute_exact_interval
@@ -89,8 +88,7 @@ class FailCondition:
                 if threshold is not None and not -1 <= threshold <= 1:
                     raise InputError(f"condition {text!r}: the bound is {threshold:g}; expected at most 1 in magnitude")
                 return cls(text, quantity, threshold, limit, is_count, groups.get("method"))
-        raise_unknown_condition(text, RUN_CONDITION_EXAMPLES)
-        return None
+        raise build_unknown_condition_error(text, RUN_CONDITION_EXAMPLES)
 
     def check(self, n_met: int, n_compared: int, ids: Sequence[str] = ()) -> "ConditionResult":
         """Return the result for `n_compared` images, of which `n_met` fulfill the condition."""
@@ -150,8 +148,8 @@ def choose_exit_code(results: Sequence[ConditionResult]) -> int:
     return 2 if any(result.holds is None for result in results) else 0
 
 
-def raise_unknown_condition(text: str, examples: Sequence[str]) -> NoReturn:
-    """Raise an InputError for text that is not a condition. It names the nearest example and lists all of them."""
+def build_unknown_condition_error(text: str, examples: Sequence[str]) -> InputError:
+    """Build the error for text that is not a condition. It names the nearest example and lists all of them."""
     nearest = difflib.get_close_matches(text.lower(), examples, 1, 0)[0]
     listed = "; ".join(examples)
-    raise InputError(f"{text!r} is not a condition; nearest: {nearest!r}; conditions: {listed}")
+    return InputError(f"{text!r} is not a condition; nearest: {nearest!r}; conditions: {listed}")

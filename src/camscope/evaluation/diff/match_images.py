@@ -35,7 +35,7 @@ class RunImage:
 
     @property
     def answer(self) -> Row | None:
-        """The row of a map of the predicted class, or None if there is none."""
+        """The row of a map of the predicted class, or None."""
         rows = (row for key, row in self.rows.items() if key.target == TOP_CLASS and row["status"] != FAILED)
         return next(rows, None)
 

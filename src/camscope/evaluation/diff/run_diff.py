@@ -37,6 +37,7 @@ IMAGES_PER_READ = 256  # images whose maps are in memory at a time
 DEFAULT_MASK_COLUMN = "mask"
 MASK_METRIC = "energy-inside"
 NO_ANSWER = "no answer"
+HOLDS_TEXTS = {True: "holds", False: "does not hold", None: "not checked"}
 KeyPair = tuple[MapKey, MapKey]
 
 
@@ -275,11 +276,7 @@ class RunDiff:
 
     def _repr_html_(self) -> str:
         cells = {"images": f"{len(self.images):,} compared, {len(self.changed_images):,} changed"}
-        cells |= {
-            result.text: f"{'not checked' if result.holds is None else 'holds' if result.holds else 'does not hold'}: "
-            f"{result.description}"
-            for result in self.conditions
-        }
+        cells |= {result.text: f"{HOLDS_TEXTS[result.holds]}: {result.description}" for result in self.conditions}
         rows = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in cells.items())
         return f"<table>{rows}</table>"
 
@@ -442,15 +439,14 @@ def _iter_image_changes(
             change = _compare_answers(*pair, has_answers=has_answers, same_names=same_names)
             map_rows = []
             for keys in key_pairs:
-                light = [image.rows.get(key) for image, key in zip(pair, keys, strict=True)]
-                if light[0] is None or light[1] is None:
+                before, after = (image.rows.get(key) for image, key in zip(pair, keys, strict=True))
+                if before is None or after is None:
                     continue
-                change.status_changed |= light[0]["status"] != light[1]["status"]
-                if FAILED not in (light[0]["status"], light[1]["status"]):
-                    rows = [
-                        by_position[row["position"]] for by_position, row in zip(rows_by_position, light, strict=True)
-                    ]
-                    map_rows.append((keys[0], *rows))
+                change.status_changed |= before["status"] != after["status"]
+                if FAILED not in (before["status"], after["status"]):
+                    positions = before["position"], after["position"]
+                    maps = rows_by_position[0][positions[0]], rows_by_position[1][positions[1]]
+                    map_rows.append((keys[0], *maps))
             if not key_pairs:
                 change.status_changed = pair[0].status != pair[1].status
             change.maps = _compare_maps(runs, map_rows, evaluators)
@@ -494,8 +490,10 @@ def _compare_maps(
     shares: list[list[float | None]] = [[None] * len(map_rows)] * 2
     if evaluators is not None and map_rows:
         shares = [
-            [values[0] for values in evaluator.evaluate_maps([rows[1 + side] for rows in map_rows])]
-            for side, evaluator in enumerate(evaluators)
+            [values[0] for values in evaluator.evaluate_maps(maps)]
+            for evaluator, maps in zip(
+                evaluators, ([row[1] for row in map_rows], [row[2] for row in map_rows]), strict=True
+            )
         ]
     changes = []
     for n, (key, before, after) in enumerate(map_rows):
