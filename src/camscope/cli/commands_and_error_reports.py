@@ -64,7 +64,7 @@ class Command(TyperCommand):
 
         If `--target` is an unknown class with a comma in its name, the error suggests `--targets`.
         """
-        with event_log.event_log_scope(ctx):
+        with event_log.event_log_scope(ctx, describe_command_end):
             if "plugins" in ctx.params:
                 load_plugins(ctx.params["plugins"] or ())
             try:
@@ -132,11 +132,21 @@ class CommandGroup(TyperGroup):
                     getattr(error, "__notes__", []) if isinstance(error, CamscopeError) else ["run again with --debug"]
                 )
                 code, message = choose_exit_code_of_error(error), "; ".join([format_error(error), *hints])
-                report_error(name_error_kind(error), message, code, getattr(error, "remedy", None))
+                report_error(_name_error_kind(error), message, code, getattr(error, "remedy", None))
             except MemoryError:  # too little memory even for the colored console
                 os.write(2, b"error: out of memory; give the process more of it\n")
                 raise typer.Exit(EXIT_FAILED) from None
             raise typer.Exit(code) from None
+
+
+def describe_command_end(error: BaseException) -> event_log.CommandEnd:
+    """Describe the error by which a command ends, for its log."""
+    if isinstance(error, KeyboardInterrupt):
+        return event_log.CommandEnd(EXIT_INTERRUPTED)
+    exit_code = getattr(error, "exit_code", None)  # of typer.Exit and of usage errors
+    if isinstance(exit_code, int) or not isinstance(error, Exception):
+        return event_log.CommandEnd(exit_code if isinstance(exit_code, int) else EXIT_FAILED)
+    return event_log.CommandEnd(choose_exit_code_of_error(error), _name_error_kind(error), format_error(error))
 
 
 def choose_exit_code_of_error(error: BaseException) -> int:
@@ -162,7 +172,7 @@ def _report_usage_error(error: Any) -> None:
         stderr_console().print(f"see: {context.command_path} --help", style="dim", soft_wrap=True)
 
 
-def name_error_kind(error: Exception) -> str:
+def _name_error_kind(error: Exception) -> str:
     """Return the name of an error's public class, such as `TargetError`. If memory ran out, return `OutOfMemory`."""
     if is_out_of_memory(error) and not isinstance(error, CamscopeError):
         return "OutOfMemory"

@@ -4,9 +4,9 @@ import contextlib
 import datetime
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from camscope.cli import json_output
 from camscope.errors import OutputError
@@ -76,6 +76,14 @@ class EventLog:
         self._file.close()
 
 
+class CommandEnd(NamedTuple):
+    """How a command ends: its exit code, and the error, unless the command chose the exit code itself."""
+
+    exit_code: int
+    error_kind: str | None = None
+    message: str = ""
+
+
 _current: EventLog | None = None
 
 
@@ -86,8 +94,12 @@ def log_event(event: str, **fields: Any) -> None:
 
 
 @contextlib.contextmanager
-def event_log_scope(context: "typer.Context") -> Iterator[None]:
-    """Log the start and the end of a command that was passed `--log`, with its exit code."""
+def event_log_scope(context: "typer.Context", describe_end: Callable[[BaseException], CommandEnd]) -> Iterator[None]:
+    """Log the start and the end of a command that was passed `--log`, with its exit code.
+
+    `describe_end` describes the error by which a command ends. The message of an error may contain a file name, so it is
+    only logged with `--profile clinical`.
+    """
     global _current
     path = context.params.get("log")
     if path is None:
@@ -110,34 +122,15 @@ def event_log_scope(context: "typer.Context") -> Iterator[None]:
         yield
         exit_code = 0
     except BaseException as error:
-        exit_code = get_exit_code(error)
-        if getattr(error, "exit_code", None) is None:  # not typer.Exit, by which a command chooses its exit code
-            _log_error(log, error)
+        end = describe_end(error)
+        exit_code = end.exit_code
+        if end.error_kind is not None:
+            log.write("error", kind=end.error_kind, message=end.message if log.shows_paths else HIDDEN_VALUE)
         raise
     finally:
         log.write("end", exit_code=exit_code, seconds=round(time.monotonic() - started, 3), **log.last_progress)
         log.close()
         _current = previous
-
-
-def _log_error(log: EventLog, error: BaseException) -> None:
-    """Log the error that ends a command. Its message may contain a file name, so it needs `--profile clinical`."""
-    from camscope.cli.commands_and_error_reports import format_error, name_error_kind
-
-    if isinstance(error, Exception):
-        log.write(
-            "error", kind=name_error_kind(error), message=format_error(error) if log.shows_paths else HIDDEN_VALUE
-        )
-
-
-def get_exit_code(error: BaseException) -> int:
-    """Return the exit code of a command that ends with an error."""
-    from camscope.cli.commands_and_error_reports import EXIT_INTERRUPTED, choose_exit_code_of_error
-
-    if isinstance(error, KeyboardInterrupt):
-        return EXIT_INTERRUPTED
-    code = getattr(error, "exit_code", None)  # of typer.Exit and of usage errors
-    return code if isinstance(code, int) else choose_exit_code_of_error(error)
 
 
 def describe_log() -> str:
