@@ -121,6 +121,7 @@ def save_diff(diff: RunDiff, folder: str | os.PathLike[str], *, overwrite: bool 
         OutputError: A file exists, or cannot be written.
 
     >>> import tempfile
+    >>> from camscope.evaluation import diff_runs
     >>> save_diff(diff_runs(run, run), tempfile.mkdtemp()).report.name  # `run`: of `run_batch`
     'diff.json'
 

@@ -203,7 +203,7 @@ class RunDiff:
         Raises:
             InputError: The text is not a condition.
 
-        >>> diff_runs(run, run).check("top-class changed > 2 %").holds  # `run`: of `run_batch`
+        >>> diff_runs(run, run).check("status changed > 2 %").holds  # `run`: of `run_batch`
         False
 
         """
