@@ -17,6 +17,7 @@ from camscope.audit.core.summary_schema import Summary
 from camscope.batch.result_rows import get_result_column_types
 from camscope.cli import app
 from camscope.cli.commands_and_error_reports import REMEDY_WORDING
+from camscope.cli.event_log import describe_log
 from camscope.cli.json_output import describe_json_output
 from camscope.cli.list_methods import COST_LEGEND, describe_method
 from camscope.cli.option_parsing import list_setting_types
@@ -63,6 +64,7 @@ def write_generated_pages(folder: Path) -> None:
         "run-columns.md": describe_run_columns(),
         "summary-fields.md": describe_summary(),
         "json.md": describe_json_output(),
+        "log.md": describe_log(),
     }
     for name, text in pages.items():
         path = folder / name

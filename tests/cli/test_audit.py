@@ -278,6 +278,19 @@ def test_two_are_compared(made, tmp_path):
     assert {one["difference"]["value"] for one in plain["differences"]} == {0.0}
 
 
+def test_a_gate_of_two_audits_has_the_exit_code_of_its_conditions(made):
+    folder = str(made[1])
+    for words in (["audit", "compare"], ["diff"]):
+        passed = CliRunner().invoke(app, [*words, folder, folder, "--fail-on", "AUROC fell by > 0.02"])
+        assert (passed.exit_code, "passes" in passed.output) == (0, True), passed.output
+        failed = CliRunner().invoke(app, [*words, folder, folder, "--fail-on", "AUROC rose by > -0.02"])
+        assert failed.exit_code == 2
+        wrong = CliRunner().invoke(app, [*words, folder, folder, "--fail-on", "map correlation < 1.5", "--json"])
+        assert (wrong.exit_code, json.loads(wrong.stdout)["failed"]) == (1, True)
+    mixed = CliRunner().invoke(app, ["diff", folder, f"{folder}/maps"])
+    assert (mixed.exit_code, "expected two of one kind" in mixed.stderr) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [

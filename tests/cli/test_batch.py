@@ -123,7 +123,7 @@ def printed_totals(result):
     )
     assert line, result.output
     maps, images, before = int(line[1]), int(line[2] or line[1]), int(line[3] or 0)
-    steps = re.findall(r"^(\d+) of (\d+) images?, \S+ images/s, (\d+) failed", result.stderr, re.MULTILINE)
+    steps = re.findall(r"^[\d:]{8} (\d+) of (\d+) images?, \S+ images/s, (\d+) failed", result.stderr, re.MULTILINE)
     table = [int(count) for count in re.findall(r"^│ +(\d+) +│", result.stderr, re.MULTILINE)]
     assert {int(total) for _, total, _ in steps} <= {images}
     assert maps + sum(table) == images
@@ -249,14 +249,17 @@ def test_overlays_and_reduced_decoding_are_asked_for(images):
     assert batch("images", "-o", "other", "--overlays", "bmp").exit_code == 2
 
 
-def test_progress_is_a_line_every_thirty_seconds_without_a_terminal(capsys, monkeypatch):
-    seconds = iter([0.0, 20.0, 40.0, 60.0, 80.0])
+def test_progress_is_a_line_every_minute_without_a_terminal(capsys, monkeypatch):
+    seconds = iter([0.0, 0.0, *(second for second in (40.0, 80.0, 100.0, 160.0) for _ in range(2))])
     monkeypatch.setattr(progress_bars, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
     with progress_bars.show_batch_progress() as told:
-        for done, failures in ((0, 0), (2, 0), (4, 1), (8, 1)):
-            told(SimpleNamespace(n_processed=done, n_failures=failures, n_done_before=100, n_images=108))
-    assert capsys.readouterr().err.splitlines() == [
-        "102 of 108 images, 0.1 images/s, 0 failed, 0:02:00 left",
+        for done, failures in ((0, 0), (2, 0), (4, 1), (8, 1)):  # at 40, 80, 100 and 160 s
+            told(
+                SimpleNamespace(n_processed=done, n_failures=failures, n_done_before=100, n_images=108, new_failures=())
+            )
+    lines = capsys.readouterr().err.splitlines()
+    assert [line[9:] for line in lines] == [
+        "102 of 108 images, 0.0 images/s, 0 failed, 0:04:00 left",
         "108 of 108 images, 0.1 images/s, 1 failed, 0:00:00 left",
     ]
 
@@ -267,6 +270,6 @@ def test_on_a_terminal_progress_is_one_bar(monkeypatch):
     monkeypatch.setattr(progress_bars.console_output, "stderr_console", lambda: console)
     with progress_bars.show_batch_progress() as told:
         for done in (0, 1, 3):
-            told(SimpleNamespace(n_processed=done, n_failures=done // 2, n_done_before=5, n_images=8))
+            told(SimpleNamespace(n_processed=done, n_failures=done // 2, n_done_before=5, n_images=8, new_failures=()))
     assert "1 failed" in stream.getvalue()
     assert "8/8" in stream.getvalue()

@@ -13,7 +13,7 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
-from camscope import GradCAM, load_model
+from camscope import GradCAM, LayerCAM, load_model, run_batch
 from camscope.cli import app, commands_and_error_reports, demo, json_output
 from camscope.cli.json_output import RESULT_FIELDS, describe_json_output, to_json_value
 from camscope.errors import CamscopeError, Remedy
@@ -335,6 +335,26 @@ def test_the_mode_ends_with_the_command(here):
     assert not json_output.is_json_output()
     assert "versions" in CliRunner().invoke(app, ["info"]).stdout
     assert CliRunner().invoke(app, ["explain", "--", "--json"]).stdout.startswith("{") is False
+
+
+def test_diff(here, tmp_path):
+    model = load_model("phantom")
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight += 0.6 * weight.std() * torch.randn(weight.shape, generator=generator)
+    manifest = here / "list-without-targets.csv"
+    manifest.write_text("path,mask\n" + "".join(f"images/{n}.png,masks/{n}.png\n" for n in range(4)))
+    run_batch(GradCAM(load_model("phantom")), manifest, tmp_path / "old")
+    run_batch(GradCAM(model), manifest, tmp_path / "new")
+    run_batch(LayerCAM(model), manifest, tmp_path / "layercam")
+    gate = ("--fail-on", "top-class changed", "--fail-on", "status changed > 3 images")
+    result = ask("diff", tmp_path / "old", tmp_path / "new", *gate, code=1)
+    assert (result["failed"], result["exit_code"], result["n_compared"]) == (True, 1, 4)
+    assert result["maps"][0]["n_shares"] == 4
+    assert_documented(result, ask("diff", tmp_path / "old", tmp_path / "layercam"))
+    assert ask("diff", tmp_path / "old", "nowhere", code=2)["error"]["exit_code"] == 2
 
 
 # All commands

@@ -327,7 +327,14 @@ def build_run_info(worker: BatchWorker, chunk_size: int, overlays: OverlayOption
         "root": root,
         "versions": dict(get_library_versions()),
         "class_names": list(explainer.class_names or ()),
+        "images_have_targets": _has_target_column(manifest),
     }
+
+
+def _has_target_column(manifest: Manifest) -> bool:
+    """Return whether the manifest gives a target for at least one image. The rows then lack the predicted class."""
+    table = manifest.table
+    return "target" in table.column_names and table["target"].null_count < len(table)
 
 
 def _build_plugin_info(worker: BatchWorker) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def build_card_fields(run: RunReader, rows: Sequence[ResultRow], image_height: i
     if any(row["attribution"] is not None for row in rows):
         image, missing_reason = read_original_image(run, rows[0])
     if image is not None and image.ndim == 3 and image.shape[2] == 3:  # a volume is shown only under its map
-        original_uri = _encode_data_uri(render.resize_to_fit(image, image_height, 2 * image_height))
+        original_uri = encode_webp_data_uri(render.resize_to_fit(image, image_height, 2 * image_height))
     original = {
         "original_uri": original_uri,
         "missing_original_reason": missing_reason and to_short_printable_line(missing_reason),
@@ -55,7 +55,7 @@ def _draw_map_card_fields(
     """Draw the map of a row, and return its card fields. If drawing fails, return the field `failure_reason`."""
     explanation = run.explanation(row, image)
     try:
-        overlay_uri = _encode_data_uri(render_thumbnail(explanation, image, image_height))
+        overlay_uri = encode_webp_data_uri(render_thumbnail(explanation, image, image_height))
     except Exception as error:  # the values of a row may be invalid in any way
         reason = to_short_printable_line(f"it cannot be drawn: {type(error).__name__}: {error}")
         return {"failure_reason": reason, "missing_original_reason": None}
@@ -101,7 +101,8 @@ def to_short_printable_line(value: object) -> str:
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)
 
 
-def _encode_data_uri(image: PixelArray) -> str:
+def encode_webp_data_uri(image: PixelArray) -> str:
+    """Encode an image (H,W,3) as a data URI in the format WebP."""
     from PIL import Image
 
     stream = io.BytesIO()
@@ -154,22 +155,49 @@ def build_contact_sheet(
 def _render_html(
     run: RunReader, query: Query, image_height: int, cards: Sequence[Mapping[str, Any]], row_counts: str
 ) -> str:
-    """Render the page from its template, with an inline style that the content security policy allows."""
-    jinja2 = require("jinja2", extra="batch")
-    files = resources.files("camscope.batch")
-    variables = f":root {{ --size: {image_height}px; --cell: {image_height + 2}px; }}\n"
-    style = variables + files.joinpath("contact_sheet.css").read_text("utf-8")
-    environment = jinja2.Environment(autoescape=True)
-    versions = " · ".join(f"{name} {run.run_info['versions'][name]}" for name in ("camscope", "torch"))
-    page: str = environment.from_string(files.joinpath("contact_sheet.html").read_text("utf-8")).render(
-        title=to_short_printable_line(run.folder.resolve().name),
+    """Render the page of a run."""
+    return render_contact_sheet_page(
+        title=run.folder.resolve().name,
         row_counts=row_counts,
         query=[(name, value) for name, value in (("where", query.where), ("sorted by", query.sort)) if value],
-        summary={name: to_short_printable_line(text) for name, text in run.summary.items()},
+        summary=run.summary,
+        cards=cards,
+        versions=run.run_info["versions"],
+        image_height=image_height,
+    )
+
+
+def render_contact_sheet_page(
+    *,
+    title: str,
+    row_counts: str,
+    summary: Mapping[str, str],
+    cards: Sequence[Mapping[str, Any]],
+    versions: Mapping[str, str],
+    image_height: int,
+    query: Sequence[tuple[str, str]] = (),
+    images_per_card: int = 1,
+) -> str:
+    """Render a page of cards from its template, with an inline style that the content security policy allows.
+
+    With several images per card, the cards are wider, and there is no switch that hides the maps.
+    """
+    jinja2 = require("jinja2", extra="batch")
+    files = resources.files("camscope.batch")
+    variables = f":root {{ --size: {image_height}px; --cell: {images_per_card * (image_height + 2)}px; }}\n"
+    style = variables + files.joinpath("contact_sheet.css").read_text("utf-8")
+    environment = jinja2.Environment(autoescape=True)
+    made_with = " · ".join(f"{name} {versions[name]}" for name in ("camscope", "torch"))
+    page: str = environment.from_string(files.joinpath("contact_sheet.html").read_text("utf-8")).render(
+        title=to_short_printable_line(title),
+        row_counts=row_counts,
+        query=query,
+        summary={name: to_short_printable_line(text) for name, text in summary.items()},
         cards=cards,
         style=style,
         style_digest=compute_csp_digest(style),
-        versions=f"Made with {versions}",
+        has_originals=images_per_card == 1,
+        versions=f"Made with {made_with}",
     )
     return page
 

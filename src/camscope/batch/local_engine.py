@@ -22,8 +22,26 @@ if TYPE_CHECKING:
 Failure = tuple[str, str | None]  # reason, and kind: "transient" or "permanent"
 OutcomeCallback = Callable[["BatchOutcome"], None]  # called with the outcome so far
 ChunkProgress = Generator[
-    tuple[int, Mapping[Failure, int]], None, None
-]  # number of processed images, and their failures
+    tuple[int, "Sequence[ImageFailure]"], None, None
+]  # number of processed images, and those of them that failed
+
+
+class ImageFailure(NamedTuple):
+    """An image without a map.
+
+    Attributes:
+        id: The id of the image, as the run has it.
+        reason: The reason.
+        kind: "transient" or "permanent".
+
+    >>> ImageFailure("a.png", "there is no such file", "transient").kind
+    'transient'
+
+    """
+
+    id: str
+    reason: str
+    kind: str | None
 
 
 @dataclass(frozen=True)
@@ -72,6 +90,7 @@ class BatchOutcome:
         failure_counts: Images without a map, by reason.
         transient_failure_counts: Images without a map by reason, where a retry may succeed.
         flag_counts: Number of maps with each flag, in the whole run or shard. It is filled at the end.
+        new_failures: The images that failed since the last call of `on_progress`.
 
     >>> BatchOutcome(n_images=3, n_processed=3).n_failures
     0
@@ -84,6 +103,7 @@ class BatchOutcome:
     failure_counts: Counter[str] = field(default_factory=Counter)
     transient_failure_counts: Counter[str] = field(default_factory=Counter)
     flag_counts: Counter[str] = field(default_factory=Counter)
+    new_failures: Sequence[ImageFailure] = ()
 
     @property
     def n_flagged(self) -> int:
@@ -145,8 +165,9 @@ def run_chunks(
     """Compute all missing chunks. Raise a RunError if more than `max_failures` images fail."""
     tasks, outcome = list_open_tasks(plan, store, retry_failed)
     with closing(compute(tasks)) as steps:
-        for n_images, failures in chain([(0, {})], steps if tasks else ()):
-            outcome.add_failures(failures)
+        for n_images, failures in chain([(0, ())], steps if tasks else ()):
+            outcome.add_failures(Counter((failure.reason, failure.kind) for failure in failures))
+            outcome.new_failures = failures
             outcome.n_processed += n_images
             if on_progress is not None:
                 on_progress(outcome)
@@ -155,6 +176,7 @@ def run_chunks(
                 raise RunError(
                     f"{plural(outcome.n_failures, 'image')} failed, more than the limit of {max_failures}: {reasons}"
                 )
+    outcome.new_failures = ()
     outcome.flag_counts = store.count_flags(sorted({*plan.shard_chunks} & store.finished_chunks()))
     return outcome
 
@@ -188,8 +210,8 @@ def compute_and_write_chunk(
             batch_rows = worker.compute_rows(batch, overlay_queue)
             rows += batch_rows
             failed_rows = (row for row in batch_rows if row["status"] == result_rows.FAILED)
-            failures = {row["row"]: (row["error"], row["failure_kind"]) for row in failed_rows}
-            yield len(batch.images), Counter(failures.values())
+            failures = {row["row"]: ImageFailure(row["id"], row["error"], row["failure_kind"]) for row in failed_rows}
+            yield len(batch.images), list(failures.values())
         if overlay_queue is not None:
             overlay_queue.wait_and_record_failures(rows)
     rows.sort(key=lambda row: row["row"])

@@ -5,8 +5,7 @@ import logging
 import os
 import pickle
 import socket
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,7 +15,13 @@ import torch
 
 from camscope.batch.batch_worker import BatchWorker
 from camscope.batch.image_loading import MemoryBudget, load_images
-from camscope.batch.local_engine import ChunkPlan, ChunkProgress, ChunkTask, Failure, compute_and_write_chunk
+from camscope.batch.local_engine import (
+    ChunkPlan,
+    ChunkProgress,
+    ChunkTask,
+    ImageFailure,
+    compute_and_write_chunk,
+)
 from camscope.batch.run_store import RunStore
 from camscope.errors import InputError, RunError
 from camscope.explainers.core.evaluation_context import get_device_and_dtype
@@ -184,16 +189,16 @@ class Actor:
 
 def _compute_chunk_unless_finished(
     worker: BatchWorker, store: RunStore, num_threads: int, task: ChunkTask, table: "pa.Table"
-) -> tuple[int, Mapping[Failure, int]]:
-    """Compute a chunk if its part file does not exist. Return the number of images in the chunk, and the counts of failures."""
+) -> tuple[int, list[ImageFailure]]:
+    """Compute a chunk if its part file does not exist. Return the number of its images, and those that failed."""
     if task.row_numbers is None and store.select_parts_of_run(store.finished_chunks() & {task.chunk}):
         # the worker that wrote it died before it could report
-        return table.num_rows, store.count_failures([task.chunk])
+        return table.num_rows, [ImageFailure(*failure) for failure in store.list_failures(task.chunk)]
     manifest, memory = replace(worker.manifest, table=table), MemoryBudget(num_threads)
-    rows, failures = manifest.rows(0, table.num_rows), Counter[Failure]()
+    rows, failures = manifest.rows(0, table.num_rows), list[ImageFailure]()
     with contextlib.closing(load_images(manifest, rows, worker.prepare_model_input, num_threads, memory)) as images:
         for _, batch_failures in compute_and_write_chunk(task, images, worker, store, num_threads, memory):
-            failures.update(batch_failures)
+            failures += batch_failures
     return table.num_rows, failures
 
 

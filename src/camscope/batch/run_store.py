@@ -258,6 +258,14 @@ class RunStore:
         rows = read_rows(open_map_parts([str(self.part_path(chunk))]), ["row", "status"], is_failed)
         return sorted(set(rows["row"].to_pylist()))
 
+    def list_failures(self, chunk: int) -> list[tuple[str, str, str | None]]:
+        """Return the id, the reason and the kind of failure of each image of a part file that has no map."""
+        is_failed = import_arrow("compute").field("status") == FAILED
+        columns = ["row", "id", "error", "failure_kind"]
+        rows = read_rows(open_map_parts([str(self.part_path(chunk))]), [*columns, "status"], is_failed)
+        values = zip(*(rows[name].to_pylist() for name in columns), strict=True)
+        return list({row: (name, reason, kind) for row, name, reason, kind in values}.values())
+
     def read_part(self, chunk: int) -> "pa.Table":
         """Read the rows of a part file."""
         return read_rows(open_parts([str(self.part_path(chunk))]))

@@ -11,6 +11,7 @@ from camscope.cli import (
     choose_method_and_layer,
     compare_methods,
     demo,
+    diff_runs,
     draw_feature_maps,
     evaluate_maps,
     explain_images,
@@ -48,6 +49,7 @@ COMMAND_GROUPS = {
     "Evidence": {
         "evaluate": evaluate_maps,
         "choose": choose_method_and_layer,
+        "diff": diff_runs,
         "benchmark": benchmark_methods_on_synthetic_radiographs,
     },
     "Connect": {"mcp": serve_mcp},
@@ -76,5 +78,5 @@ def show_help_or_version(
 
 
 def main() -> None:
-    """Run the `camscope` command. The exit code is 0 for success, 1 if some inputs failed, and 2 for wrong usage."""
+    """Run the `camscope` command. Exit codes: 0 for success, 1 if inputs failed or a gate fails, 2 for wrong usage."""
     app(prog_name="camscope")

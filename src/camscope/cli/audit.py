@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -125,6 +125,7 @@ def run(
             "is never cut, takes longer.",
         ),
     ] = None,
+    log: shared_options.LogOption = None,
     overwrite: shared_options.OverwriteOption = False,
     as_json: shared_options.JsonOption = False,
 ) -> None:
@@ -166,20 +167,52 @@ def compare(
     second_run: Annotated[
         Path, argument("RUN_B", "The folder of a second audit, of the same images and another checkpoint.")
     ],
+    fail_on: Annotated[
+        list[str] | None,
+        option(
+            "--fail-on", "CONDITION", 'Condition that exits with 1, such as "AUROC fell by > 0.02". Repeat for several.'
+        ),
+    ] = None,
     output: Annotated[
         Path | None, option("--output -o", "FILE", "Also write the comparison to this .json file.")
     ] = None,
     overwrite: shared_options.OverwriteOption = False,
     as_json: shared_options.JsonOption = False,
 ) -> None:
-    """Compare two audits of the same images. Print paired tests of predictions, maps and reliance. List changed verdicts."""
+    """Compare two audits of the same images. Print paired tests of predictions, maps and reliance. List changed verdicts.
+
+    The exit code is 1 if a condition of --fail-on holds, and 2 if a condition cannot be checked.
+    """
+    if exit_code := compare_and_print_audits(first_run, second_run, fail_on or (), output, overwrite=overwrite):
+        raise typer.Exit(exit_code)
+
+
+def compare_and_print_audits(
+    first_run: str | Path,
+    second_run: str | Path,
+    fail_on: Sequence[str] = (),
+    output: Path | None = None,
+    *,
+    overwrite: bool = False,
+) -> int:
+    """Compare two audits, check the conditions of a gate, and print both. Return the exit code."""
     from camscope.audit.audit_comparison import compare_audits
+    from camscope.audit.audit_fail_conditions import check_audit_conditions
+    from camscope.cli.print_fail_conditions import print_conditions
+    from camscope.evaluation.diff.fail_conditions import choose_exit_code
 
     comparison = compare_audits(first_run, second_run)
+    results = check_audit_conditions(comparison, fail_on)
+    exit_code, document = choose_exit_code(results), json.loads(comparison.to_json())
+    if fail_on:
+        fields = ("text", "holds", "n_met", "n_compared", "description")
+        conditions = [{**{name: getattr(each, name) for name in fields}, "ids": list(each.ids)} for each in results]
+        document |= {"conditions": conditions, "failed": exit_code == 1, "exit_code": exit_code}
     if output is not None:
-        write_bytes(output, comparison.to_json().encode(), overwrite=overwrite)
-    if as_json:
-        typer.echo(json.dumps(json.loads(comparison.to_json()), indent=2))  # in ASCII
+        text = json.dumps(document, indent=2, sort_keys=True, allow_nan=False, ensure_ascii=False)
+        write_bytes(output, f"{text}\n".encode(), overwrite=overwrite)
+    if json_output.is_json_output():
+        typer.echo(json.dumps(document, indent=2))  # in ASCII
     console, table = (
         console_output.stdout_console(),
         console_output.new_table("quantity", "finding", "A>", "B>", "B - A [95 %]>", "p>"),
@@ -206,6 +239,8 @@ def compare(
         console.print(console_output.styled_text(("no verdict changed", "dim")))
     for text in comparison.notes:
         console_output.print_note(text)
+    print_conditions(results)
+    return exit_code
 
 
 @app.command(
@@ -298,10 +333,11 @@ def export(
 
 @contextmanager
 def show_stage_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Show the progress of each audit stage, as a bar in a terminal or else as one line. Yield the progress callback."""
+    """Show the progress of each audit stage, as a bar in a terminal or else as lines. Yield the progress callback."""
     console = console_output.stderr_console()
     with progress_bars.build_progress(console) as bars:
         tasks: dict[str, TaskID] = {}
+        reporters: dict[str, progress_bars.ProgressReporter] = {}
 
         def on_progress(stage: str, done: int, total: int) -> None:
             if stage not in tasks:
@@ -309,6 +345,9 @@ def show_stage_progress() -> Iterator[Callable[[str, int, int], None]]:
                 if not console.is_terminal:
                     console.print(stage, soft_wrap=True)
             bars.update(tasks[stage], completed=done, total=total)
+            reporters.setdefault(stage, progress_bars.ProgressReporter(console, stage)).report(done, total)
+            if done == total:
+                reporters[stage].log_end(done, total)
 
         yield on_progress
 

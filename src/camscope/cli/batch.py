@@ -92,6 +92,7 @@ def run(
     overwrite: shared_options.OverwriteOption = False,
     device: shared_options.DeviceOption = "cpu",
     setting_pairs: shared_options.SetOption = None,
+    log: shared_options.LogOption = None,
     as_json: shared_options.JsonOption = False,
 ) -> None:
     """Compute the attribution maps of many images. The same command resumes an interrupted run."""

@@ -62,6 +62,7 @@ def run(
     allow_outside_root: shared_options.AllowOutsideRootOption = False,
     overwrite: shared_options.OverwriteOption = False,
     device: shared_options.DeviceOption = "cpu",
+    log: shared_options.LogOption = None,
     as_json: shared_options.JsonOption = False,
 ) -> None:
     """Compare methods and layers on your images, and recommend one. Clearly worse candidates are dropped early."""

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from camscope import errors
-from camscope.cli import json_output
+from camscope.cli import event_log, json_output
 from camscope.cli.console_output import install_ascii_fallback, stderr_console, styled_text, to_printable_line
 from camscope.cli.load_model_and_methods import load_plugins
 from camscope.cli.shared_options import find_help_panel
@@ -64,14 +64,15 @@ class Command(TyperCommand):
 
         If `--target` is an unknown class with a comma in its name, the error suggests `--targets`.
         """
-        if "plugins" in ctx.params:
-            load_plugins(ctx.params["plugins"] or ())
-        try:
-            return super().invoke(ctx)
-        except TargetError as error:
-            if "," in (ctx.params.get("target") or "") and "targets" in ctx.params:
-                error.add_note("for several classes pass --targets")
-            raise
+        with event_log.event_log_scope(ctx, describe_command_end):
+            if "plugins" in ctx.params:
+                load_plugins(ctx.params["plugins"] or ())
+            try:
+                return super().invoke(ctx)
+            except TargetError as error:
+                if "," in (ctx.params.get("target") or "") and "targets" in ctx.params:
+                    error.add_note("for several classes pass --targets")
+                raise
 
 
 def _correct_singular_or_plural(argument: str, option_names: set[str]) -> str:
@@ -130,13 +131,28 @@ class CommandGroup(TyperGroup):
                 hints = (
                     getattr(error, "__notes__", []) if isinstance(error, CamscopeError) else ["run again with --debug"]
                 )
-                misused = isinstance(error, CamscopeError) and not isinstance(error, SINGLE_INPUT_ERRORS)
-                code, message = EXIT_MISUSED if misused else EXIT_FAILED, "; ".join([format_error(error), *hints])
+                code, message = choose_exit_code_of_error(error), "; ".join([format_error(error), *hints])
                 report_error(_name_error_kind(error), message, code, getattr(error, "remedy", None))
             except MemoryError:  # too little memory even for the colored console
                 os.write(2, b"error: out of memory; give the process more of it\n")
                 raise typer.Exit(EXIT_FAILED) from None
             raise typer.Exit(code) from None
+
+
+def describe_command_end(error: BaseException) -> event_log.CommandEnd:
+    """Describe the error by which a command ends, for its log."""
+    if isinstance(error, KeyboardInterrupt):
+        return event_log.CommandEnd(EXIT_INTERRUPTED)
+    exit_code = getattr(error, "exit_code", None)  # of typer.Exit and of usage errors
+    if isinstance(exit_code, int) or not isinstance(error, Exception):
+        return event_log.CommandEnd(exit_code if isinstance(exit_code, int) else EXIT_FAILED)
+    return event_log.CommandEnd(choose_exit_code_of_error(error), _name_error_kind(error), format_error(error))
+
+
+def choose_exit_code_of_error(error: BaseException) -> int:
+    """Return 2 for an error that concerns the whole command, such as an unknown layer, and 1 for others."""
+    misused = isinstance(error, CamscopeError) and not isinstance(error, SINGLE_INPUT_ERRORS)
+    return EXIT_MISUSED if misused else EXIT_FAILED
 
 
 def is_usage_error(error: Exception) -> bool:

@@ -95,6 +95,7 @@ def run(
     allow_outside_root: shared_options.AllowOutsideRootOption = False,
     device: shared_options.DeviceOption = "cpu",
     setting_pairs: shared_options.SetOption = None,
+    log: shared_options.LogOption = None,
     as_json: shared_options.JsonOption = False,
 ) -> None:
     """Compare methods on one image by a figure, or on many images by metrics.

@@ -84,6 +84,7 @@ def run(
     allow_outside_root: shared_options.AllowOutsideRootOption = False,
     device: shared_options.DeviceOption = "cpu",
     overwrite: shared_options.OverwriteOption = False,
+    log: shared_options.LogOption = None,
     as_json: shared_options.JsonOption = False,
 ) -> None:
     """Evaluate attribution maps by metrics of localization and map properties. With --model, also measure faithfulness.

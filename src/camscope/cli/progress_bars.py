@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-from camscope.cli import console_output
+from camscope.cli import console_output, event_log
 from camscope.plurals import plural
 
 if TYPE_CHECKING:
@@ -19,26 +19,91 @@ if TYPE_CHECKING:
     from camscope.explainers import Explainer
     from camscope.explainers.core.base_method import BaseMethod
 
-SECONDS_BETWEEN_LINES = 30.0  # seconds between two lines of progress where there is no terminal
+SECONDS_BETWEEN_LINES = 60.0  # seconds between two lines of progress where there is no terminal
+
+
+class ProgressReporter:
+    """Report progress once a minute: as a line on a console that is no terminal, and as an event of `--log`."""
+
+    def __init__(self, console: "Console", label: str, noun: str = "step") -> None:
+        self._console, self._label, self._noun = console, label, noun
+        self._started = self._last_report_at = time.monotonic()
+
+    def report(self, done: int, total: int | None, n_failures: int | None = None, n_done_before: int = 0) -> bool:
+        """Report the number of finished steps, if the last report is a minute ago. Return whether it is reported."""
+        now = time.monotonic()
+        if now - self._last_report_at < SECONDS_BETWEEN_LINES or done <= n_done_before:
+            return False
+        self._last_report_at = now
+        self._write(now, done, total, n_failures, n_done_before)
+        return True
+
+    def log_end(self, done: int, total: int | None, n_failures: int | None = None, n_done_before: int = 0) -> None:
+        """Log the final numbers as an event. No line is printed."""
+        self._write(time.monotonic(), done, total, n_failures, n_done_before, prints=False)
+
+    def _write(
+        self,
+        now: float,
+        done: int,
+        total: int | None,
+        n_failures: int | None,
+        n_done_before: int,
+        *,
+        prints: bool = True,
+    ) -> None:
+        rate = (done - n_done_before) / max(now - self._started, 1e-9)
+        seconds_left = None if total is None or not rate else round((total - done) / rate)
+        event_log.log_event(
+            "progress",
+            label=self._label,
+            done=done,
+            total=total,
+            rate=round(rate, 3),
+            seconds_left=seconds_left,
+            n_failures=n_failures,
+        )
+        if prints and not self._console.is_terminal:
+            clock = datetime.datetime.now().astimezone().strftime("%H:%M:%S")
+            count = plural(done, self._noun) if total is None else f"{done} of {plural(total, self._noun)}"
+            parts = [f"{self._label}: {count}" if self._label else count, f"{rate:.1f} {self._noun}s/s"]
+            parts += [] if n_failures is None else [f"{n_failures} failed"]
+            parts += [] if seconds_left is None else [f"{datetime.timedelta(seconds=seconds_left)} left"]
+            self._console.print(f"{clock} {console_output.to_printable_line(', '.join(parts))}", soft_wrap=True)
 
 
 class ProgressBar:
-    """The progress bar of a command, shown only on a terminal."""
+    """The progress bar of a command. Without a terminal, it is a line once a minute."""
 
-    def __init__(self, progress: "Progress", task: "TaskID") -> None:
+    def __init__(self, progress: "Progress", task: "TaskID", label: str = "") -> None:
         self._progress, self._task = progress, task
+        self._reporter = ProgressReporter(progress.console, label)
+
+    def log_end(self) -> None:
+        """Log the final numbers as an event of `--log`."""
+        self._reporter.log_end(*self._get_done_and_total())
+
+    def _report(self) -> None:
+        self._reporter.report(*self._get_done_and_total())
+
+    def _get_done_and_total(self) -> tuple[int, int | None]:
+        task = next(task for task in self._progress.tasks if task.id == self._task)
+        return int(task.completed), None if task.total is None else int(task.total)
 
     def advance(self, n_steps: int = 1) -> None:
         """Advance the bar by a number of steps."""
         self._progress.advance(self._task, n_steps)
+        self._report()
 
     def set_progress(self, done: int, total: int) -> None:
         """Set the number of finished steps and the total number of steps."""
         self._progress.update(self._task, completed=done, total=total)
+        self._report()
 
     def set_status(self, done: int, text: str) -> None:
         """Set the number of finished steps, and the text next to the bar."""
         self._progress.update(self._task, completed=done, description=console_output.to_printable_line(text))
+        self._report()
 
     @contextlib.contextmanager
     def nested_bar(self, text: str) -> "Iterator[Callable[[int, int], None]]":
@@ -59,25 +124,23 @@ class ProgressBar:
 def show_batch_progress(label: str = "") -> "Iterator[Callable[[BatchOutcome], None]]":
     """Show the progress of a batch run inside the `with` block. Yield a callback that takes the current BatchOutcome.
 
-    Without a terminal, print a line every 30 seconds.
+    Without a terminal, print a line once a minute. Failed images are events of `--log`.
     """
     console, started = console_output.stderr_console(), time.monotonic()
-    last_line_at = started
+    reporter = ProgressReporter(console, label, "image")
     with build_progress(console) as progress:
         task = progress.add_task("", total=None)
 
-        def on_progress(current_outcome: "BatchOutcome") -> None:
-            nonlocal last_line_at
-            now, done = time.monotonic(), current_outcome.n_done_before + current_outcome.n_processed
-            rate = current_outcome.n_processed / max(now - started, 1e-9)
-            description = f"{label}{': ' if label else ''}{rate:.1f} images/s, {current_outcome.n_failures} failed"
-            progress.update(task, completed=done, total=current_outcome.n_images, description=description)
-            if not console.is_terminal and now - last_line_at >= SECONDS_BETWEEN_LINES and rate:
-                last_line_at, time_left = (
-                    now,
-                    datetime.timedelta(seconds=round((current_outcome.n_images - done) / rate)),
-                )
-                console.print(f"{done} of {plural(current_outcome.n_images, 'image')}, {description}, {time_left} left")
+        def on_progress(outcome: "BatchOutcome") -> None:
+            done = outcome.n_done_before + outcome.n_processed
+            rate = outcome.n_processed / max(time.monotonic() - started, 1e-9)
+            description = f"{label}{': ' if label else ''}{rate:.1f} images/s, {outcome.n_failures} failed"
+            progress.update(task, completed=done, total=outcome.n_images, description=description)
+            for failure in outcome.new_failures:
+                event_log.log_event("failed_image", id=failure.id, reason=failure.reason, kind=failure.kind)
+            counts = (done, outcome.n_images, outcome.n_failures, outcome.n_done_before)
+            if not reporter.report(*counts) and done == outcome.n_images:
+                reporter.log_end(*counts)
 
         yield on_progress
 
@@ -96,7 +159,9 @@ def progress_bar(label: str, total: int, console: "Console") -> Iterator[Progres
     rich.reconfigure(stderr=True)
     try:
         with build_progress(console) as progress:
-            yield ProgressBar(progress, progress.add_task(console_output.to_printable_line(label), total=total))
+            bar = ProgressBar(progress, progress.add_task(console_output.to_printable_line(label), total=total), label)
+            yield bar
+            bar.log_end()
     finally:
         global_console.__dict__ = original_state
 

@@ -13,9 +13,9 @@ PANELS = {
     "Target": ("target", "targets", "expected", "class-names"),
     "Data": (
         "root", "where", "sort", "images", "seed", "masks", "category", "metrics", "group", "patient", "split", "by",
-        "finding", "fetch",
+        "finding", "fetch", "fail-on",
     ),
-    "Output": ("output", "format", "table", "figure", "export", "save", "overlays", "overwrite", "json"),
+    "Output": ("output", "format", "table", "figure", "export", "save", "overlays", "overwrite", "json", "log"),
     "Appearance": (
         "colormap", "alpha", "shared-scale", "contour", "boxes", "mask", "columns", "height", "size", "limit", "limit-top",
     ),
@@ -161,6 +161,12 @@ SourceArgument = Annotated[
 ]
 JsonOption = Annotated[
     bool, option("--json", None, "Print one JSON object on stdout and nothing else, also for errors.")
+]
+LogOption = Annotated[
+    str | None,
+    option(
+        "--log", "FILE.jsonl", "Append events to this file: start, progress, failed images, end. One object a line."
+    ),
 ]
 WhereOption = Annotated[
     str | None,

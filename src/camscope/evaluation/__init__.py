@@ -1,6 +1,7 @@
 """Metrics for the maps of a batch run, and comparisons of attribution methods. Needs the extra `metrics`."""
 
 from camscope.evaluation.comparison_result import ComparisonResult
+from camscope.evaluation.diff import RunDiff, diff_runs
 from camscope.evaluation.evaluate_run import EvaluationResult, evaluate
 from camscope.evaluation.ground_truth import GroundTruth, load_ground_truth
 from camscope.evaluation.map_generation import generate_maps
@@ -12,7 +13,9 @@ __all__ = [
     "EvaluationResult",
     "GroundTruth",
     "MapSelection",
+    "RunDiff",
     "compare_methods",
+    "diff_runs",
     "evaluate",
     "generate_maps",
     "load_ground_truth",

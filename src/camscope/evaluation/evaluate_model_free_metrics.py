@@ -133,6 +133,11 @@ class MapMetricEvaluator:
         values = [value_row for row in maps for value_row in self._evaluate_map(row, mask, no_mask_reason)]
         return values + self._evaluate_controls(maps[0], mask, no_mask_reason)
 
+    def evaluate_maps(self, rows: Sequence[Row]) -> list[list[float | None]]:
+        """Evaluate maps of one image without control maps. Return the values of all metrics for each map."""
+        mask, no_mask_reason = self._load_mask_or_reason(rows[0])
+        return [[value["value"] for value in self._evaluate_map(row, mask, no_mask_reason)] for row in rows]
+
     def _load_mask_or_reason(self, row: Row) -> tuple[Mask | None, str]:
         """Load the mask of a row. Return None and the reason if it is missing or does not fit."""
         if self.ground_truth is None:

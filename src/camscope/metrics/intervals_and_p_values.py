@@ -45,6 +45,28 @@ def compute_t_quantile(dof: float, tail_probability: float) -> float:
     return -float(require("scipy.special", extra="metrics").stdtrit(dof, tail_probability))
 
 
+def compute_exact_interval(n_hits: float, n: float, confidence_level: float = 0.95) -> tuple[float, float]:
+    """Return the Clopper-Pearson interval of a share: `n_hits` of `n` independent cases. Both may be fractional.
+
+    Args:
+        n_hits: The number of cases that count, from 0 to `n`.
+        n: The number of cases, above 0.
+        confidence_level: The probability with which the interval covers the true share, at least.
+
+    Returns:
+        The lower and the upper end, in 0..1.
+
+    >>> [round(end, 3) for end in compute_exact_interval(1, 20)]
+    [0.001, 0.249]
+
+    """
+    betaincinv, tail = require("scipy.special", extra="metrics").betaincinv, (1 - confidence_level) / 2
+    n_misses = n - n_hits
+    lower = float(betaincinv(n_hits, n_misses + 1, tail)) if n_hits > 0 else 0.0
+    upper = float(betaincinv(n_hits + 1, n_misses, 1 - tail)) if n_misses > 0 else 1.0
+    return lower, upper
+
+
 def compute_min_p_value(n_groups: int) -> float:
     """Return the smallest p-value that `n_groups` groups allow. If all differences have the same sign, it is 2^(1 - groups).
 

@@ -14,6 +14,7 @@ from camscope.explainers.core.setting_checks import check_positive_integer
 from camscope.metrics.intervals_and_p_values import (
     MIN_GROUPS_FOR_INTERVAL,
     compute_bootstrap_interval,
+    compute_exact_interval,
     compute_min_p_value,
     compute_t_interval,
     compute_t_quantile,
@@ -28,7 +29,6 @@ from camscope.metrics.jackknife_variance import (
     count_effective_groups,
 )
 from camscope.metrics.metric_registry import FloatArray, check_no_infinity
-from camscope.optional_packages import require
 
 N_RESAMPLES = 2000
 RELATIVE_PRECISION: Final = 1e-6  # relative differences below this are float32 rounding
@@ -298,10 +298,7 @@ class _GroupedValues:
             return nan, nan
         share = min(1.0, max(0.0, (self.mean - low) / width))
         sample_size = self._compute_effective_sample_size(share, bounds, confidence_level)
-        betaincinv, tail = require("scipy.special", extra="metrics").betaincinv, (1 - confidence_level) / 2
-        hits, misses = share * sample_size, (1 - share) * sample_size  # may be fractional
-        lower = float(betaincinv(hits, misses + 1, tail)) if hits > 0 else 0.0
-        upper = float(betaincinv(hits + 1, misses, 1 - tail)) if misses > 0 else 1.0
+        lower, upper = compute_exact_interval(share * sample_size, sample_size, confidence_level)
         return low + width * lower, low + width * upper
 
     def _compute_effective_sample_size(
