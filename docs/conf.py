@@ -77,7 +77,7 @@ shutil.copytree(DOCS.parent / "examples", EXAMPLES, dirs_exist_ok=True, ignore=s
 
 EXECUTED_EXAMPLES = (
     "quickstart", "custom_method", "hooks_tour", "batch_heatmaps", "chest_xray", "segmentation", "mri_volume", "shortcut",
-    "map_checks",
+    "map_checks", "batch_ray",
 )  # fmt: skip
 
 sphinx_gallery_conf = {
