@@ -207,6 +207,19 @@ def test_onnx_extra(tmp_path, scan):
     assert_map(camscope.Occlusion(model).explain(torch.from_numpy(np.asarray(scan.image, np.float32))[None] / 255, 1))
 
 
+def test_lightning_extra(model, scan):
+    from camscope.integrations.lightning import MapLogger
+
+    pictures = []
+
+    class Writer:
+        def add_image(self, tag, image, step, dataformats):
+            pictures.append(tag)
+
+    MapLogger([scan.image], layer="layer4").maps.log(model, [Writer()], 0, first=True)
+    assert pictures == ["maps/gradcam/0"]
+
+
 def test_bench_extra():
     import captum
     import pytorch_grad_cam

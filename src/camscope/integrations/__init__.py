@@ -1,0 +1,1 @@
+"""Where maps meet other tools: training loops, loggers, FiftyOne, the MCP server."""
