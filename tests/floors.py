@@ -13,6 +13,7 @@ FLOORS = {
             "forward_signature",
             "atomic_writes_and_folder_locks",
             "loaded_model_metadata_and_weight_digest",
+            "log_explanation",
             "mask_labels",
             "optional_packages",
             "registry",

@@ -15,6 +15,7 @@ from camscope import explanation_io, render
 from camscope.atomic_writes_and_folder_locks import write_bytes
 from camscope.errors import GeometryError, InputError, OutputError
 from camscope.geometry import Placement
+from camscope.log_explanation import log_picture_and_numbers
 from camscope.plurals import plural
 from camscope.read_untrusted_files import MAX_ARRAY_BYTES, read_errors_converted
 from camscope.registry import METHODS
@@ -661,6 +662,33 @@ class Explanation:
             fields = explanation_io.read_fields(path, max_bytes)
             fields["top_classes"] = tuple(ClassScore(**row) for row in fields["top_classes"])
             return require_valid_explanation(cls(**fields))
+
+    def log(self, writer: Any, tag: str, step: int | None = None, *, height: int | None = None) -> None:
+        """Write the overlay, its numbers and its status to the logger of a training.
+
+        The numbers are `tag/score`, `tag/probability` and `tag/ok`, which is 1 for the status "ok" and else 0.
+
+        Args:
+            writer: A SummaryWriter of TensorBoard, a run of W&B or the module wandb, the module mlflow, or a logger of
+                Lightning for one of them. Its methods decide: nothing is imported.
+            tag: Name of the picture, such as `maps/nodule`.
+            step: Number of the step or epoch.
+            height: Rows of the overlay, as for `annotated_image`.
+
+        Raises:
+            OutputError: The writer has no methods that take a picture.
+
+        >>> from types import SimpleNamespace
+        >>> writer = SimpleNamespace(add_image=lambda tag, image, step, dataformats: print(tag, image.shape, step))
+        >>> Explanation(np.eye(2), "gradcam", 3, "tabby", 7.5, input_size=(8, 8)).log(writer, "maps/tabby", 2)
+        maps/tabby (8, 8, 3) 2
+
+        """
+        numbers = {"score": self.score, "ok": float(self.status == STATUS_OK)}
+        if self.probability is not None:
+            numbers["probability"] = self.probability
+        text = self.caption if self.warning_text is None else f"{self.caption} · {self.warning_text}"
+        log_picture_and_numbers(writer, tag, self.annotated_image(height), numbers, text, step)
 
     def annotated_image(self, height: int | None = None, *, caption: bool = False) -> PixelArray:
         """Draw the overlay (H,W,3) at a height of `height` pixels. If the status is not "ok", add a warning.

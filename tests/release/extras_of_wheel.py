@@ -223,6 +223,19 @@ def test_mcp_extra(model, photos):
     assert [block.type for block in reply.content] == ["text", "image"]
 
 
+def test_lightning_extra(model, scan):
+    from camscope.integrations.lightning import MapLogger
+
+    pictures = []
+
+    class Writer:
+        def add_image(self, tag, image, step, dataformats):
+            pictures.append(tag)
+
+    MapLogger([scan.image], layer="layer4").maps.log(model, [Writer()], 0, first=True)
+    assert pictures == ["maps/gradcam/0"]
+
+
 def test_bench_extra():
     import captum
     import pytorch_grad_cam

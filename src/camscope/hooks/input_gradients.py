@@ -13,6 +13,10 @@ from camscope.hooks.thread_local_hooks import autocast_uncached, reentrant_check
 
 T = TypeVar("T")
 GradientScope = AbstractContextManager[object]
+NO_INPUT_GRADIENT = (
+    "no gradient flows from the score to the input: the model detaches the input, runs a module under "
+    "inference_mode, or the target does not depend on the model; use a method without gradients, such as occlusion"
+)
 HALF_PRECISION_BOOSTS = (1.0, 2.0**6, 2.0**12, 2.0**15)  # of a score whose gradient vanishes; 2^16 is too large
 
 
@@ -39,6 +43,21 @@ def compute_scores_and_input_gradients(
     return run_with_gradients(compute_in_scope)
 
 
+def connect_input_leaf(x: Tensor) -> Tensor:
+    """Return a copy of an input at which a gradient can be computed. It belongs to the graph of x, if x has one."""
+    return x.clone() if x.requires_grad else x.detach().clone().requires_grad_()
+
+
+def compute_gradient_with_graph(values: Tensor, leaf: Tensor) -> Tensor:
+    """Return the gradient (N,C,*S) of scores (N,) at an input, with its graph. Raise ModelError if there is no gradient."""
+    gradient = None
+    if values.requires_grad:
+        (gradient,) = torch.autograd.grad(values.sum(), leaf, create_graph=True, allow_unused=True)
+    if gradient is None:
+        raise ModelError(NO_INPUT_GRADIENT)
+    return gradient.to(torch.promote_types(leaf.dtype, torch.float32))
+
+
 def run_with_gradients(run_in_scope: Callable[[GradientScope], T | None]) -> T:
     """Run a function with gradients enabled, and return its result.
 
@@ -50,10 +69,7 @@ def run_with_gradients(run_in_scope: Callable[[GradientScope], T | None]) -> T:
             result = run_in_scope(scope)
         if result is not None:
             return result
-    raise ModelError(
-        "no gradient flows from the score to the input: the model detaches the input, runs a module under "
-        "inference_mode, or the target does not depend on the model; use a method without gradients, such as occlusion"
-    )
+    raise ModelError(NO_INPUT_GRADIENT)
 
 
 class GradientsEnabledMode(BaseFunctionMode):

@@ -11,7 +11,13 @@ from torch import Tensor, nn
 
 from camscope.errors import LayerError, Remedy
 from camscope.hooks.find_layers import find_layers, unwrap
-from camscope.hooks.thread_local_hooks import Hooks, is_in_backward_pass, register_gradient_hook, thread_local_hook
+from camscope.hooks.thread_local_hooks import (
+    Hooks,
+    is_in_backward_pass,
+    reentrant_checkpoints_disabled,
+    register_gradient_hook,
+    thread_local_hook,
+)
 from camscope.plurals import plural
 from camscope.pytree import find_main_tensor, replace_leaf
 
@@ -46,6 +52,8 @@ class Tap(Hooks):
         call_index: Which call is read, for a layer that runs several times. The default is the last one that the score
             depends on.
         gradients: Whether to record gradients. If False, no graph is built.
+        keep_graph: Whether the graph reaches back to the input and the parameters before the layer, and whether `activation`
+            and `gradient` belong to it, so that a loss of them can be differentiated. The caller switches gradients on.
 
     >>> model = nn.Sequential(nn.Identity(), nn.Linear(2, 1))
     >>> with Tap(model, "0", gradients=False) as tap:
@@ -63,15 +71,20 @@ class Tap(Hooks):
         output_index: str | int | None = None,
         call_index: int | None = None,
         gradients: bool = True,
+        keep_graph: bool = False,
     ) -> None:
         super().__init__()
         self._modules = find_layers(unwrap(model), layers)
         self._output_index, self._call_index, self._gradients = output_index, call_index, gradients
+        self._keep_graph = keep_graph
         self.calls: dict[str, list[TappedCall]] = {name: [] for name in self._modules}
 
     def _install_hooks(self) -> None:
         """Hook the tapped layers. Raise a LayerError for a layer in TorchScript."""
-        self._enter_gradient_scope()
+        if self._keep_graph:
+            self.enter_context(reentrant_checkpoints_disabled())
+        else:
+            self._enter_gradient_scope()
         for name, module in self._modules.items():
             if isinstance(module, torch.jit.ScriptModule):
                 raise LayerError(
@@ -109,7 +122,13 @@ class Tap(Hooks):
         calls = [call for calls in self.calls.values() for call in calls]
         for call in calls:
             call.gradient = None
-        torch.autograd.grad(score, [c.activation for c in calls], allow_unused=True, retain_graph=retain_graph)
+        activations, create_graph = [call.activation for call in calls], self._keep_graph
+        gradients = torch.autograd.grad(
+            score, activations, allow_unused=True, retain_graph=retain_graph or create_graph, create_graph=create_graph
+        )
+        if create_graph:
+            for call, gradient in zip(calls, gradients, strict=True):
+                call.gradient = gradient
         if all(call.gradient is None for call in calls):
             raise LayerError(unrelated)
 
@@ -121,7 +140,8 @@ class Tap(Hooks):
     @property
     def activation(self) -> Tensor:
         """The output of the tapped layer in the selected call, such as (N,K,h,w)."""
-        return self.select_call().activation.detach()
+        activation = self.select_call().activation
+        return activation if self._keep_graph else activation.detach()
 
     @property
     def gradient(self) -> Tensor:
@@ -156,11 +176,12 @@ class Tap(Hooks):
         if not self._gradients:
             self.calls[name].append(TappedCall(tensor.detach().clone()))
             return None
-        connected = torch.is_grad_enabled() and tensor.requires_grad and any(self.calls.values())
+        connected = torch.is_grad_enabled() and tensor.requires_grad and (self._keep_graph or any(self.calls.values()))
         snapshot = tensor.clone() if connected else tensor.detach().clone().requires_grad_()
         if not is_in_backward_pass():
             call = TappedCall(snapshot)
-            register_gradient_hook(snapshot, partial(_store_gradient, ref(call)))
+            if not self._keep_graph:
+                register_gradient_hook(snapshot, partial(_store_gradient, ref(call)))
             self.calls[name].append(call)
         torch.set_grad_enabled(True)
         return replace_leaf(output, path, snapshot.clone())

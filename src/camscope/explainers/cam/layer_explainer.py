@@ -1,14 +1,16 @@
 """`LayerExplainer`: base class of methods that compute a map from the channels of one layer."""
 
 from abc import abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Any, Self, cast
 
 from torch import Tensor
 
 from camscope.errors import CamscopeError
+from camscope.explainers.cam.differentiable_layer_pass import compute_features_with_graph
 from camscope.explainers.cam.layer_features_and_perturbed_scores import LayerFeatures
 from camscope.explainers.cam.layer_selection_mixin import LayerSelectionMixin
 from camscope.explainers.cam.shared_layer_pass import SharedLayerPass
@@ -22,6 +24,7 @@ from camscope.explainers.core.maps_with_flags import (
 )
 from camscope.explainers.core.resize_and_blur import crop_padding
 from camscope.explainers.vision_language.token_maps import compute_layer_token_maps
+from camscope.hooks.find_layers import unwrap
 from camscope.targets import Score
 
 
@@ -59,6 +62,26 @@ class LayerExplainer(LayerSelectionMixin):
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         """Compute the maps of several scores. There is one forward pass for all, and one backward pass for each score."""
         return [compute_map_or_raise(entry) for entry in LayerExplainer.compute_shared_maps([self], x, scores)[0]]
+
+    def compute_differentiable_map(self, x: Tensor, score: Score) -> Tensor:
+        """Compute the map (N,*s) with its graph, at the layer and with the layout of `with_layer_and_layout`."""
+        features = compute_features_with_graph(self, x, score)
+        cells = self.compute_layer_map(features)
+        attribution = cells.view(len(cells), *features.activation.shape[2:]) if cells.ndim == 2 else cells
+        return attribution if features.input_shares is None else crop_padding(attribution, features.input_shares)
+
+    def with_layer_and_layout(self, x: Tensor, create_score: Callable[[], Score]) -> Self:
+        """Return a copy with a layer and a verified layout. An ordinary map finds both, once for each input size."""
+        key = (tuple(x.shape[1:]), len({id(module) for module in unwrap(self.model).modules()}))
+        if key not in self._copies_with_layout:
+            maps = self.compute_maps(x, [create_score()])[0]
+            copy = replace(self, layer=maps.layer, layout=maps.layout or self.layout)
+            self._copies_with_layout = {**self._copies_with_layout, key: copy}
+        return cast(Self, self._copies_with_layout[key])
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._copies_with_layout: dict[tuple[object, ...], LayerExplainer] = {}
 
     @property
     def share_key(self) -> Hashable:

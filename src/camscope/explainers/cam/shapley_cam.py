@@ -37,7 +37,7 @@ class ShapleyCAM(BaseWeightedChannels):
 
     name, title, paper = "shapleycam", "ShapleyCAM", "arXiv:2501.06261"
     backward_passes: ClassVar[str] = "3"
-    needs_gradient = second_order = True
+    needs_gradient = second_order = differentiable = True
     utility: Literal["logit", "rest"] = "logit"
 
     @property

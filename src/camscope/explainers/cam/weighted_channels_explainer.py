@@ -62,6 +62,7 @@ class BaseCAM(BaseWeightedChannels):
 
     backward_passes: ClassVar[str] = "1"
     needs_gradient: ClassVar[bool] = True
+    differentiable: ClassVar[bool] = True
 
     @abstractmethod
     def weights(self, activation: Tensor, gradient: Tensor) -> Tensor:
@@ -88,6 +89,7 @@ class BaseQuotientCAM(BaseWeightedChannels):
 
     backward_passes: ClassVar[str] = "1"
     needs_gradient: ClassVar[bool] = True
+    differentiable: ClassVar[bool] = True
 
     @abstractmethod
     def quotient_terms(self, activation: Tensor, gradient: Tensor) -> QuotientTerms:
@@ -106,8 +108,10 @@ def sum_quotients(features: LayerFeatures, terms: QuotientTerms) -> Tensor:
     If the terms of denominators nearly cancel and these quotients determine the map, a note reports it.
     """
     numerator, denominator, uncancelled_size = terms
-    parts = torch.where(denominator != 0, numerator / denominator, 0)
-    carried = parts.abs() * features.activation.flatten(2).abs().sum(SPATIAL_AXIS, keepdim=True)
+    is_defined = denominator != 0
+    # the inner `where` keeps a division by zero out of the graph, in which it would make all derivatives NaN
+    parts = torch.where(is_defined, numerator / torch.where(is_defined, denominator, 1), 0)
+    carried = parts.detach().abs() * features.activation.detach().flatten(2).abs().sum(SPATIAL_AXIS, keepdim=True)
     doubtful = torch.where(denominator.abs() < CANCELLATION_RATIO * uncancelled_size, carried, 0)
     share = doubtful.flatten(1).sum(1) / carried.flatten(1).sum(1)
     for sample in (share > MAX_CANCELLED_SHARE).nonzero()[:, 0].tolist():

@@ -15,6 +15,7 @@ from torch import Tensor
 from camscope import registry
 from camscope.errors import InputError, ModelError, TargetError
 from camscope.explainers.core.base_method import BaseMethod
+from camscope.explainers.core.differentiable_map import compute_map_with_graph
 from camscope.explainers.core.evaluation_context import run_uncompiled
 from camscope.explainers.core.run_methods_in_shared_passes import build_explanations, explain_grid, run_methods
 from camscope.explainers.core.split_keywords_for_model_and_method import (
@@ -133,6 +134,7 @@ class Explainer(BaseMethod):
         target: TargetLike = None,
         *args: Any,
         additional_forward_args: Any = None,
+        differentiable: bool = False,
         **kwargs: Any,
     ) -> Tensor:
         """Return the raw attribution maps of an input tensor.
@@ -143,6 +145,10 @@ class Explainer(BaseMethod):
                 None: the class with the highest score of each sample.
             *args: Extra positional inputs of the model.
             additional_forward_args: Extra inputs of the model as captum takes them.
+            differentiable: Whether the maps are returned with their graph, for a loss. The whole graph is kept: the input and
+                all parameters receive gradients, those before the layer too. The model stays in its mode, `mode` is
+                ignored, and in train mode batch norm updates its statistics as in any forward pass. No `.grad` changes.
+                The first call for an input size also computes an ordinary map, which finds the layer and its layout.
             **kwargs: Extra keyword inputs of the model; `n_steps`, `n_samples` and `baselines` are settings of this call.
 
         Returns:
@@ -150,6 +156,7 @@ class Explainer(BaseMethod):
 
         Raises:
             CamscopeError: The input, the target or the model cannot be explained; the subclass and message say why.
+            InputError: `differentiable=True` for a method whose map is not a differentiable formula.
 
         >>> import torch
         >>> from camscope import Saliency
@@ -161,6 +168,8 @@ class Explainer(BaseMethod):
         (explainer,), extra = resolve_explainers_and_extra_inputs([self], args, additional_forward_args, kwargs)
         if self.frames_first and isinstance(inputs, Tensor) and inputs.ndim == 5:
             inputs = inputs.transpose(1, 2)
+        if differentiable:
+            return compute_map_with_graph(explainer, inputs, target, extra)
         return run_methods([explainer], inputs, [target], extra)[0].maps[0].attribution
 
     __call__ = attribute

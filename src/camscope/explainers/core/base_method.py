@@ -2,7 +2,7 @@
 
 import numbers
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from inspect import signature
@@ -77,6 +77,9 @@ class BaseMethod(ABC):
     class_specific: ClassVar[bool] = True  # whether the map depends on the target
     slow: ClassVar[bool] = False  # whether it runs only when it is named: it takes hundreds of passes or more
     runs_partial_forward: ClassVar[bool] = False  # whether later passes are of the same input, up to a layer
+    differentiable: ClassVar[bool] = (
+        False  # whether the map can be a part of a loss: `attribute(..., differentiable=True)`
+    )
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -145,6 +148,51 @@ class BaseMethod(ABC):
 
         """
         return [AttributionMaps(self.attribution(x, score)) for score in scores]
+
+    def compute_differentiable_map(self, x: Tensor, score: Score) -> Tensor:
+        """Compute a map (N,*s) with its graph, back to the input and all parameters. Nothing is detached.
+
+        A class whose constant `differentiable` is True implements this method. The caller switches gradients on.
+
+        Args:
+            x: The model's input (N,C,*S).
+            score: The score that is explained.
+
+        Returns:
+            The signed raw map (N,*s), as `attribution` returns it.
+
+        Raises:
+            InputError: The method is not differentiable.
+
+        >>> import torch
+        >>> from camscope import Saliency, load_model
+        >>> from camscope.targets import Score
+        >>> model = load_model("phantom")
+        >>> Saliency(model).compute_differentiable_map(torch.ones(1, 1, 128, 128), Score(model, 1)).requires_grad
+        True
+
+        """
+        raise InputError(f"{self.composed_name} has no differentiable map")
+
+    def with_layer_and_layout(self, x: Tensor, create_score: Callable[[], Score]) -> Self:
+        """Return a copy of the method with all choices made that need further forward passes. By default, return it unchanged.
+
+        Args:
+            x: The model's input (N,C,*S).
+            create_score: A function that creates a new score of the target.
+
+        Returns:
+            This method, or a copy with a layer and a layout.
+
+        >>> import torch
+        >>> from camscope import GradCAM, load_model
+        >>> from camscope.targets import Score
+        >>> model = load_model("phantom")
+        >>> GradCAM(model).with_layer_and_layout(torch.ones(1, 1, 128, 128), lambda: Score(model, 1))
+        GradCAM(PhantomNet, layer='layer4', layout='channels_first 16x16')
+
+        """
+        return self
 
     def with_chosen_layers(self, x: Tensor, score: Score) -> Self:
         """Return a copy of the method for this input. Settings that the user left open, such as the layer, are chosen.

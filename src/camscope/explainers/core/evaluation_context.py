@@ -121,7 +121,7 @@ def inference_scope(model_info: ModelInfo, mode: Mode) -> Iterator[None]:
             scope.enter_context(rng_restored_unless_other_threads_run(model_info.devices))
             scope.enter_context(evaluation_mode(model_info.model))
         if model_info.is_compiled:
-            scope.enter_context(_force_eager())
+            scope.enter_context(compiled_code_run_eagerly())
         yield
 
 
@@ -237,6 +237,11 @@ def has_interacting_samples(
 
 def check_and_detach_input(x: object, model_info: ModelInfo, explainer: EvaluationSettings) -> Tensor:
     """Check the input (N,C,*S), and return it detached from autograd. Raise InputError if the model cannot take it."""
+    return check_input(x, model_info, explainer).detach()
+
+
+def check_input(x: object, model_info: ModelInfo, explainer: EvaluationSettings) -> Tensor:
+    """Check the input (N,C,*S), and return it with its graph. Raise InputError if the model cannot take it."""
     if not isinstance(x, Tensor):
         hint = " (an image of another kind goes to explain)"
         if isinstance(x, list | tuple) and x and all(isinstance(part, Tensor) for part in x):
@@ -271,7 +276,7 @@ def check_and_detach_input(x: object, model_info: ModelInfo, explainer: Evaluati
     if model_info.devices and x.device not in model_info.devices:
         devices = ", ".join(map(str, model_info.devices))
         raise InputError(f"the input is on {x.device}, but the model is on {devices}; move one of them")
-    return clone_inference_tensor(x).detach()
+    return clone_inference_tensor(x)
 
 
 def _reject_undeclared_video_or_bag(x: Tensor, model_info: ModelInfo) -> None:
@@ -345,7 +350,7 @@ _compiler_stance = ExitStack()
 
 
 @contextmanager
-def _force_eager() -> Iterator[None]:
+def compiled_code_run_eagerly() -> Iterator[None]:
     """Run compiled code eagerly in all threads inside the `with`. The compiler is restored when the last thread leaves."""
     thread_id = threading.get_ident()
     with _eager_lock:

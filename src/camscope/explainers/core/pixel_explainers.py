@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from camscope.explainers.core.base_explainer import Explainer
@@ -14,7 +15,11 @@ from camscope.explainers.core.chunk_perturbed_copies_by_memory import (
 from camscope.explainers.core.evaluation_context import check_finite
 from camscope.explainers.core.maps_with_flags import AttributionMaps, find_samples_below_precision
 from camscope.explainers.core.setting_checks import check_one_of
-from camscope.hooks.input_gradients import compute_scores_and_input_gradients
+from camscope.hooks.input_gradients import (
+    compute_gradient_with_graph,
+    compute_scores_and_input_gradients,
+    connect_input_leaf,
+)
 from camscope.targets import Score, full_precision
 
 ChannelReduction = Literal["sum", "abs", "max", "l2"]
@@ -47,7 +52,7 @@ class PixelExplainer(Explainer):
         if self.channel_reduction == "sum":
             return values.sum(1)
         if self.channel_reduction == "l2":
-            return values.square().sum(1).sqrt()
+            return torch.linalg.vector_norm(values, dim=1)  # its derivative at 0 is 0, not NaN
         return values.abs().sum(1) if self.channel_reduction == "abs" else values.abs().amax(1)
 
 
@@ -91,6 +96,14 @@ class InputGradientExplainer(PixelExplainer):
         for gradient in gradients:
             check_finite("the gradient at the input", gradient, self.on_nonfinite)
         return gradients
+
+    def compute_differentiable_map(self, x: Tensor, score: Score) -> Tensor:
+        """Compute the map (N,*S) with its graph."""
+        leaf = connect_input_leaf(x)
+        values = score(leaf.clone())  # a clone, for a model that changes its input
+        check_finite("the score", values, self.on_nonfinite)
+        gradient = compute_gradient_with_graph(values, leaf)
+        return self.reduce_channels(self.attribution_from_gradient(full_precision(leaf), gradient))
 
     def compute_maps_from_gradient(self, x: Tensor, score: Score, gradient: Tensor, *notes: str) -> AttributionMaps:
         """Return the map (N,*S) of one score from its gradient (N,C,*S)."""

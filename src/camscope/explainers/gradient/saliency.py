@@ -19,6 +19,7 @@ class Saliency(InputGradientExplainer):
     """
 
     name, title, paper = "saliency", "Saliency", "arXiv:1312.6034"
+    differentiable = True
     channel_reduction: ChannelReduction = "max"
 
 
@@ -37,6 +38,7 @@ class InputXGradient(InputGradientExplainer):
     """
 
     name, title, paper = "inputxgradient", "Input x Gradient", "arXiv:1605.01713"
+    differentiable = True
 
     def attribution_from_gradient(self, x: Tensor, gradient: Tensor) -> Tensor:
         """Return the input times the gradient."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from camscope.explainers.core.base_explainer import register
+from camscope.explainers.core.evaluation_context import check_finite
 from camscope.explainers.core.maps_with_flags import AttributionMaps
 from camscope.explainers.core.perturbed_evaluator import PerturbedEvaluator
 from camscope.explainers.core.pixel_explainers import (
@@ -16,6 +17,7 @@ from camscope.explainers.core.pixel_explainers import (
 )
 from camscope.explainers.core.random_mixin import RandomMixin, draw_normal, draw_seeds
 from camscope.explainers.core.validated_setting_types import NonNegativeNumber, PositiveInteger
+from camscope.hooks.input_gradients import compute_gradient_with_graph, connect_input_leaf
 from camscope.targets import Score, full_precision
 
 
@@ -32,6 +34,7 @@ class NoisyGradientExplainer(PixelExplainer, MultiPassExplainer, RandomMixin):
     """
 
     forward_passes, backward_passes = "1 + n_samples", "n_samples"
+    differentiable = True
     n_samples: PositiveInteger = 25
     sigma: NonNegativeNumber = 0.15
 
@@ -47,6 +50,19 @@ class NoisyGradientExplainer(PixelExplainer, MultiPassExplainer, RandomMixin):
         gradient = self.combine_moments(mean, variance).to(torch.promote_types(x.dtype, torch.float32))
         reached = (mean != 0) | (variance != 0)
         return AttributionMaps(self.reduce_channels(gradient), zero_gradient=~reached.flatten(1).any(1))
+
+    def compute_differentiable_map(self, x: Tensor, score: Score) -> Tensor:
+        """Compute the map (N,*S) with its graph. One pass per noisy copy of the batch."""
+        full, axes = full_precision(x), tuple(range(1, x.ndim))
+        spread = self.sigma * (full.amax(axes, keepdim=True) - full.amin(axes, keepdim=True))
+        check_finite("the score", score(x), self.on_nonfinite)  # the clean pass fixes the class
+        gradients = []
+        for seed in draw_seeds(self.n_samples, self.generator()):
+            leaf = connect_input_leaf((full + spread * draw_normal([seed], full[0])).to(x.dtype))
+            gradients.append(compute_gradient_with_graph(score(leaf.clone()), leaf))
+        stacked = torch.stack(gradients).double()
+        moments = stacked.mean(0), stacked.var(0, correction=0)
+        return self.reduce_channels(self.combine_moments(*moments).to(torch.promote_types(x.dtype, torch.float32)))
 
     def _compute_mean_and_variance(self, evaluator: PerturbedEvaluator, sample: int) -> tuple[Tensor, Tensor]:
         """Compute the mean and the variance (C,*S) of the gradients at noisy copies of one sample."""
