@@ -14,6 +14,7 @@ FLOORS = {
             "atomic_writes_and_folder_locks",
             "loaded_model_metadata_and_weight_digest",
             "mask_labels",
+            "map_interpolation",
             "optional_packages",
             "registry",
         ],

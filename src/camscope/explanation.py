@@ -15,6 +15,7 @@ from camscope import explanation_io, render
 from camscope.atomic_writes_and_folder_locks import write_bytes
 from camscope.errors import GeometryError, InputError, OutputError
 from camscope.geometry import Placement
+from camscope.map_interpolation import INTERPOLATIONS, Interpolation
 from camscope.plurals import plural
 from camscope.read_untrusted_files import MAX_ARRAY_BYTES, read_errors_converted
 from camscope.registry import METHODS
@@ -23,7 +24,9 @@ FloatArray = npt.NDArray[np.floating[Any]]
 PixelArray = npt.NDArray[np.uint8]
 MapSize = Literal["image", "input", "grid"]
 ScaleOption = render.Scale | Literal["auto"] | None
+InterpolationOption = Interpolation | Literal["auto"]
 AUTO: Literal["auto"] = "auto"
+DRAWN_INTERPOLATION: Interpolation = "smooth"  # of colors; numbers, outlines and boxes are bilinear
 
 STATUS_OK = "ok"
 STATUS_MEANINGS = {
@@ -204,7 +207,9 @@ class Explanation:
             return scale
         return "robust" if self.grid == self.input_size else "max"
 
-    def heatmap(self, size: MapSize = "image", scale: ScaleOption = "max") -> FloatArray:
+    def heatmap(
+        self, size: MapSize = "image", scale: ScaleOption = "max", *, interpolation: Interpolation = "bilinear"
+    ) -> FloatArray:
         """Return the map at the size of the original image, of the model's input, or of the layer's grid.
 
         Args:
@@ -213,18 +218,21 @@ class Explanation:
                 "robust" divides by the 99.5th percentile of the absolute values. "auto" is "robust" for a map of single pixels,
                 otherwise "max". (lo, hi) maps that range to 0..1, for several images on one scale. "symmetric" divides by the
                 largest absolute value, -1..1. None keeps score units.
+            interpolation: Values between the centers of cells: "bilinear", "smooth" or "cells", as for `Placement.project`.
+                Metrics use "bilinear". Drawings use "smooth".
 
         Returns:
             (H,W) floats.
 
         Raises:
             GeometryError: The place of the model's input on the image is unknown.
+            InputError: The interpolation is unknown.
 
         >>> Explanation(np.array([[1.0, 4.0]]), "gradcam", 3, "tabby", 7.5).heatmap("grid").tolist()
         [[0.25, 1.0]]
 
         """
-        values = self._project_map_and_coverage(size)[0]
+        values = self._project_map_and_coverage(size, interpolation)[0]
         resolved_scale = self._resolve_auto_scale(scale)
         return values if resolved_scale is None else render.apply_scale(values, resolved_scale)
 
@@ -240,6 +248,7 @@ class Explanation:
         mask: render.Masks | None = None,
         colorbar: bool = False,
         height: int | None = None,
+        interpolation: InterpolationOption = AUTO,
     ) -> PixelArray:
         """Draw the map over the original image. If the position of the map is unknown, draw it over the model's input.
 
@@ -258,13 +267,16 @@ class Explanation:
             colorbar: Add a color bar with the range of the drawn map. That is interpolated, so its maximum may be slightly
                 below the maximum of `attribution`.
             height: Rows of the result; by default those of the image.
+            interpolation: "cells" shows the cells that were computed. "bilinear" is linear between their centers. "smooth" is
+                a cubic without kinks and overshoot. "auto" is "smooth", but "bilinear" for outlines and boxes, as in
+                `contours` and `boxes`.
 
         Returns:
             (H,W,3) uint8.
 
         Raises:
             GeometryError: The place of the model's input on the image is unknown.
-            InputError: The map's axes do not allow outlines or boxes.
+            InputError: The map's axes do not allow outlines or boxes, or the interpolation is unknown.
 
         >>> explanation = Explanation(np.ones((2, 2)), "gradcam", 3, "tabby", 7.5, input_size=(8, 8))
         >>> explanation.overlay().shape
@@ -273,20 +285,26 @@ class Explanation:
         """
         resolved_scale, colormap = self._resolve_auto_scale(scale), self.colormap if colormap == AUTO else colormap
         if self._is_volume and contour is None and box_threshold is None:
-            volume = self.volume(size, scale=scale, alpha=alpha, colormap=colormap, mask=mask)
+            volume = self.volume(
+                size, scale=scale, alpha=alpha, colormap=colormap, mask=mask, interpolation=interpolation
+            )
             volume = replace(volume, flag="")  # a figure has a strip for flags
             return render.draw_planes(volume, height=height, bar=colorbar)
         if self.attribution.ndim != 2:
             if self.attribution.ndim not in (1, 3) or any(item is not None for item in (contour, box_threshold, mask)):
                 self._check_two_axes()
-            image = self._overlay_signal_or_video(resolved_scale, alpha, colormap)
+            image = self._overlay_signal_or_video(
+                resolved_scale, alpha, colormap, _resolve_interpolation(interpolation)
+            )
             return image if height is None else render.resize_to_fit(image, height, 8 * height)
         size = size or self._choose_image_or_input_size()
-        image, (raw, covered) = self._background_image(size), self._project_map_and_coverage(size)
+        has_regions = contour is not None or box_threshold is not None
+        drawn = _resolve_interpolation(interpolation, "bilinear" if has_regions else DRAWN_INTERPOLATION)
+        image, (raw, covered) = self._background_image(size), self._project_map_and_coverage(size, drawn)
         values, ends = render.to_display_range(raw, resolved_scale, colormap)
         if self._is_uninformative:
             values = np.zeros_like(values)
-        if contour is None and box_threshold is None:
+        if not has_regions:
             if colormap == render.DIVERGING and alpha > 0:
                 image = render.fade_to_gray(image)
             image = render.overlay(image, values, alpha=alpha, colormap=colormap, covered=covered)
@@ -304,9 +322,12 @@ class Explanation:
             image = render.join_horizontally(image, render.draw_color_bar(image.shape[0], *ends, colormap))
         return render.add_outline_legend(image, outlines)
 
-    def _overlay_signal_or_video(self, scale: render.Scale | None, alpha: float, colormap: str) -> PixelArray:
+    def _overlay_signal_or_video(
+        self, scale: render.Scale | None, alpha: float, colormap: str, interpolation: Interpolation
+    ) -> PixelArray:
         """Draw the map over a signal as a trace, or over the frames of a video."""
-        values, _ = render.to_display_range(self._project_map_and_coverage("input")[0], scale, colormap)
+        raw = self._project_map_and_coverage("input", interpolation)[0]
+        values, _ = render.to_display_range(raw, scale, colormap)
         if self._is_uninformative:
             values = np.zeros_like(values)
         gray = np.full((1, *values.shape) if values.ndim == 1 else (*values.shape, 3), 128, np.uint8)
@@ -340,6 +361,7 @@ class Explanation:
         colormap: str = AUTO,
         mask: render.Masks | None = None,
         window: tuple[float, float] | None = None,
+        interpolation: InterpolationOption = AUTO,
     ) -> render.Volume:
         """Return the map and its volume as a `render.Volume`. The functions of `camscope.render` can draw it.
 
@@ -353,6 +375,7 @@ class Explanation:
             colormap: As for `overlay`.
             mask: (D,H,W), or several by name.
             window: (low, high), the values of the original image that are drawn black and white.
+            interpolation: As for `overlay`. The numbers in the drawing are bilinear.
 
         Returns:
             One object that holds the volume, the map, the masks and the affine.
@@ -372,9 +395,15 @@ class Explanation:
             )
         size = size or self._choose_image_or_input_size()
         values, covered = self._project_map_and_coverage(size)
+        if self._is_uninformative:
+            values = np.zeros_like(values)
+        drawn = _resolve_interpolation(interpolation)
+        is_drawn_otherwise = drawn != "bilinear" and not self._is_uninformative
         return render.Volume(
             self._background_image(size),
-            np.zeros_like(values) if self._is_uninformative else values,
+            values,
+            drawn_values=self._project_map_and_coverage(size, drawn)[0] if is_drawn_otherwise else None,
+            has_cells=drawn == "cells",
             affine=self._affine_at_size(size),
             covered=covered,
             masks=mask,
@@ -392,6 +421,7 @@ class Explanation:
         *,
         mask: render.Masks | None = None,
         scale: ScaleOption = AUTO,
+        interpolation: InterpolationOption = AUTO,
     ) -> PixelArray:
         """Draw three slices that meet in one voxel, one along each axis.
 
@@ -400,6 +430,7 @@ class Explanation:
             size: As for `overlay`.
             mask: As for `volume`.
             scale: As for `heatmap`.
+            interpolation: As for `overlay`.
 
         Returns:
             (h,w,3) uint8.
@@ -413,7 +444,9 @@ class Explanation:
         (3, dtype('uint8'))
 
         """
-        return render.draw_planes(self.volume(size, mask=mask, scale=scale), voxel, caption=self.caption)
+        return render.draw_planes(
+            self.volume(size, mask=mask, scale=scale, interpolation=interpolation), voxel, caption=self.caption
+        )
 
     def slices(
         self,
@@ -423,6 +456,7 @@ class Explanation:
         n_slices: int = render.MAX_FRAMES,
         mask: render.Masks | None = None,
         scale: ScaleOption = AUTO,
+        interpolation: InterpolationOption = AUTO,
     ) -> PixelArray:
         """Draw evenly spaced slices along an axis. One slice contains the peak.
 
@@ -432,6 +466,7 @@ class Explanation:
             n_slices: Number of slices.
             mask: As for `volume`.
             scale: As for `heatmap`.
+            interpolation: As for `overlay`.
 
         Returns:
             (h,w,3) uint8.
@@ -445,7 +480,10 @@ class Explanation:
 
         """
         return render.draw_slices(
-            self.volume(size, mask=mask, scale=scale), axis, n_slices=n_slices, caption=self.caption
+            self.volume(size, mask=mask, scale=scale, interpolation=interpolation),
+            axis,
+            n_slices=n_slices,
+            caption=self.caption,
         )
 
     def projection(
@@ -455,6 +493,7 @@ class Explanation:
         *,
         mask: render.Masks | None = None,
         scale: ScaleOption = AUTO,
+        interpolation: InterpolationOption = AUTO,
     ) -> PixelArray:
         """Project the map along an axis and draw it. Each pixel shows the strongest value on its line of voxels.
 
@@ -463,6 +502,7 @@ class Explanation:
             size: As for `overlay`.
             mask: As for `volume`.
             scale: As for `heatmap`.
+            interpolation: As for `overlay`.
 
         Returns:
             (h,w,3) uint8.
@@ -475,7 +515,9 @@ class Explanation:
         3
 
         """
-        return render.draw_projection(self.volume(size, mask=mask, scale=scale), axis, caption=self.caption)
+        return render.draw_projection(
+            self.volume(size, mask=mask, scale=scale, interpolation=interpolation), axis, caption=self.caption
+        )
 
     def animate(
         self,
@@ -486,6 +528,7 @@ class Explanation:
         seconds: float = render.ANIMATION_SECONDS,
         mask: render.Masks | None = None,
         scale: ScaleOption = AUTO,
+        interpolation: InterpolationOption = AUTO,
         on_progress: render.ProgressCallback | None = None,
         overwrite: bool = True,
     ) -> Path:
@@ -498,6 +541,7 @@ class Explanation:
             seconds: Duration of one round.
             mask: As for `volume`.
             scale: As for `heatmap`.
+            interpolation: As for `overlay`.
             on_progress: Called as `on_progress(done, count)` after each slice.
             overwrite: Whether an existing file is replaced.
 
@@ -519,7 +563,7 @@ class Explanation:
             raise OutputError(
                 f"{path}: cannot write {suffix or 'a file without a suffix'} as an animation; use .gif or .webp"
             )
-        volume = self.volume(size, mask=mask, scale=scale)
+        volume = self.volume(size, mask=mask, scale=scale, interpolation=interpolation)
         data = render.animate_volume(
             volume, axis, seconds=seconds, suffix=suffix, caption=self.caption, on_progress=on_progress
         )
@@ -662,12 +706,15 @@ class Explanation:
             fields["top_classes"] = tuple(ClassScore(**row) for row in fields["top_classes"])
             return require_valid_explanation(cls(**fields))
 
-    def annotated_image(self, height: int | None = None, *, caption: bool = False) -> PixelArray:
+    def annotated_image(
+        self, height: int | None = None, *, caption: bool = False, interpolation: InterpolationOption = AUTO
+    ) -> PixelArray:
         """Draw the overlay (H,W,3) at a height of `height` pixels. If the status is not "ok", add a warning.
 
         Args:
             height: Rows of the overlay. Default: as many as the image has.
             caption: Whether a line below names the class, its score and the method. A map with a warning always has this line.
+            interpolation: As for `overlay`.
 
         Returns:
             (H,W,3) uint8, for a volume its three planes.
@@ -678,8 +725,8 @@ class Explanation:
 
         """
         if self._is_volume and height is None:
-            return self.planes()
-        image = self.overlay(height=height)
+            return self.planes(interpolation=interpolation)
+        image = self.overlay(height=height, interpolation=interpolation)
         if not caption and self.warning_text is None:
             return image
         return render.add_caption(image, self.caption, flag=self.warning_text)
@@ -702,13 +749,15 @@ class Explanation:
     def _choose_image_or_input_size(self) -> MapSize:
         return "image" if self.placement is not None and self.image is not None else "input"
 
-    def _project_map_and_coverage(self, size: MapSize) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
+    def _project_map_and_coverage(
+        self, size: MapSize, interpolation: Interpolation = "bilinear"
+    ) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
         """Project the map to the grid, the input or the image. Return the values and the mask of covered cells."""
         values = np.nan_to_num(self.attribution, nan=0.0, posinf=0.0, neginf=0.0)
         if size == "grid":
             return values, np.ones(self.grid, dtype=bool)
         if size == "input":
-            return Placement.identity(self.input_size).project(values)
+            return Placement.identity(self.input_size).project(values, interpolation)
         if size != "image":
             raise GeometryError(f"size={size!r}: expected 'image', 'input' or 'grid'")
         if self.placement is None:
@@ -716,7 +765,7 @@ class Explanation:
                 "the position of the model's input on the image is unknown, since the preprocessing is random or not affine; "
                 "use size='input'"
             )
-        return self.placement.project(values)
+        return self.placement.project(values, interpolation)
 
     def _background_image(self, size: MapSize) -> PixelArray:
         """Return the image to draw on. Without an image it is gray."""
@@ -737,6 +786,7 @@ def figure(
     colormap: str = AUTO,
     colorbar: bool = True,
     height: int | None = None,
+    interpolation: InterpolationOption = AUTO,
 ) -> PixelArray:
     """Draw several explanations side by side with captions. If the status of a map is not "ok", a warning marks it.
 
@@ -750,6 +800,7 @@ def figure(
         colormap: As for `Explanation.overlay`.
         colorbar: As for `Explanation.overlay`.
         height: Rows of each image; by default 320, or 480 if a map has three axes.
+        interpolation: As for `Explanation.overlay`.
 
     Returns:
         (H,W,3) uint8.
@@ -761,7 +812,14 @@ def figure(
     """
     height = height or (480 if any(explanation.attribution.ndim == 3 for explanation in explanations) else 320)
     images = [
-        explanation.overlay(scale=scale, alpha=alpha, colormap=colormap, colorbar=colorbar, height=height)
+        explanation.overlay(
+            scale=scale,
+            alpha=alpha,
+            colormap=colormap,
+            colorbar=colorbar,
+            height=height,
+            interpolation=interpolation,
+        )
         for explanation in explanations
     ]
     captions = [add_own_maximum(explanation.caption, explanation, scale) for explanation in explanations]
@@ -771,6 +829,20 @@ def figure(
         pairs = zip(explanations, images, strict=True)
         bar_widths = [compute_color_bar_width(explanation, image, height) for explanation, image in pairs]
     return render.draw_image_grid(images, captions, columns=columns, height=height, flags=flags, bar_widths=bar_widths)
+
+
+def require_interpolation_option(interpolation: str) -> None:
+    """Raise an InputError if an interpolation is neither "auto" nor one of INTERPOLATIONS."""
+    if interpolation not in (AUTO, *INTERPOLATIONS):
+        raise InputError(f"interpolation={interpolation!r}; choose from auto, {', '.join(INTERPOLATIONS)}")
+
+
+def _resolve_interpolation(
+    interpolation: InterpolationOption, default: Interpolation = DRAWN_INTERPOLATION
+) -> Interpolation:
+    """Return the interpolation. Replace "auto" by a default."""
+    require_interpolation_option(interpolation)
+    return default if interpolation == AUTO else interpolation
 
 
 def compute_color_bar_width(explanation: Explanation, overlay: PixelArray, height: int) -> int:
@@ -786,7 +858,9 @@ def add_own_maximum(caption: str, explanation: Explanation, scale: ScaleOption) 
     return f"{caption} · max {explanation.attribution.max(initial=0.0):.2g}" if isinstance(scale, tuple) else caption
 
 
-def shared_scales(explanations: Sequence[Explanation], colormap: str = AUTO) -> list[ScaleOption]:
+def shared_scales(
+    explanations: Sequence[Explanation], colormap: str = AUTO, interpolation: InterpolationOption = AUTO
+) -> list[ScaleOption]:
     """Return the color scale of each explanation. Maps of the same method and layer share a scale, so they can be compared."""
     colormaps = [explanation.colormap for explanation in explanations] if colormap == AUTO else [colormap]
     is_signed = render.DIVERGING in colormaps
@@ -796,7 +870,8 @@ def shared_scales(explanations: Sequence[Explanation], colormap: str = AUTO) -> 
         for explanation in explanations
     ]
     for key, explanation in zip(keys, explanations, strict=True):
-        values = explanation.heatmap(explanation._choose_image_or_input_size(), scale=None)
+        size = explanation._choose_image_or_input_size()
+        values = explanation.heatmap(size, scale=None, interpolation=_resolve_interpolation(interpolation))
         strongest = float((abs(values) if is_signed else values).max(initial=0.0))
         largest[key] = max(largest.get(key, 0.0), strongest)
     return [(-largest[key] if is_signed else 0.0, largest[key]) if largest[key] > 0 else "max" for key in keys]

@@ -44,7 +44,7 @@ EXAMPLE = "camscope compare camscope-demo/images --methods gradcam,eigencam"
 DATASET_PARAMETERS = (
     "masks", "categories", "metrics", "group", "n_images", "seed", "root", "figure", "fetch", "allow_outside_root",
 )  # fmt: skip
-SINGLE_IMAGE_PARAMETERS = ("columns", "shared_scale", "colormap", "alpha")
+SINGLE_IMAGE_PARAMETERS = ("columns", "shared_scale", "colormap", "alpha", "interpolation")
 DEFAULT_FOLDER, FIGURE_NAME = "camscope-compare", "figure.png"
 MAX_METHODS_IN_TABLE, MAX_METHODS_WITH_PRINTED_INTERVALS = 12, 5  # numbers of methods that fit a terminal
 LEGEND = "correlation: with the first map of the class; seconds of a shared pass are split between its methods"
@@ -81,6 +81,7 @@ def run(
     overwrite: shared_options.OverwriteOption = False,
     colormap: shared_options.ColormapOption = "auto",
     alpha: shared_options.AlphaOption = 0.85,
+    interpolation: shared_options.InterpolationChoice = "auto",
     shared_scale: shared_options.SharedScaleOption = False,
     columns: Annotated[int | None, option("--columns", None, "Images per row; default: as many as fit.", min=1)] = None,
     masks: shared_options.MasksOption = None,
@@ -117,6 +118,7 @@ def run(
         "alpha": alpha,
         "colormap": option_parsing.parse_overlay_options(colormap, alpha)["colormap"],
         "columns": columns,
+        "interpolation": interpolation,
     }
     _compare_on_image(context, request, output, figure_options)
 

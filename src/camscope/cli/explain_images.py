@@ -77,6 +77,7 @@ def run(
     overwrite: shared_options.OverwriteOption = False,
     colormap: shared_options.ColormapOption = "auto",
     alpha: shared_options.AlphaOption = 0.85,
+    interpolation: shared_options.InterpolationChoice = "auto",
     shared_scale: shared_options.SharedScaleOption = False,
     contour: Annotated[
         str | None, option("--contour", "A,B", "Draw outlines at these levels (0 to 1) instead of colors.")
@@ -126,6 +127,7 @@ def run(
     chosen = option_parsing.ExplainerOptions.parse(context, method_names, layer_names, setting_pairs, choice)
     chosen.check_methods_accept_several_layers()
     overlay_options = option_parsing.parse_overlay_options(colormap, alpha, contour, boxes)
+    overlay_options["interpolation"] = interpolation
     scan_settings = ScanOptions(
         series,
         window,

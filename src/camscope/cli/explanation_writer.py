@@ -130,7 +130,13 @@ class ImageExplanationWriter:
             for path in paths:
                 if path.suffix.lower() == ".gif" and explanation.attribution.ndim == 3:
                     with progress_bar.nested_bar("drawing slices") as on_progress:
-                        explanation.animate(path, mask=masks, on_progress=on_progress, overwrite=overwrite)
+                        explanation.animate(
+                            path,
+                            mask=masks,
+                            on_progress=on_progress,
+                            overwrite=overwrite,
+                            interpolation=self.overlay_options["interpolation"],
+                        )
                 else:
                     explanation.save(path, overwrite=overwrite)
 
@@ -149,7 +155,9 @@ class ImageExplanationWriter:
         has_bar = self.overlay_options["colorbar"]
         scales: Sequence[ScaleOption] = ["auto"] * len(explanations)
         if self.shared_scale:
-            scales = shared_scales(explanations, self.overlay_options["colormap"])
+            scales = shared_scales(
+                explanations, self.overlay_options["colormap"], self.overlay_options["interpolation"]
+            )
         cells = []
         for each, scale in zip(explanations, scales, strict=True):
             overlay = each.overlay(scale=scale, mask=masks, height=height, **self.overlay_options)

@@ -31,6 +31,7 @@ from camscope.explanation import (
     AUTO,
     Explanation,
     FloatArray,
+    InterpolationOption,
     PixelArray,
     ScaleOption,
     add_own_maximum,
@@ -136,6 +137,7 @@ class Comparison:
         crop: bool = True,
         columns: int | None = None,
         height: int | None = None,
+        interpolation: InterpolationOption = AUTO,
     ) -> PixelArray:
         """Draw the figure (H,W,3) uint8. Each row shows the image and then its maps.
 
@@ -147,6 +149,7 @@ class Comparison:
             crop: Leave out what the model did not see instead of marking it.
             columns: Images side by side.
             height: Height of an image in pixels; default: 256, or 384 for the planes of a volume.
+            interpolation: As in `Explanation.overlay`.
 
         Returns:
             (H,W,3) uint8.
@@ -162,13 +165,17 @@ class Comparison:
         if colormap == AUTO:  # one for all, because there is one legend
             signed = any(explanation.colormap == render.DIVERGING for explanation in explanations)
             colormap = render.DIVERGING if signed else "inferno"
-        scales = shared_scales(explanations, colormap) if scale == "shared" else [scale] * len(explanations)
+        scales = (
+            shared_scales(explanations, colormap, interpolation) if scale == "shared" else [scale] * len(explanations)
+        )
         region = _find_visible_rows_and_columns(explanations) if crop else None
         is_volume = explanations[0].attribution.ndim == 3
         height = height or (384 if is_volume else 256)
         volume_height = height if is_volume else None  # planes are drawn at this height directly
         images = [
-            explanation.overlay(scale=own_scale, alpha=alpha, colormap=colormap, height=volume_height)[region or ...]
+            explanation.overlay(
+                scale=own_scale, alpha=alpha, colormap=colormap, height=volume_height, interpolation=interpolation
+            )[region or ...]
             for explanation, own_scale in zip(explanations, scales, strict=True)
         ]
         return render.draw_contact_sheet(
