@@ -14,6 +14,7 @@ import numpy.typing as npt
 from camscope import explanation_io, render
 from camscope.atomic_writes_and_folder_locks import write_bytes
 from camscope.errors import GeometryError, InputError, OutputError
+from camscope.figure_caption import build_figure_caption, describe_map
 from camscope.geometry import Placement
 from camscope.map_interpolation import INTERPOLATIONS, Interpolation
 from camscope.plurals import plural
@@ -630,6 +631,64 @@ class Explanation:
         self._check_two_axes()
         return render.find_boxes(self.heatmap(size or self._choose_image_or_input_size()), threshold)
 
+    def print_figure(
+        self,
+        *,
+        width_mm: float = render.ONE_COLUMN_MM,
+        scale: ScaleOption = AUTO,
+        alpha: float = 0.85,
+        colormap: str = AUTO,
+        caption: bool = True,
+        interpolation: InterpolationOption = AUTO,
+    ) -> Any:
+        """Draw the overlay as a matplotlib figure for print, with a color bar and a caption. `save` writes it as .pdf or .svg.
+
+        Text stays text. The photo keeps its pixels, and the map is a second image with its opacity.
+
+        Args:
+            width_mm: Width in millimeters: 85 for one column of a journal, 174 for two.
+            scale: As for `heatmap`.
+            alpha: As for `overlay`.
+            colormap: As for `overlay`.
+            caption: Whether the caption stands below the image.
+            interpolation: As for `overlay`.
+
+        Returns:
+            A `matplotlib.figure.Figure`.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+            InputError: The width is out of range.
+
+        >>> explanation = Explanation(np.ones((2, 2)), "gradcam", 3, "tabby", 7.5, input_size=(8, 8))
+        >>> round(explanation.print_figure(width_mm=60).get_figwidth() * 25.4)
+        60
+
+        """
+        return PrintFigure([self], scale=scale, alpha=alpha, colormap=colormap, interpolation=interpolation).draw(
+            width_mm=width_mm, caption=caption
+        )
+
+    def figure_caption(
+        self, *, scale: ScaleOption = AUTO, colormap: str = AUTO, interpolation: InterpolationOption = AUTO
+    ) -> str:
+        """Return a caption for an article: method, layer, target, scale, interpolation, digest of the weights and versions.
+
+        Args:
+            scale: As for `heatmap`.
+            colormap: As for `overlay`.
+            interpolation: As for `overlay`.
+
+        Returns:
+            One paragraph.
+
+        >>> explanation = Explanation(np.ones((2, 2)), "gradcam", 3, "tabby", 7.5, layer="layer4", input_size=(8, 8))
+        >>> explanation.figure_caption().partition(". ")[0]
+        'Grad-CAM at layer4 for tabby (score 7.5)'
+
+        """
+        return PrintFigure([self], scale=scale, colormap=colormap, interpolation=interpolation).caption
+
     def show(self) -> None:
         """Open the overlay in the image viewer of the system. A notebook displays an explanation without this call.
 
@@ -639,15 +698,26 @@ class Explanation:
 
         Image.fromarray(self.overlay(colorbar=True)).show(title=self.caption)
 
-    def save(self, path: str | os.PathLike[str], *, caption: bool = False, overwrite: bool = True) -> Path:
-        """Save the overlay as an image file, or the explanation as a `.npz` or `.json` file.
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        caption: bool | None = None,
+        width_mm: float = render.ONE_COLUMN_MM,
+        interpolation: InterpolationOption = AUTO,
+        overwrite: bool = True,
+    ) -> Path:
+        """Save the overlay as an image or a figure for print, or the explanation as a `.npz` or `.json` file.
 
         An overlay has the size of the original image, with a warning strip if the status is not "ok".
 
         Args:
-            path: `.png`, `.jpg` or `.webp` for the overlay. `.npz` for the explanation, `.json` for the explanation without
-                pixels. For a map with three axes, `.gif` or `.webp` for an animation.
+            path: `.png`, `.jpg` or `.webp` for the overlay. `.pdf` or `.svg` for `print_figure`. `.npz` for the explanation,
+                `.json` for the explanation without pixels. For a map with three axes, `.gif` or `.webp` for an animation.
             caption: Whether an overlay names the class, its score and the method below the image. Flagged maps always do.
+                Default: only a `.pdf` or `.svg` does, with the text of `figure_caption`.
+            width_mm: Width of a `.pdf` or `.svg` figure in millimeters.
+            interpolation: As for `overlay`.
             overwrite: Whether an existing file is replaced.
 
         Returns:
@@ -669,13 +739,16 @@ class Explanation:
         elif suffix == ".npz":
             data = explanation_io.encode_npz(self)
         elif suffix in render.ANIMATION_FORMATS and self.attribution.ndim == 3:
-            return self.animate(path, overwrite=overwrite)
+            return self.animate(path, interpolation=interpolation, overwrite=overwrite)
+        elif suffix in render.VECTOR_FORMATS:
+            figure = PrintFigure([self], interpolation=interpolation)
+            data = figure.encode(suffix, width_mm=width_mm, caption=caption is not False)
         elif suffix in render.IMAGE_FORMATS:
-            data = render.encode_image(self.annotated_image(caption=caption), suffix)
+            data = render.encode_image(self.annotated_image(caption=bool(caption), interpolation=interpolation), suffix)
         else:
             raise OutputError(
-                f"{path}: cannot write {suffix or 'a file without a suffix'}; use .png, .jpg, .webp, .npz or .json, or .gif "
-                "for a map with 3 axes"
+                f"{path}: cannot write {suffix or 'a file without a suffix'}; use .png, .jpg, .webp, .pdf, .svg, .npz or "
+                ".json, or .gif for a map with 3 axes"
             )
         return write_bytes(path, data, overwrite=overwrite)
 
@@ -775,6 +848,135 @@ class Explanation:
         image_size = self.placement.image_size if self.placement else self.input_size
         shape = {"grid": self.grid, "input": self.input_size, "image": image_size}[size]
         return np.full((*shape, 3), 128, dtype=np.uint8)
+
+
+class PrintFigure:
+    """A figure for print of one or several explanations of one image: its panels, its caption and its file.
+
+    Args:
+        explanations: The explanations, row by row.
+        titles: Text above each map. Default: method and target.
+        scales: A scale for each map instead of `scale`.
+        colormaps: A color map for each map instead of `colormap`.
+        photo: (H,W,3), drawn before the first map. Default: no photo.
+        scale: As for `Explanation.heatmap`.
+        columns: Images in a row. Default: as many as the width allows.
+        options: Further options of `Explanation.overlay`: `alpha`, `colormap`, `contour`, `box_threshold`, `mask`,
+            `interpolation`.
+
+    >>> explanation = Explanation(np.ones((2, 2)), "gradcam", 3, "tabby", 7.5, input_size=(8, 8))
+    >>> len(PrintFigure([explanation, explanation]).panels)
+    2
+
+    """
+
+    def __init__(
+        self,
+        explanations: Sequence[Explanation],
+        *,
+        titles: Sequence[str] | None = None,
+        scales: Sequence[ScaleOption] | None = None,
+        colormaps: Sequence[str] | None = None,
+        photo: PixelArray | None = None,
+        scale: ScaleOption = AUTO,
+        columns: int | None = None,
+        **options: Any,
+    ) -> None:
+        if not explanations:
+            raise InputError("there is no explanation to draw; expected at least one")
+        self.explanations, self.columns = explanations, columns
+        titles = [f"{item.method_title}: {item.label}" for item in explanations] if titles is None else titles
+        scales = [scale] * len(explanations) if scales is None else scales
+        colormap = options.pop("colormap", AUTO)
+        colormaps = [colormap] * len(explanations) if colormaps is None else colormaps
+        self.maps = [
+            _build_print_panel(*arguments, **options)
+            for arguments in zip(explanations, titles, scales, colormaps, strict=True)
+        ]
+        photos = [] if photo is None else [render.PrintPanel(photo, explanations[0].name)]
+        self.panels: list[render.PrintPanel] = [*photos, *self.maps]
+        resolved = [item._resolve_auto_scale(own) for item, own in zip(explanations, scales, strict=True)]
+        has_regions = options.get("contour") is not None or options.get("box_threshold") is not None
+        default: Interpolation = "bilinear" if has_regions else DRAWN_INTERPOLATION
+        self.caption = build_figure_caption(
+            explanations,
+            resolved,
+            [panel.value_range or (0.0, 0.0) for panel in self.maps],
+            colormap=", ".join(dict.fromkeys(panel.colormap for panel in self.maps)),
+            interpolation=_resolve_interpolation(options.get("interpolation", AUTO), default),
+            first_letter="" if len(self.panels) == 1 else "ab"[len(photos)],
+        )
+
+    def draw(self, *, width_mm: float = render.ONE_COLUMN_MM, caption: bool = True) -> Any:
+        """Return the matplotlib figure, `width_mm` millimeters wide.
+
+        Args:
+            width_mm: Width in millimeters.
+            caption: Whether the caption stands below the images.
+
+        Returns:
+            A `matplotlib.figure.Figure`.
+
+        >>> explanation = Explanation(np.ones((2, 2)), "gradcam", 3, "tabby", 7.5, input_size=(8, 8))
+        >>> type(PrintFigure([explanation]).draw()).__name__
+        'Figure'
+
+        """
+        text = self.caption if caption else ""
+        return render.draw_print_figure(self.panels, caption=text, width_mm=width_mm, columns=self.columns)
+
+    def encode(self, suffix: str, *, width_mm: float = render.ONE_COLUMN_MM, caption: bool = True) -> bytes:
+        """Return the bytes of a .pdf, .svg or .png file. The caption is in its metadata, too.
+
+        Args:
+            suffix: ".pdf", ".svg" or ".png".
+            width_mm: Width in millimeters.
+            caption: Whether the caption stands below the images.
+
+        Returns:
+            The bytes of the file.
+
+        >>> explanation = Explanation(np.ones((2, 2)), "gradcam", 3, "tabby", 7.5, input_size=(8, 8))
+        >>> PrintFigure([explanation]).encode(".pdf")[:5]
+        b'%PDF-'
+
+        """
+        figure = self.draw(width_mm=width_mm, caption=caption)
+        title = "; ".join(dict.fromkeys(describe_map(explanation) for explanation in self.explanations))
+        return render.encode_figure(figure, suffix, title=title, caption=self.caption)
+
+
+def _build_print_panel(
+    explanation: Explanation,
+    title: str,
+    scale: ScaleOption,
+    colormap: str,
+    *,
+    alpha: float = 0.85,
+    interpolation: InterpolationOption = AUTO,
+    **regions: Any,
+) -> render.PrintPanel:
+    """Build the panel of a map. A map over an image is two images. Volumes, signals and outlines are one image."""
+    resolved_scale = explanation._resolve_auto_scale(scale)
+    colormap = explanation.colormap if colormap == AUTO else colormap
+    size = explanation._choose_image_or_input_size()
+    has_regions = any(value is not None for value in regions.values())
+    is_layered = explanation.attribution.ndim == 2 and not has_regions
+    drawn = _resolve_interpolation(interpolation)
+    raw, covered = explanation._project_map_and_coverage(size if is_layered else "input", drawn)
+    values, ends = render.to_display_range(raw, resolved_scale, colormap)
+    layer = None
+    if not is_layered:
+        image = explanation.overlay(scale=scale, alpha=alpha, colormap=colormap, interpolation=interpolation, **regions)
+    else:
+        if explanation._is_uninformative:
+            values = np.zeros_like(values)
+        image = explanation._background_image(size)
+        if colormap == render.DIVERGING and alpha > 0:
+            image = render.fade_to_gray(image)
+        image = render.hatch_uncovered(image, covered)
+        layer = render.draw_map_layer(values, alpha=alpha, colormap=colormap, covered=covered)
+    return render.PrintPanel(image, title, layer, ends, colormap, explanation.warning_text)
 
 
 def figure(

@@ -17,7 +17,7 @@ PANELS = {
     ),
     "Output": ("output", "format", "table", "figure", "export", "save", "overlays", "overwrite", "json"),
     "Appearance": (
-        "colormap", "alpha", "interpolation", "shared-scale", "contour", "boxes", "mask", "columns", "height", "size",
+        "colormap", "alpha", "interpolation", "shared-scale", "contour", "boxes", "mask", "columns", "height", "size", "width-mm",
         "limit", "limit-top",
     ),
     "Scans": ("series", "window", "slices", "profile", "scans", "modality", "allow-pixels", "keep"),
@@ -159,6 +159,16 @@ InterpolationChoice = Annotated[
 ]
 SharedScaleOption = Annotated[
     bool, option("--shared-scale", None, "Use one color scale for all classes of a method, to compare them.")
+]
+WidthOption = Annotated[
+    float | None,
+    option(
+        "--width-mm",
+        None,
+        "Width of a .pdf or .svg figure in millimeters, such as 85 for one column of a journal or 174 for two.",
+        min=30,
+        max=1000,
+    ),
 ]
 RunArgument = Annotated[str, argument("RUN", "The folder that camscope batch wrote.")]
 SourceArgument = Annotated[
