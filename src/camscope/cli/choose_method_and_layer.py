@@ -132,8 +132,13 @@ def run(
         digest = {"digest": compute_model_digest(net)}
         metrics = list(choice.candidates[0].metric_values)
         caption = build_metric_caption(title, names, metrics, digest, get_library_versions())
-        options = {"width_mm": width_mm or TWO_COLUMNS_MM, "caption": f"{caption} {choice.recommendation}"}
-        data = draw_selection_figure(choice.candidates, figure_path.suffix.lower(), title, **options)
+        data = draw_selection_figure(
+            choice.candidates,
+            figure_path.suffix.lower(),
+            title,
+            width_mm=width_mm or TWO_COLUMNS_MM,
+            caption=f"{caption} {choice.recommendation}",
+        )
         write_bytes(figure_path, data, overwrite=overwrite)
         console_output.print_field("figure", figure_path, "cyan")
     evidence = None if ground_truth is None else str(ground_truth)

@@ -173,8 +173,9 @@ def print_evaluation_and_draw_figure(
         )
         versions = evaluation.facts.get("versions", {})
         caption = build_metric_caption(evaluation.title, names, list(summaries), run["model"], versions)
-        options = {"width_mm": width_mm, "caption": caption}
-        image = draw_summary_figure(summaries, figure.suffix.lower(), evaluation.title, **options)
+        image = draw_summary_figure(
+            summaries, figure.suffix.lower(), evaluation.title, width_mm=width_mm, caption=caption
+        )
         write_bytes(figure, image, overwrite=overwrite)
     if annotations := evaluation.facts.get("evidence"):
         console_output.print_field("evidence", annotations)

@@ -306,7 +306,7 @@ class _Layout:
         fonts = require("matplotlib.font_manager", extra="metrics")
         properties = fonts.FontProperties(size=self.font_size, weight="bold" if bold else "normal")
         width, _, _ = self._renderer.get_text_width_height_descent(text, properties, False)
-        return float(width) / self.figure.dpi * MM_PER_INCH
+        return float(width) / float(self.figure.dpi) * MM_PER_INCH
 
 
 def _format_ends(low: float, high: float) -> tuple[str, str]:
