@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from camscope import GradCAM
 from camscope.geometry import Placement
 from camscope.images.preprocess import Preprocess
-from camscope.map_interpolation import INTERPOLATIONS
+from camscope.map_interpolation import INTERPOLATIONS, Interpolation
 
 N_PHOTOS, SIDE_PIXELS = 10, 1792  # a multiple of 7 and 14 cells
 MODELS = ("resnet18", "deit_tiny")
@@ -35,10 +35,11 @@ def smooth_by_b_spline(values: Floats, side: int) -> Floats:
         t = position - low
         weights = [(1 - t) ** 3, 3 * t**3 - 6 * t**2 + 4, -3 * t**3 + 3 * t**2 + 3 * t + 1, t**3]
         shape = (-1, 1) if axis == 0 else (1, -1)
-        values = sum(
+        parts = [
             values.take(np.clip(low + n - 1, 0, n_cells - 1), axis) * (weight / 6).reshape(shape)
             for n, weight in enumerate(weights)
-        )
+        ]
+        values = np.sum(parts, axis=0)
     return values
 
 
@@ -49,16 +50,17 @@ def smooth_by_gaussian(values: Floats, side: int, sigma: float = 0.5) -> Floats:
         distance = ((np.arange(side) + 0.5) * n_cells / side - 0.5)[:, None] - np.arange(n_cells)
         weights = np.exp(-0.5 * (distance / sigma) ** 2)
         matrices.append(weights / weights.sum(1, keepdims=True))
-    return matrices[0] @ values @ matrices[1].T
+    return np.asarray(matrices[0] @ values @ matrices[1].T)
 
 
 def build_drawings() -> dict[str, Callable[[Floats, int], Floats]]:
     """Return each drawing by its name: a function of the map and the side in pixels."""
-    ours = {
-        name: lambda values, side, name=name: Placement.identity((side, side)).project(values, name).values
-        for name in INTERPOLATIONS
-    }
-    return {**ours, "cubic B-spline": smooth_by_b_spline, "Gaussian": smooth_by_gaussian}
+
+    def draw_by_name(name: Interpolation) -> Callable[[Floats, int], Floats]:
+        return lambda values, side: Placement.identity((side, side)).project(values, name).values.astype(np.float64)
+
+    drawings = {str(name): draw_by_name(name) for name in INTERPOLATIONS}
+    return {**drawings, "cubic B-spline": smooth_by_b_spline, "Gaussian": smooth_by_gaussian}
 
 
 def measure(draw: Callable[[Floats, int], Floats], maps: list[Floats]) -> dict[str, float]:

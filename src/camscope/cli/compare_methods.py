@@ -140,7 +140,7 @@ def _compare_on_image(
 ) -> None:
     """Compare methods on one image. Write the figure, and print the scores."""
     from camscope.explainers.comparison.compare import DEFAULT_METHODS
-    from camscope.render import TWO_COLUMNS_MM, encode_image, is_vector_format
+    from camscope.render import TWO_COLUMNS_MM, encode_image
 
     targets = option_parsing.parse_targets(None, request.targets)
     names = ",".join(DEFAULT_METHODS) if request.method_names is None else request.method_names
@@ -163,7 +163,7 @@ def _compare_on_image(
     explainers = chosen.build_explainers(net, request.preprocess)
     with console_output.collect_warnings(quote_messages=pseudonym is None) as warnings:
         comparison = _compare_with_progress(explainers, path, targets, names == "all")
-    if is_vector_format(file):
+    if file.suffix.lower()[1:] in VECTOR_FORMATS:
         print_figure = comparison.print_figure(**figure_options)
         data = print_figure.encode(file.suffix.lower(), width_mm=width_mm or TWO_COLUMNS_MM)
         caption_file = file.with_name(f"{file.name}{CAPTION_SUFFIX}")

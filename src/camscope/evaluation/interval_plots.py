@@ -15,6 +15,7 @@ from camscope.evaluation.selection.rank_and_drop_candidates import CandidateStat
 from camscope.metrics import METRICS, Estimate
 from camscope.optional_packages import require
 from camscope.registry import METHODS
+from camscope.render.print_figure import PRINT_SETTINGS
 
 FIGURE_FORMATS = (".png", ".svg", ".pdf")
 MAX_SUMMARY_COLUMNS, MAX_FOREST_COLUMNS, METHOD_ROW_INCHES = 3, 4, 0.24  # panels in a row; inches for a method
@@ -169,7 +170,7 @@ def literal_text_scope() -> Iterator[None]:
 
     In vector files, text stays text, and nothing depends on the date.
     """
-    with import_module("matplotlib").rc_context(render.PRINT_SETTINGS):
+    with import_module("matplotlib").rc_context(PRINT_SETTINGS):
         yield
 
 

@@ -65,14 +65,11 @@ from camscope.render.print_figure import (
     MAX_WIDTH_MM,
     MIN_WIDTH_MM,
     ONE_COLUMN_MM,
-    PRINT_SETTINGS,
     TWO_COLUMNS_MM,
     VECTOR_FORMATS,
     PrintPanel,
     draw_print_figure,
     encode_figure,
-    is_vector_format,
-    print_style_scope,
 )
 from camscope.render.volume_data import EdgeLetters, Volume, compute_cell_affine
 
@@ -88,7 +85,6 @@ __all__ = [
     "ONE_COLUMN_MM",
     "OUTLINE_COLORS",
     "PERCEPTUAL",
-    "PRINT_SETTINGS",
     "REGION_COLORS",
     "TWO_COLUMNS_MM",
     "VECTOR_FORMATS",
@@ -140,13 +136,11 @@ __all__ = [
     "find_boxes",
     "find_contours",
     "hatch_uncovered",
-    "is_vector_format",
     "join_horizontally",
     "overlay",
     "pad_image",
     "pad_to_height",
     "prepare_outlines",
-    "print_style_scope",
     "resize_to_fit",
     "to_display_range",
 ]

@@ -1,12 +1,10 @@
 """Draw figures for print with matplotlib: text as text, maps as images, sizes in millimeters, a caption, the same bytes."""
 
 import io
-import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -158,11 +156,6 @@ def encode_figure(figure: Any, suffix: str, *, title: str = "", caption: str = "
         start = data.index(b">", data.index(b"<svg ")) + 1
         data = data[:start] + f"\n <desc>{escape(caption)}</desc>".encode() + data[start:]
     return data
-
-
-def is_vector_format(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path ends in .pdf or .svg."""
-    return Path(path).suffix.lower() in VECTOR_FORMATS
 
 
 def _choose_n_columns(n_panels: int, width_mm: float) -> int:
