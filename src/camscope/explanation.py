@@ -895,7 +895,7 @@ class PrintFigure:
         ]
         photos = [] if photo is None else [render.PrintPanel(photo, explanations[0].name)]
         self.panels: list[render.PrintPanel] = [*photos, *self.maps]
-        resolved = [item._resolve_auto_scale(own) for item, own in zip(explanations, scales, strict=True)]
+        resolved = [item._resolve_auto_scale(item_scale) for item, item_scale in zip(explanations, scales, strict=True)]
         has_regions = options.get("contour") is not None or options.get("box_threshold") is not None
         default: Interpolation = "bilinear" if has_regions else DRAWN_INTERPOLATION
         self.caption = build_figure_caption(
