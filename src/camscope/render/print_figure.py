@@ -47,8 +47,8 @@ class PrintPanel(NamedTuple):
         colormap: One of COLORMAPS, for the color bar.
         flag: Warning above the image, or None.
 
-    >>> PrintPanel(np.zeros((8, 8, 3), np.uint8), "nodule").value_range is None
-    True
+    >>> PrintPanel(np.zeros((8, 8, 3), np.uint8), "nodule").title
+    'nodule'
 
     """
 
