@@ -15,6 +15,7 @@ FLOORS = {
             "loaded_model_metadata_and_weight_digest",
             "log_explanation",
             "mask_labels",
+            "map_interpolation",
             "optional_packages",
             "registry",
         ],
@@ -22,6 +23,7 @@ FLOORS = {
     ),  # what several rooms of level 1 need
     **dict.fromkeys(["read_untrusted_files", "geometry", "user_code_and_plugins"], 0.75),
     **dict.fromkeys(["hooks", "targets", "render"], 1),
+    "figure_caption": 1.5,  # the text below a figure for print
     "explanation_io": 1.5,  # the fields of an explanation in a file
     **dict.fromkeys(["layers", "explanation", "images", "phantom"], 2),
     "models": 2.5,

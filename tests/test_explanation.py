@@ -165,7 +165,7 @@ def test_the_color_bar_names_the_raw_value_of_the_top_color(monkeypatch):
     """The hottest cell may lie where no pixel of the image is: in padding, or between two pixels."""
     place = Placement.identity((20, 10)).padded((0, 10), (0, 10))
     one = explanation(image=np.zeros((20, 10, 3), np.uint8), placement=place)
-    shown = one.heatmap("image", None)
+    shown = one.heatmap("image", None, interpolation="smooth")
     assert shown.max() < HEAT.max() - 0.01
     for ends in bar_ends(monkeypatch, one, colormap="inferno"):
         assert ends == (0.0, shown.max())
@@ -286,7 +286,10 @@ def test_a_caption_has_the_own_maximum_on_a_scale_that_several_maps_share():
     one = explanation(np.array([[0.0, 0.3217, 0.1], [0.0, 0.0, 0.0]]))
     assert add_own_maximum(one.caption, one, (0, 2.0)) == f"{one.caption} · max 0.32"
     assert add_own_maximum(one.caption, one, "auto") == one.caption
-    own, shared = figure([one, one]), figure([one, one], scale=(0, float(one.heatmap(scale=None).max())))
+    own, shared = (
+        figure([one, one]),
+        figure([one, one], scale=(0, float(one.heatmap(scale=None, interpolation="smooth").max()))),
+    )
     assert (own[:300] == shared[:300]).all()  # the same map
     assert not np.array_equal(own, shared)  # another caption
 

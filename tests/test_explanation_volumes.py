@@ -187,9 +187,9 @@ def test_a_tensor_of_three_channels_is_a_video_and_of_any_other_number_a_volume(
 def test_a_video_stays_a_strip_and_a_place_makes_it_a_volume():
     film = np.random.default_rng(0).integers(0, 256, (6, 8, 10, 3), dtype=np.uint8)
     one = volume(image=None, model_input_image=film)
-    np.testing.assert_array_equal(
-        one.overlay(), render.draw_frames(film, one.heatmap("input"), columns=render.MAX_FRAMES), "a strip of frames"
-    )
+    for interpolation in ("smooth", "bilinear", "cells"):
+        strip = render.draw_frames(film, one.heatmap("input", interpolation=interpolation), columns=render.MAX_FRAMES)
+        np.testing.assert_array_equal(one.overlay(interpolation=interpolation), strip, "a strip of frames")
     with pytest.raises(InputError, match="outlines and boxes need 2 axes"):
         one.overlay(mask=np.ones((6, 8, 10)))
     placed = volume(Placed, image=None, model_input_image=film, affine=np.eye(4))

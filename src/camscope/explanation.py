@@ -14,8 +14,10 @@ import numpy.typing as npt
 from camscope import explanation_io, render
 from camscope.atomic_writes_and_folder_locks import write_bytes
 from camscope.errors import GeometryError, InputError, OutputError
+from camscope.figure_caption import build_figure_caption, describe_map
 from camscope.geometry import Placement
 from camscope.log_explanation import log_picture_and_numbers
+from camscope.map_interpolation import INTERPOLATIONS, Interpolation
 from camscope.plurals import plural
 from camscope.read_untrusted_files import MAX_ARRAY_BYTES, read_errors_converted
 from camscope.registry import METHODS
@@ -24,7 +26,9 @@ FloatArray = npt.NDArray[np.floating[Any]]
 PixelArray = npt.NDArray[np.uint8]
 MapSize = Literal["image", "input", "grid"]
 ScaleOption = render.Scale | Literal["auto"] | None
+InterpolationOption = Interpolation | Literal["auto"]
 AUTO: Literal["auto"] = "auto"
+DRAWN_INTERPOLATION: Interpolation = "smooth"  # of colors; numbers, outlines and boxes are bilinear
 
 STATUS_OK = "ok"
 STATUS_MEANINGS = {
@@ -205,7 +209,9 @@ class Explanation:
             return scale
         return "robust" if self.grid == self.input_size else "max"
 
-    def heatmap(self, size: MapSize = "image", scale: ScaleOption = "max") -> FloatArray:
+    def heatmap(
+        self, size: MapSize = "image", scale: ScaleOption = "max", *, interpolation: Interpolation = "bilinear"
+    ) -> FloatArray:
         """Return the map at the size of the original image, of the model's input, or of the layer's grid.
 
         Args:
@@ -214,18 +220,21 @@ class Explanation:
                 "robust" divides by the 99.5th percentile of the absolute values. "auto" is "robust" for a map of single pixels,
                 otherwise "max". (lo, hi) maps that range to 0..1, for several images on one scale. "symmetric" divides by the
                 largest absolute value, -1..1. None keeps score units.
+            interpolation: Values between the centers of cells: "bilinear", "smooth" or "cells", as for `Placement.project`.
+                Metrics use "bilinear". Drawings use "smooth".
 
         Returns:
             (H,W) floats.
 
         Raises:
             GeometryError: The place of the model's input on the image is unknown.
+            InputError: The interpolation is unknown.
 
         >>> Explanation(np.array([[1.0, 4.0]]), "gradcam", 3, "tabby", 7.5).heatmap("grid").tolist()
         [[0.25, 1.0]]
 
         """
-        values = self._project_map_and_coverage(size)[0]
+        values = self._project_map_and_coverage(size, interpolation)[0]
         resolved_scale = self._resolve_auto_scale(scale)
         return values if resolved_scale is None else render.apply_scale(values, resolved_scale)
 
@@ -241,6 +250,7 @@ class Explanation:
         mask: render.Masks | None = None,
         colorbar: bool = False,
         height: int | None = None,
+        interpolation: InterpolationOption = AUTO,
     ) -> PixelArray:
         """Draw the map over the original image. If the position of the map is unknown, draw it over the model's input.
 
@@ -259,13 +269,16 @@ class Explanation:
             colorbar: Add a color bar with the range of the drawn map. That is interpolated, so its maximum may be slightly
                 below the maximum of `attribution`.
             height: Rows of the result; by default those of the image.
+            interpolation: "cells" shows the cells that were computed. "bilinear" is linear between their centers. "smooth" is
+                a cubic without kinks and overshoot. "auto" is "smooth", but "bilinear" for outlines and boxes, as in
+                `contours` and `boxes`.
 
         Returns:
             (H,W,3) uint8.
 
         Raises:
             GeometryError: The place of the model's input on the image is unknown.
-            InputError: The map's axes do not allow outlines or boxes.
+            InputError: The map's axes do not allow outlines or boxes, or the interpolation is unknown.
 
         >>> explanation = Explanation(np.ones((2, 2)), "gradcam", 3, "tabby", 7.5, input_size=(8, 8))
         >>> explanation.overlay().shape
@@ -274,20 +287,26 @@ class Explanation:
         """
         resolved_scale, colormap = self._resolve_auto_scale(scale), self.colormap if colormap == AUTO else colormap
         if self._is_volume and contour is None and box_threshold is None:
-            volume = self.volume(size, scale=scale, alpha=alpha, colormap=colormap, mask=mask)
+            volume = self.volume(
+                size, scale=scale, alpha=alpha, colormap=colormap, mask=mask, interpolation=interpolation
+            )
             volume = replace(volume, flag="")  # a figure has a strip for flags
             return render.draw_planes(volume, height=height, bar=colorbar)
         if self.attribution.ndim != 2:
             if self.attribution.ndim not in (1, 3) or any(item is not None for item in (contour, box_threshold, mask)):
                 self._check_two_axes()
-            image = self._overlay_signal_or_video(resolved_scale, alpha, colormap)
+            image = self._overlay_signal_or_video(
+                resolved_scale, alpha, colormap, _resolve_interpolation(interpolation)
+            )
             return image if height is None else render.resize_to_fit(image, height, 8 * height)
         size = size or self._choose_image_or_input_size()
-        image, (raw, covered) = self._background_image(size), self._project_map_and_coverage(size)
+        has_regions = contour is not None or box_threshold is not None
+        drawn = _resolve_interpolation(interpolation, "bilinear" if has_regions else DRAWN_INTERPOLATION)
+        image, (raw, covered) = self._background_image(size), self._project_map_and_coverage(size, drawn)
         values, ends = render.to_display_range(raw, resolved_scale, colormap)
         if self._is_uninformative:
             values = np.zeros_like(values)
-        if contour is None and box_threshold is None:
+        if not has_regions:
             if colormap == render.DIVERGING and alpha > 0:
                 image = render.fade_to_gray(image)
             image = render.overlay(image, values, alpha=alpha, colormap=colormap, covered=covered)
@@ -305,9 +324,12 @@ class Explanation:
             image = render.join_horizontally(image, render.draw_color_bar(image.shape[0], *ends, colormap))
         return render.add_outline_legend(image, outlines)
 
-    def _overlay_signal_or_video(self, scale: render.Scale | None, alpha: float, colormap: str) -> PixelArray:
+    def _overlay_signal_or_video(
+        self, scale: render.Scale | None, alpha: float, colormap: str, interpolation: Interpolation
+    ) -> PixelArray:
         """Draw the map over a signal as a trace, or over the frames of a video."""
-        values, _ = render.to_display_range(self._project_map_and_coverage("input")[0], scale, colormap)
+        raw = self._project_map_and_coverage("input", interpolation)[0]
+        values, _ = render.to_display_range(raw, scale, colormap)
         if self._is_uninformative:
             values = np.zeros_like(values)
         gray = np.full((1, *values.shape) if values.ndim == 1 else (*values.shape, 3), 128, np.uint8)
@@ -341,6 +363,7 @@ class Explanation:
         colormap: str = AUTO,
         mask: render.Masks | None = None,
         window: tuple[float, float] | None = None,
+        interpolation: InterpolationOption = AUTO,
     ) -> render.Volume:
         """Return the map and its volume as a `render.Volume`. The functions of `camscope.render` can draw it.
 
@@ -354,6 +377,7 @@ class Explanation:
             colormap: As for `overlay`.
             mask: (D,H,W), or several by name.
             window: (low, high), the values of the original image that are drawn black and white.
+            interpolation: As for `overlay`. The numbers in the drawing are bilinear.
 
         Returns:
             One object that holds the volume, the map, the masks and the affine.
@@ -373,9 +397,15 @@ class Explanation:
             )
         size = size or self._choose_image_or_input_size()
         values, covered = self._project_map_and_coverage(size)
+        if self._is_uninformative:
+            values = np.zeros_like(values)
+        drawn = _resolve_interpolation(interpolation)
+        is_drawn_otherwise = drawn != "bilinear" and not self._is_uninformative
         return render.Volume(
             self._background_image(size),
-            np.zeros_like(values) if self._is_uninformative else values,
+            values,
+            drawn_values=self._project_map_and_coverage(size, drawn)[0] if is_drawn_otherwise else None,
+            has_cells=drawn == "cells",
             affine=self._affine_at_size(size),
             covered=covered,
             masks=mask,
@@ -393,6 +423,7 @@ class Explanation:
         *,
         mask: render.Masks | None = None,
         scale: ScaleOption = AUTO,
+        interpolation: InterpolationOption = AUTO,
     ) -> PixelArray:
         """Draw three slices that meet in one voxel, one along each axis.
 
@@ -401,6 +432,7 @@ class Explanation:
             size: As for `overlay`.
             mask: As for `volume`.
             scale: As for `heatmap`.
+            interpolation: As for `overlay`.
 
         Returns:
             (h,w,3) uint8.
@@ -414,7 +446,9 @@ class Explanation:
         (3, dtype('uint8'))
 
         """
-        return render.draw_planes(self.volume(size, mask=mask, scale=scale), voxel, caption=self.caption)
+        return render.draw_planes(
+            self.volume(size, mask=mask, scale=scale, interpolation=interpolation), voxel, caption=self.caption
+        )
 
     def slices(
         self,
@@ -424,6 +458,7 @@ class Explanation:
         n_slices: int = render.MAX_FRAMES,
         mask: render.Masks | None = None,
         scale: ScaleOption = AUTO,
+        interpolation: InterpolationOption = AUTO,
     ) -> PixelArray:
         """Draw evenly spaced slices along an axis. One slice contains the peak.
 
@@ -433,6 +468,7 @@ class Explanation:
             n_slices: Number of slices.
             mask: As for `volume`.
             scale: As for `heatmap`.
+            interpolation: As for `overlay`.
 
         Returns:
             (h,w,3) uint8.
@@ -446,7 +482,10 @@ class Explanation:
 
         """
         return render.draw_slices(
-            self.volume(size, mask=mask, scale=scale), axis, n_slices=n_slices, caption=self.caption
+            self.volume(size, mask=mask, scale=scale, interpolation=interpolation),
+            axis,
+            n_slices=n_slices,
+            caption=self.caption,
         )
 
     def projection(
@@ -456,6 +495,7 @@ class Explanation:
         *,
         mask: render.Masks | None = None,
         scale: ScaleOption = AUTO,
+        interpolation: InterpolationOption = AUTO,
     ) -> PixelArray:
         """Project the map along an axis and draw it. Each pixel shows the strongest value on its line of voxels.
 
@@ -464,6 +504,7 @@ class Explanation:
             size: As for `overlay`.
             mask: As for `volume`.
             scale: As for `heatmap`.
+            interpolation: As for `overlay`.
 
         Returns:
             (h,w,3) uint8.
@@ -476,7 +517,9 @@ class Explanation:
         3
 
         """
-        return render.draw_projection(self.volume(size, mask=mask, scale=scale), axis, caption=self.caption)
+        return render.draw_projection(
+            self.volume(size, mask=mask, scale=scale, interpolation=interpolation), axis, caption=self.caption
+        )
 
     def animate(
         self,
@@ -487,6 +530,7 @@ class Explanation:
         seconds: float = render.ANIMATION_SECONDS,
         mask: render.Masks | None = None,
         scale: ScaleOption = AUTO,
+        interpolation: InterpolationOption = AUTO,
         on_progress: render.ProgressCallback | None = None,
         overwrite: bool = True,
     ) -> Path:
@@ -499,6 +543,7 @@ class Explanation:
             seconds: Duration of one round.
             mask: As for `volume`.
             scale: As for `heatmap`.
+            interpolation: As for `overlay`.
             on_progress: Called as `on_progress(done, count)` after each slice.
             overwrite: Whether an existing file is replaced.
 
@@ -520,7 +565,7 @@ class Explanation:
             raise OutputError(
                 f"{path}: cannot write {suffix or 'a file without a suffix'} as an animation; use .gif or .webp"
             )
-        volume = self.volume(size, mask=mask, scale=scale)
+        volume = self.volume(size, mask=mask, scale=scale, interpolation=interpolation)
         data = render.animate_volume(
             volume, axis, seconds=seconds, suffix=suffix, caption=self.caption, on_progress=on_progress
         )
@@ -587,6 +632,64 @@ class Explanation:
         self._check_two_axes()
         return render.find_boxes(self.heatmap(size or self._choose_image_or_input_size()), threshold)
 
+    def print_figure(
+        self,
+        *,
+        width_mm: float = render.ONE_COLUMN_MM,
+        scale: ScaleOption = AUTO,
+        alpha: float = 0.85,
+        colormap: str = AUTO,
+        caption: bool = True,
+        interpolation: InterpolationOption = AUTO,
+    ) -> Any:
+        """Draw the overlay as a matplotlib figure for print, with a color bar and a caption. `save` writes it as .pdf or .svg.
+
+        Text stays text. The photo keeps its pixels, and the map is a second image with its opacity.
+
+        Args:
+            width_mm: Width in millimeters: 85 for one column of a journal, 174 for two.
+            scale: As for `heatmap`.
+            alpha: As for `overlay`.
+            colormap: As for `overlay`.
+            caption: Whether the caption stands below the image.
+            interpolation: As for `overlay`.
+
+        Returns:
+            A `matplotlib.figure.Figure`.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+            InputError: The width is out of range.
+
+        >>> explanation = Explanation(np.ones((2, 2)), "gradcam", 3, "tabby", 7.5, input_size=(8, 8))
+        >>> round(explanation.print_figure(width_mm=60).get_figwidth() * 25.4)
+        60
+
+        """
+        return PrintFigure([self], scale=scale, alpha=alpha, colormap=colormap, interpolation=interpolation).draw(
+            width_mm=width_mm, caption=caption
+        )
+
+    def figure_caption(
+        self, *, scale: ScaleOption = AUTO, colormap: str = AUTO, interpolation: InterpolationOption = AUTO
+    ) -> str:
+        """Return a caption for an article: method, layer, target, scale, interpolation, digest of the weights and versions.
+
+        Args:
+            scale: As for `heatmap`.
+            colormap: As for `overlay`.
+            interpolation: As for `overlay`.
+
+        Returns:
+            One paragraph.
+
+        >>> explanation = Explanation(np.ones((2, 2)), "gradcam", 3, "tabby", 7.5, layer="layer4", input_size=(8, 8))
+        >>> explanation.figure_caption().partition(". ")[0]
+        'Grad-CAM at layer4 for tabby (score 7.5)'
+
+        """
+        return PrintFigure([self], scale=scale, colormap=colormap, interpolation=interpolation).caption
+
     def show(self) -> None:
         """Open the overlay in the image viewer of the system. A notebook displays an explanation without this call.
 
@@ -596,15 +699,26 @@ class Explanation:
 
         Image.fromarray(self.overlay(colorbar=True)).show(title=self.caption)
 
-    def save(self, path: str | os.PathLike[str], *, caption: bool = False, overwrite: bool = True) -> Path:
-        """Save the overlay as an image file, or the explanation as a `.npz` or `.json` file.
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        caption: bool | None = None,
+        width_mm: float = render.ONE_COLUMN_MM,
+        interpolation: InterpolationOption = AUTO,
+        overwrite: bool = True,
+    ) -> Path:
+        """Save the overlay as an image or a figure for print, or the explanation as a `.npz` or `.json` file.
 
         An overlay has the size of the original image, with a warning strip if the status is not "ok".
 
         Args:
-            path: `.png`, `.jpg` or `.webp` for the overlay. `.npz` for the explanation, `.json` for the explanation without
-                pixels. For a map with three axes, `.gif` or `.webp` for an animation.
+            path: `.png`, `.jpg` or `.webp` for the overlay. `.pdf` or `.svg` for `print_figure`. `.npz` for the explanation,
+                `.json` for the explanation without pixels. For a map with three axes, `.gif` or `.webp` for an animation.
             caption: Whether an overlay names the class, its score and the method below the image. Flagged maps always do.
+                Default: only a `.pdf` or `.svg` does, with the text of `figure_caption`.
+            width_mm: Width of a `.pdf` or `.svg` figure in millimeters.
+            interpolation: As for `overlay`.
             overwrite: Whether an existing file is replaced.
 
         Returns:
@@ -626,13 +740,16 @@ class Explanation:
         elif suffix == ".npz":
             data = explanation_io.encode_npz(self)
         elif suffix in render.ANIMATION_FORMATS and self.attribution.ndim == 3:
-            return self.animate(path, overwrite=overwrite)
+            return self.animate(path, interpolation=interpolation, overwrite=overwrite)
+        elif suffix in render.VECTOR_FORMATS:
+            figure = PrintFigure([self], interpolation=interpolation)
+            data = figure.encode(suffix, width_mm=width_mm, caption=caption is not False)
         elif suffix in render.IMAGE_FORMATS:
-            data = render.encode_image(self.annotated_image(caption=caption), suffix)
+            data = render.encode_image(self.annotated_image(caption=bool(caption), interpolation=interpolation), suffix)
         else:
             raise OutputError(
-                f"{path}: cannot write {suffix or 'a file without a suffix'}; use .png, .jpg, .webp, .npz or .json, or .gif "
-                "for a map with 3 axes"
+                f"{path}: cannot write {suffix or 'a file without a suffix'}; use .png, .jpg, .webp, .pdf, .svg, .npz or "
+                ".json, or .gif for a map with 3 axes"
             )
         return write_bytes(path, data, overwrite=overwrite)
 
@@ -690,12 +807,15 @@ class Explanation:
         text = self.caption if self.warning_text is None else f"{self.caption} · {self.warning_text}"
         log_picture_and_numbers(writer, tag, self.annotated_image(height), numbers, text, step)
 
-    def annotated_image(self, height: int | None = None, *, caption: bool = False) -> PixelArray:
+    def annotated_image(
+        self, height: int | None = None, *, caption: bool = False, interpolation: InterpolationOption = AUTO
+    ) -> PixelArray:
         """Draw the overlay (H,W,3) at a height of `height` pixels. If the status is not "ok", add a warning.
 
         Args:
             height: Rows of the overlay. Default: as many as the image has.
             caption: Whether a line below names the class, its score and the method. A map with a warning always has this line.
+            interpolation: As for `overlay`.
 
         Returns:
             (H,W,3) uint8, for a volume its three planes.
@@ -706,8 +826,8 @@ class Explanation:
 
         """
         if self._is_volume and height is None:
-            return self.planes()
-        image = self.overlay(height=height)
+            return self.planes(interpolation=interpolation)
+        image = self.overlay(height=height, interpolation=interpolation)
         if not caption and self.warning_text is None:
             return image
         return render.add_caption(image, self.caption, flag=self.warning_text)
@@ -730,13 +850,15 @@ class Explanation:
     def _choose_image_or_input_size(self) -> MapSize:
         return "image" if self.placement is not None and self.image is not None else "input"
 
-    def _project_map_and_coverage(self, size: MapSize) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
+    def _project_map_and_coverage(
+        self, size: MapSize, interpolation: Interpolation = "bilinear"
+    ) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
         """Project the map to the grid, the input or the image. Return the values and the mask of covered cells."""
         values = np.nan_to_num(self.attribution, nan=0.0, posinf=0.0, neginf=0.0)
         if size == "grid":
             return values, np.ones(self.grid, dtype=bool)
         if size == "input":
-            return Placement.identity(self.input_size).project(values)
+            return Placement.identity(self.input_size).project(values, interpolation)
         if size != "image":
             raise GeometryError(f"size={size!r}: expected 'image', 'input' or 'grid'")
         if self.placement is None:
@@ -744,7 +866,7 @@ class Explanation:
                 "the position of the model's input on the image is unknown, since the preprocessing is random or not affine; "
                 "use size='input'"
             )
-        return self.placement.project(values)
+        return self.placement.project(values, interpolation)
 
     def _background_image(self, size: MapSize) -> PixelArray:
         """Return the image to draw on. Without an image it is gray."""
@@ -756,6 +878,135 @@ class Explanation:
         return np.full((*shape, 3), 128, dtype=np.uint8)
 
 
+class PrintFigure:
+    """A figure for print of one or several explanations of one image: its panels, its caption and its file.
+
+    Args:
+        explanations: The explanations, row by row.
+        titles: Text above each map. Default: method and target.
+        scales: A scale for each map instead of `scale`.
+        colormaps: A color map for each map instead of `colormap`.
+        photo: (H,W,3), drawn before the first map. Default: no photo.
+        scale: As for `Explanation.heatmap`.
+        columns: Images in a row. Default: as many as the width allows.
+        options: Further options of `Explanation.overlay`: `alpha`, `colormap`, `contour`, `box_threshold`, `mask`,
+            `interpolation`.
+
+    >>> explanation = Explanation(np.ones((2, 2)), "gradcam", 3, "tabby", 7.5, input_size=(8, 8))
+    >>> len(PrintFigure([explanation, explanation]).panels)
+    2
+
+    """
+
+    def __init__(
+        self,
+        explanations: Sequence[Explanation],
+        *,
+        titles: Sequence[str] | None = None,
+        scales: Sequence[ScaleOption] | None = None,
+        colormaps: Sequence[str] | None = None,
+        photo: PixelArray | None = None,
+        scale: ScaleOption = AUTO,
+        columns: int | None = None,
+        **options: Any,
+    ) -> None:
+        if not explanations:
+            raise InputError("there is no explanation to draw; expected at least one")
+        self.explanations, self.columns = explanations, columns
+        titles = [f"{item.method_title}: {item.label}" for item in explanations] if titles is None else titles
+        scales = [scale] * len(explanations) if scales is None else scales
+        colormap = options.pop("colormap", AUTO)
+        colormaps = [colormap] * len(explanations) if colormaps is None else colormaps
+        self.maps = [
+            _build_print_panel(*arguments, **options)
+            for arguments in zip(explanations, titles, scales, colormaps, strict=True)
+        ]
+        photos = [] if photo is None else [render.PrintPanel(photo, explanations[0].name)]
+        self.panels: list[render.PrintPanel] = [*photos, *self.maps]
+        resolved = [item._resolve_auto_scale(item_scale) for item, item_scale in zip(explanations, scales, strict=True)]
+        has_regions = options.get("contour") is not None or options.get("box_threshold") is not None
+        default: Interpolation = "bilinear" if has_regions else DRAWN_INTERPOLATION
+        self.caption = build_figure_caption(
+            explanations,
+            resolved,
+            [panel.value_range or (0.0, 0.0) for panel in self.maps],
+            colormap=", ".join(dict.fromkeys(panel.colormap for panel in self.maps)),
+            interpolation=_resolve_interpolation(options.get("interpolation", AUTO), default),
+            first_letter="" if len(self.panels) == 1 else "ab"[len(photos)],
+        )
+
+    def draw(self, *, width_mm: float = render.ONE_COLUMN_MM, caption: bool = True) -> Any:
+        """Return the matplotlib figure, `width_mm` millimeters wide.
+
+        Args:
+            width_mm: Width in millimeters.
+            caption: Whether the caption stands below the images.
+
+        Returns:
+            A `matplotlib.figure.Figure`.
+
+        >>> explanation = Explanation(np.ones((2, 2)), "gradcam", 3, "tabby", 7.5, input_size=(8, 8))
+        >>> type(PrintFigure([explanation]).draw()).__name__
+        'Figure'
+
+        """
+        text = self.caption if caption else ""
+        return render.draw_print_figure(self.panels, caption=text, width_mm=width_mm, columns=self.columns)
+
+    def encode(self, suffix: str, *, width_mm: float = render.ONE_COLUMN_MM, caption: bool = True) -> bytes:
+        """Return the bytes of a .pdf, .svg or .png file. The caption is in its metadata, too.
+
+        Args:
+            suffix: ".pdf", ".svg" or ".png".
+            width_mm: Width in millimeters.
+            caption: Whether the caption stands below the images.
+
+        Returns:
+            The bytes of the file.
+
+        >>> explanation = Explanation(np.ones((2, 2)), "gradcam", 3, "tabby", 7.5, input_size=(8, 8))
+        >>> PrintFigure([explanation]).encode(".pdf")[:5]
+        b'%PDF-'
+
+        """
+        figure = self.draw(width_mm=width_mm, caption=caption)
+        title = "; ".join(dict.fromkeys(describe_map(explanation) for explanation in self.explanations))
+        return render.encode_figure(figure, suffix, title=title, caption=self.caption)
+
+
+def _build_print_panel(
+    explanation: Explanation,
+    title: str,
+    scale: ScaleOption,
+    colormap: str,
+    *,
+    alpha: float = 0.85,
+    interpolation: InterpolationOption = AUTO,
+    **regions: Any,
+) -> render.PrintPanel:
+    """Build the panel of a map. A map over an image is two images. Volumes, signals and outlines are one image."""
+    resolved_scale = explanation._resolve_auto_scale(scale)
+    colormap = explanation.colormap if colormap == AUTO else colormap
+    size = explanation._choose_image_or_input_size()
+    has_regions = any(value is not None for value in regions.values())
+    is_layered = explanation.attribution.ndim == 2 and not has_regions
+    drawn = _resolve_interpolation(interpolation)
+    raw, covered = explanation._project_map_and_coverage(size if is_layered else "input", drawn)
+    values, ends = render.to_display_range(raw, resolved_scale, colormap)
+    layer = None
+    if not is_layered:
+        image = explanation.overlay(scale=scale, alpha=alpha, colormap=colormap, interpolation=interpolation, **regions)
+    else:
+        if explanation._is_uninformative:
+            values = np.zeros_like(values)
+        image = explanation._background_image(size)
+        if colormap == render.DIVERGING and alpha > 0:
+            image = render.fade_to_gray(image)
+        image = render.hatch_uncovered(image, covered)
+        layer = render.draw_map_layer(values, alpha=alpha, colormap=colormap, covered=covered)
+    return render.PrintPanel(image, title, layer, ends, colormap, explanation.warning_text)
+
+
 def figure(
     explanations: Sequence[Explanation],
     *,
@@ -765,6 +1016,7 @@ def figure(
     colormap: str = AUTO,
     colorbar: bool = True,
     height: int | None = None,
+    interpolation: InterpolationOption = AUTO,
 ) -> PixelArray:
     """Draw several explanations side by side with captions. If the status of a map is not "ok", a warning marks it.
 
@@ -778,6 +1030,7 @@ def figure(
         colormap: As for `Explanation.overlay`.
         colorbar: As for `Explanation.overlay`.
         height: Rows of each image; by default 320, or 480 if a map has three axes.
+        interpolation: As for `Explanation.overlay`.
 
     Returns:
         (H,W,3) uint8.
@@ -789,7 +1042,14 @@ def figure(
     """
     height = height or (480 if any(explanation.attribution.ndim == 3 for explanation in explanations) else 320)
     images = [
-        explanation.overlay(scale=scale, alpha=alpha, colormap=colormap, colorbar=colorbar, height=height)
+        explanation.overlay(
+            scale=scale,
+            alpha=alpha,
+            colormap=colormap,
+            colorbar=colorbar,
+            height=height,
+            interpolation=interpolation,
+        )
         for explanation in explanations
     ]
     captions = [add_own_maximum(explanation.caption, explanation, scale) for explanation in explanations]
@@ -799,6 +1059,20 @@ def figure(
         pairs = zip(explanations, images, strict=True)
         bar_widths = [compute_color_bar_width(explanation, image, height) for explanation, image in pairs]
     return render.draw_image_grid(images, captions, columns=columns, height=height, flags=flags, bar_widths=bar_widths)
+
+
+def require_interpolation_option(interpolation: str) -> None:
+    """Raise an InputError if an interpolation is neither "auto" nor one of INTERPOLATIONS."""
+    if interpolation not in (AUTO, *INTERPOLATIONS):
+        raise InputError(f"interpolation={interpolation!r}; choose from auto, {', '.join(INTERPOLATIONS)}")
+
+
+def _resolve_interpolation(
+    interpolation: InterpolationOption, default: Interpolation = DRAWN_INTERPOLATION
+) -> Interpolation:
+    """Return the interpolation. Replace "auto" by a default."""
+    require_interpolation_option(interpolation)
+    return default if interpolation == AUTO else interpolation
 
 
 def compute_color_bar_width(explanation: Explanation, overlay: PixelArray, height: int) -> int:
@@ -814,7 +1088,9 @@ def add_own_maximum(caption: str, explanation: Explanation, scale: ScaleOption) 
     return f"{caption} · max {explanation.attribution.max(initial=0.0):.2g}" if isinstance(scale, tuple) else caption
 
 
-def shared_scales(explanations: Sequence[Explanation], colormap: str = AUTO) -> list[ScaleOption]:
+def shared_scales(
+    explanations: Sequence[Explanation], colormap: str = AUTO, interpolation: InterpolationOption = AUTO
+) -> list[ScaleOption]:
     """Return the color scale of each explanation. Maps of the same method and layer share a scale, so they can be compared."""
     colormaps = [explanation.colormap for explanation in explanations] if colormap == AUTO else [colormap]
     is_signed = render.DIVERGING in colormaps
@@ -824,7 +1100,8 @@ def shared_scales(explanations: Sequence[Explanation], colormap: str = AUTO) -> 
         for explanation in explanations
     ]
     for key, explanation in zip(keys, explanations, strict=True):
-        values = explanation.heatmap(explanation._choose_image_or_input_size(), scale=None)
+        size = explanation._choose_image_or_input_size()
+        values = explanation.heatmap(size, scale=None, interpolation=_resolve_interpolation(interpolation))
         strongest = float((abs(values) if is_signed else values).max(initial=0.0))
         largest[key] = max(largest.get(key, 0.0), strongest)
     return [(-largest[key] if is_signed else 0.0, largest[key]) if largest[key] > 0 else "max" for key in keys]

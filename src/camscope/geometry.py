@@ -4,7 +4,6 @@ Coordinates are continuous and in array order: (row, column), or (depth, row, co
 center is i + 0.5.
 """
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
@@ -13,6 +12,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from camscope.errors import GeometryError
+from camscope.map_interpolation import (
+    Interpolation,
+    interpolate_along_axes,
+    interpolate_at_points,
+    require_interpolation,
+)
 from camscope.plurals import plural
 
 FloatArray = NDArray[np.floating[Any]]
@@ -171,12 +176,28 @@ class Placement:
         inverse = _invert_affine(self.matrix)
         return _require_points_array(points, self._n_axes) @ inverse[:, :-1].T + inverse[:, -1]
 
-    def project(self, attribution: ArrayLike) -> ProjectedMap:
+    def project(self, attribution: ArrayLike, interpolation: Interpolation = "bilinear") -> ProjectedMap:
         """Resample a map (h,w) on the pixel grid of the original image.
 
-        Values are interpolated linearly between the centers of cells. The outermost cells reach to the border of the input.
-        The values are float64 for a float64 map, otherwise float32.
+        The outermost cells reach to the border of the input. The values are float64 for a float64 map, otherwise float32.
+
+        Args:
+            attribution: The map.
+            interpolation: "bilinear" is linear along each axis between the centers of cells. "cells" draws each cell as a
+                block. "smooth" is a cubic through the values of the cells, without kinks and without overshoot.
+
+        Returns:
+            The values, and the mask of the pixels that the map covers.
+
+        Raises:
+            GeometryError: The map has another number of axes.
+            InputError: The interpolation is unknown.
+
+        >>> Placement.identity((4,)).project([0.0, 1.0]).values.tolist()
+        [0.0, 0.25, 0.75, 1.0]
+
         """
+        require_interpolation(interpolation)
         attribution = np.asarray(attribution)
         attribution = attribution if attribution.dtype == np.float64 else attribution.astype(np.float32)
         if attribution.ndim != self._n_axes or not attribution.size:
@@ -186,8 +207,9 @@ class Placement:
         inverse = _invert_affine(self.cell_to_image_matrix(attribution.shape))
         depends = inverse[:, :-1] != 0
         if (depends.sum(0) == 1).all() and (depends.sum(1) == 1).all():  # each image axis depends on one map axis
-            return _project_separable(attribution, inverse, self.image_size, depends.argmax(0).tolist())
-        return _project_affine(attribution, inverse, self.image_size)
+            axes = depends.argmax(0).tolist()
+            return _project_separable(attribution, inverse, self.image_size, axes, interpolation)
+        return _project_affine(attribution, inverse, self.image_size, interpolation)
 
     @property
     def _n_axes(self) -> int:
@@ -247,30 +269,31 @@ def _invert_affine(matrix: FloatArray) -> NDArray[np.float64]:
 
 
 def _project_separable(
-    attribution: FloatArray, inverse: FloatArray, size: Sequence[int], axes: Sequence[int]
+    attribution: FloatArray,
+    inverse: FloatArray,
+    size: Sequence[int],
+    axes: Sequence[int],
+    interpolation: Interpolation,
 ) -> ProjectedMap:
     """Resample a map along one axis after another. This is exact and fast."""
-    values = attribution.transpose(axes)
+    coordinates = [
+        (np.arange(length) + 0.5) * inverse[axes[axis], axis] + inverse[axes[axis], -1]
+        for axis, length in enumerate(size)
+    ]
+    values = interpolate_along_axes(attribution.transpose(axes), coordinates, interpolation)
     covered = np.ones((), np.bool_)
-    for axis, length in enumerate(size):
-        row = inverse[axes[axis]]
-        cell = (np.arange(length) + 0.5) * row[axis] + row[-1]
+    for axis, cell in enumerate(coordinates):
         inside = (cell >= 0) & (cell <= attribution.shape[axes[axis]])
-        low, share = _split_into_index_and_fraction(cell, attribution.shape[axes[axis]])
-        weight = _reshape_along_axis(share.astype(attribution.dtype), axis, len(size))
-        first = values.take(low, axis)
-        step = values.take(np.minimum(low + 1, attribution.shape[axes[axis]] - 1), axis)
-        step -= first
-        step *= weight
-        step += first
-        values, covered = step, covered & _reshape_along_axis(inside, axis, len(size))
+        covered = covered & _reshape_along_axis(inside, axis, len(size))
     covered = np.ascontiguousarray(np.broadcast_to(covered, values.shape))
     values[~covered] = 0
     return ProjectedMap(values, covered)
 
 
-def _project_affine(attribution: FloatArray, inverse: FloatArray, size: Sequence[int]) -> ProjectedMap:
-    """Resample a map with any affine transform. Interpolate linearly."""
+def _project_affine(
+    attribution: FloatArray, inverse: FloatArray, size: Sequence[int], interpolation: Interpolation
+) -> ProjectedMap:
+    """Resample a map with any affine transform."""
     values, covered = np.zeros(size, attribution.dtype), np.zeros(size, np.bool_)
     step = max(1, PIXELS_PER_BLOCK // max(1, int(np.prod(size[1:]))))
     for start in range(0, size[0], step):
@@ -281,30 +304,8 @@ def _project_affine(attribution: FloatArray, inverse: FloatArray, size: Sequence
         limit = _reshape_along_axis(np.array(attribution.shape), 0, len(size) + 1)
         inside = ((cell >= 0) & (cell <= limit)).all(0)
         covered[rows] = inside
-        values[rows][inside] = _interpolate(attribution, cell[:, inside])
+        values[rows][inside] = interpolate_at_points(attribution, cell[:, inside], interpolation)
     return ProjectedMap(values, covered)
-
-
-def _interpolate(attribution: FloatArray, cells: FloatArray) -> FloatArray:
-    """Interpolate a map linearly at M points. Return the values (M,). `cells` (n,M) are the points in cell coordinates."""
-    pairs = [
-        _split_into_index_and_fraction(cell, length) for cell, length in zip(cells, attribution.shape, strict=True)
-    ]
-    total = np.zeros(cells.shape[1], np.float64)
-    for corner in itertools.product((0, 1), repeat=attribution.ndim):
-        index = tuple(
-            np.minimum(low + up, n - 1) for (low, _), up, n in zip(pairs, corner, attribution.shape, strict=True)
-        )
-        shares = [share if up else 1 - share for (_, share), up in zip(pairs, corner, strict=True)]
-        total += attribution[index] * np.prod(shares, axis=0)
-    return total
-
-
-def _split_into_index_and_fraction(cell: FloatArray, length: int) -> tuple[NDArray[np.int64], FloatArray]:
-    """Split each cell coordinate into the index of the cell before it and the fraction of the way to the next cell."""
-    position = np.clip(cell - 0.5, 0, length - 1)
-    low = np.floor(position).astype(np.int64)
-    return low, position - low
 
 
 def _reshape_along_axis(values: NDArray[Any], axis: int, n_axes: int) -> NDArray[Any]:

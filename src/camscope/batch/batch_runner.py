@@ -31,6 +31,7 @@ from camscope.explainers.core.redacted_settings_text import format_without_addre
 from camscope.explainers.core.run_methods_in_shared_passes import get_library_versions
 from camscope.explainers.core.setting_checks import check_positive_integer
 from camscope.explainers.core.translate_keywords_of_other_toolkits import reject_foreign_keywords
+from camscope.explanation import AUTO, InterpolationOption
 from camscope.hooks.find_layers import unwrap
 from camscope.images.scans.scan import parse_window
 from camscope.loaded_model_metadata_and_weight_digest import compute_model_digest, get_loaded_model_metadata
@@ -97,6 +98,7 @@ class OverlayOptions:
     Attributes:
         format: "jpg", "png" or "webp".
         height: Height of an overlay in pixels. Default: the height of the image.
+        interpolation: As for `Explanation.overlay`: "smooth" (the default of "auto"), "bilinear" or "cells".
 
     >>> OverlayOptions("png", height=512).format
     'png'
@@ -105,6 +107,7 @@ class OverlayOptions:
 
     format: str = "jpg"
     height: int | None = None
+    interpolation: InterpolationOption = AUTO
 
 
 @dataclass(frozen=True)
@@ -239,7 +242,14 @@ def _add_overlay_writer(
     worker: BatchWorker, folder: Path, overlays: OverlayOptions, run_info: Mapping[str, Any]
 ) -> BatchWorker:
     names = OutputNames.from_run(run_info["run_config"])
-    return replace(worker, overlay_writer=OverlayWriter(folder, overlays.format, names, overlays.height))
+    writer = OverlayWriter(folder, overlays.format, names, overlays.height, overlays.interpolation)
+    return replace(worker, overlay_writer=writer)
+
+
+def _describe_overlay_options(overlays: OverlayOptions) -> dict[str, Any]:
+    """Describe the options of overlays for run.json. The default interpolation is left out, as in runs before it existed."""
+    described = {"format": overlays.format, "height": overlays.height}
+    return described if overlays.interpolation == AUTO else {**described, "interpolation": overlays.interpolation}
 
 
 def _choose_engine(
@@ -322,7 +332,7 @@ def build_run_info(worker: BatchWorker, chunk_size: int, overlays: OverlayOption
             "reduced_decoding": worker.reduced_decoding,
             **({} if worker.window is None else {"window": worker.window}),
             **_build_plugin_info(worker),
-            **({} if overlays is None else {"overlays": {"format": overlays.format, "height": overlays.height}}),
+            **({} if overlays is None else {"overlays": _describe_overlay_options(overlays)}),
         },
         "root": root,
         "versions": dict(get_library_versions()),

@@ -25,7 +25,7 @@ from camscope.batch.result_rows import OutputNames
 from camscope.batch.run_reader import RunReader, read_original_image, strip_file_name
 from camscope.batch.sql_query import Query, iter_rows_by_image
 from camscope.errors import InputError, OutputError
-from camscope.explanation import Explanation
+from camscope.explanation import AUTO, Explanation, InterpolationOption, require_interpolation_option
 
 IMAGE_FORMATS, MAP_FORMATS = ("png", "jpg", "webp"), ("npz", "json")
 TABLE_FILES = {"csv": "rows.csv", "coco": "coco.json"}
@@ -71,8 +71,10 @@ class Exporter:
     overwrite: bool = False
     table_file: Path | None = None
     image_height: int | None = None
+    interpolation: InterpolationOption = AUTO
 
     def __post_init__(self) -> None:
+        require_interpolation_option(self.interpolation)
         unknown = [name for name in self.formats if name not in FORMATS]
         if unknown or not self.formats:
             raise InputError(f"formats {', '.join(unknown) or 'none'}; expected one or more of {', '.join(FORMATS)}")
@@ -159,7 +161,8 @@ class Exporter:
         if file_format in MAP_FORMATS:
             explanation.save(path, overwrite=self.overwrite)
         else:  # not synced to disk: an image can be drawn again
-            data = render.encode_image(explanation.annotated_image(self.image_height), path.suffix)
+            image = explanation.annotated_image(self.image_height, interpolation=self.interpolation)
+            data = render.encode_image(image, path.suffix)
             write_bytes(path, data, overwrite=self.overwrite, sync=False)
 
     def _open_coco_writer(self, query: Query) -> Any:

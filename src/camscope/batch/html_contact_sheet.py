@@ -18,7 +18,13 @@ from camscope.batch.result_rows import FAILED
 from camscope.batch.run_reader import RunReader, read_original_image, render_thumbnail
 from camscope.batch.sql_query import Query, iter_rows_by_image
 from camscope.errors import InputError
-from camscope.explanation import STATUS_MEANINGS, PixelArray
+from camscope.explanation import (
+    AUTO,
+    STATUS_MEANINGS,
+    InterpolationOption,
+    PixelArray,
+    require_interpolation_option,
+)
 from camscope.optional_packages import require
 from camscope.plurals import plural
 from camscope.registry import METHODS
@@ -27,7 +33,9 @@ MAX_TEXT_LENGTH = 300  # characters of a text from a run
 ResultRow = Mapping[str, Any]
 
 
-def build_card_fields(run: RunReader, rows: Sequence[ResultRow], image_height: int) -> list[dict[str, Any]]:
+def build_card_fields(
+    run: RunReader, rows: Sequence[ResultRow], image_height: int, interpolation: InterpolationOption = AUTO
+) -> list[dict[str, Any]]:
     """Build the template fields of one card per row. All rows show the same image, which is read once."""
     image = original_uri = missing_reason = None
     if any(row["attribution"] is not None for row in rows):
@@ -38,24 +46,24 @@ def build_card_fields(run: RunReader, rows: Sequence[ResultRow], image_height: i
         "original_uri": original_uri,
         "missing_original_reason": missing_reason and to_short_printable_line(missing_reason),
     }
-    return [
-        {
-            **_build_text_card_fields(run, row),
-            "failure_reason": to_short_printable_line(row["error"] or "there is no map"),
-        }
-        if row["attribution"] is None
-        else {**_build_text_card_fields(run, row), **original, **_draw_map_card_fields(run, row, image, image_height)}
-        for row in rows
-    ]
+    cards = []
+    for row in rows:
+        fields = _build_text_card_fields(run, row)
+        if row["attribution"] is None:
+            fields["failure_reason"] = to_short_printable_line(row["error"] or "there is no map")
+        else:
+            fields |= original | _draw_map_card_fields(run, row, image, image_height, interpolation)
+        cards.append(fields)
+    return cards
 
 
 def _draw_map_card_fields(
-    run: RunReader, row: ResultRow, image: PixelArray | None, image_height: int
+    run: RunReader, row: ResultRow, image: PixelArray | None, image_height: int, interpolation: InterpolationOption
 ) -> dict[str, Any]:
     """Draw the map of a row, and return its card fields. If drawing fails, return the field `failure_reason`."""
     explanation = run.explanation(row, image)
     try:
-        overlay_uri = encode_webp_data_uri(render_thumbnail(explanation, image, image_height))
+        overlay_uri = encode_webp_data_uri(render_thumbnail(explanation, image, image_height, interpolation))
     except Exception as error:  # the values of a row may be invalid in any way
         reason = to_short_printable_line(f"it cannot be drawn: {type(error).__name__}: {error}")
         return {"failure_reason": reason, "missing_original_reason": None}
@@ -129,8 +137,10 @@ def build_contact_sheet(
     image_height: int = 224,
     num_threads: int = 1,
     on_progress: Callable[[int], None] = lambda _: None,
+    interpolation: InterpolationOption = AUTO,
 ) -> ContactSheet:
     """Build a contact sheet of the rows that a query selects. `on_progress` gets the number of cards just added."""
+    require_interpolation_option(interpolation)
     if not MIN_IMAGE_HEIGHT <= image_height <= MAX_IMAGE_HEIGHT:
         raise InputError(f"image_height={image_height}; expected {MIN_IMAGE_HEIGHT} to {MAX_IMAGE_HEIGHT:,} pixels")
     rows, n_rows = run.dataset, len(run)
@@ -141,7 +151,11 @@ def build_contact_sheet(
     order = np.argsort(positions, kind="stable")  # rows of one image are drawn together, so that it is read once
     image_rows = iter_rows_by_image(rows, positions[order])
     cards: list[dict[str, Any]] = []
-    for image_cards in map_in_order(lambda group: build_card_fields(run, group, image_height), image_rows, num_threads):
+
+    def build_cards(group: Sequence[ResultRow]) -> list[dict[str, Any]]:
+        return build_card_fields(run, group, image_height, interpolation)
+
+    for image_cards in map_in_order(build_cards, image_rows, num_threads):
         on_progress(len(image_cards))
         cards += image_cards
     cards = [cards[index] for index in np.argsort(order)]

@@ -20,7 +20,7 @@ from camscope.batch.image_loading import (
 from camscope.batch.result_rows import OutputNames
 from camscope.batch.run_store import OVERLAYS_FOLDER
 from camscope.errors import InputError
-from camscope.explanation import Explanation, PixelArray
+from camscope.explanation import AUTO, Explanation, InterpolationOption, PixelArray, require_interpolation_option
 
 MAX_OVERLAY_PIXELS = 25_000_000  # a larger overlay is drawn at a reduced size
 IMAGES_PER_FOLDER = 1000  # more files per folder make file systems and viewers slow
@@ -44,8 +44,10 @@ class OverlayWriter:
     image_format: str
     output_names: OutputNames
     height: int | None = None
+    interpolation: InterpolationOption = AUTO
 
     def __post_init__(self) -> None:
+        require_interpolation_option(self.interpolation)
         if f".{self.image_format}" not in render.IMAGE_FORMATS:
             formats = ", ".join(suffix[1:] for suffix in render.IMAGE_FORMATS)
             raise InputError(f"overlays={self.image_format!r}; expected {formats}")
@@ -73,7 +75,9 @@ class OverlayWriter:
                 size = image.shape[: len(explanation.placement.image_size)]
                 explanation = replace(explanation, placement=explanation.placement.on_resized_image(size))
             explanation = replace(explanation, image=image, model_input_image=model_input_image)
-            data = render.encode_image(explanation.annotated_image(self.height), path.suffix)
+            data = render.encode_image(
+                explanation.annotated_image(self.height, interpolation=self.interpolation), path.suffix
+            )
         write_bytes(path, data, sync=False)  # an overlay can be drawn again from the map
 
 

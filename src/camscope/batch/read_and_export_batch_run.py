@@ -11,6 +11,7 @@ from camscope.batch.fiftyone_samples import build_samples
 from camscope.batch.html_contact_sheet import build_contact_sheet
 from camscope.batch.run_reader import RunReader
 from camscope.batch.sql_query import Query
+from camscope.explanation import AUTO, InterpolationOption
 
 
 class BatchRun(RunReader):
@@ -42,6 +43,7 @@ class BatchRun(RunReader):
         max_rows: int = 60,
         *,
         image_height: int = 224,
+        interpolation: InterpolationOption = AUTO,
         overwrite: bool = False,
     ) -> Path:
         """Write a contact sheet of the selected rows. It is one HTML file with embedded images and without scripts.
@@ -52,13 +54,14 @@ class BatchRun(RunReader):
             sort: What to sort by, in SQL.
             max_rows: The maximum number of rows.
             image_height: Height of each image in pixels.
+            interpolation: As for `Explanation.overlay`.
             overwrite: Replace an existing file.
 
         Returns:
             The path of the file.
 
         Raises:
-            InputError: No row matches, or the query is invalid.
+            InputError: No row matches, or the query or the interpolation is invalid.
             OutputError: The file exists, or cannot be written.
 
         >>> import tempfile
@@ -67,7 +70,8 @@ class BatchRun(RunReader):
 
         """
         check_not_existing(path, overwrite)
-        sheet = build_contact_sheet(self, Query(where, sort, max_rows), image_height, os.cpu_count() or 1)
+        query, num_threads = Query(where, sort, max_rows), os.cpu_count() or 1
+        sheet = build_contact_sheet(self, query, image_height, num_threads, interpolation=interpolation)
         return write_bytes(path, sheet.html.encode(), overwrite=overwrite)
 
     def export(
@@ -79,6 +83,7 @@ class BatchRun(RunReader):
         max_rows: int | None = None,
         *,
         threshold: float = 0.5,
+        interpolation: InterpolationOption = AUTO,
         overwrite: bool = False,
     ) -> ExportResult:
         """Export the selected rows as images, maps or tables.
@@ -92,13 +97,14 @@ class BatchRun(RunReader):
             sort: What to sort by, in SQL.
             max_rows: The maximum number of rows.
             threshold: The lower bound of a region, as a fraction of the maximum of the map.
+            interpolation: Of overlays, as for `Explanation.overlay`.
             overwrite: Replace existing files.
 
         Returns:
             The number of files, and the reasons why some rows have no file.
 
         Raises:
-            InputError: A format, the threshold or the query is invalid.
+            InputError: A format, the threshold, the interpolation or the query is invalid.
             OutputError: A table exists, or a file cannot be written.
 
         >>> import tempfile
@@ -108,9 +114,8 @@ class BatchRun(RunReader):
 
         """
         format_list = [formats] if isinstance(formats, str) else list(formats)
-        return Exporter(self, Path(folder), format_list, threshold, overwrite).export_rows(
-            Query(where, sort, max_rows), os.cpu_count() or 1, lambda _: None
-        )
+        exporter = Exporter(self, Path(folder), format_list, threshold, overwrite, interpolation=interpolation)
+        return exporter.export_rows(Query(where, sort, max_rows), os.cpu_count() or 1, lambda _: None)
 
     def to_fiftyone(self, where: str | None = None, sort: str | None = None, max_rows: int | None = None) -> list[Any]:
         """Return the images of the selected rows as samples of FiftyOne.

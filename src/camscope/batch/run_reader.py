@@ -27,7 +27,7 @@ from camscope.batch.result_rows import EXPLANATION_COLUMNS, FAILED
 from camscope.batch.run_store import RUN_FILE, RunStore
 from camscope.batch.sql_query import Query, RowReader, open_map_parts, read_rows, table_to_dicts, translate_part_errors
 from camscope.errors import CamscopeError, ImageError, InputError
-from camscope.explanation import Explanation, PixelArray, require_valid_explanation
+from camscope.explanation import AUTO, Explanation, InterpolationOption, PixelArray, require_valid_explanation
 from camscope.geometry import Placement
 from camscope.images.photo_reader import read_photo
 from camscope.images.scans.scan import convert_scan_to_display_pixels
@@ -425,17 +425,20 @@ def read_original_image(run: RunReader, row: Mapping[str, Any]) -> OriginalImage
         return OriginalImage(None, strip_file_name(error, PurePath(row["path"]).name))
 
 
-def render_thumbnail(explanation: Explanation, image: PixelArray | None, height: int) -> PixelArray:
+def render_thumbnail(
+    explanation: Explanation, image: PixelArray | None, height: int, interpolation: InterpolationOption = AUTO
+) -> PixelArray:
     """Draw a map over its image, `height` pixels high. Without an image, draw the map on a gray background."""
     placement = explanation.placement
     if placement is None or explanation.attribution.ndim != 2:
-        return explanation.overlay(height=height)
+        return explanation.overlay(height=height, interpolation=interpolation)
     max_height, full_size = OVERSAMPLING * height, placement.image_size
     factor = min(1.0, max_height / full_size[0], 2 * max_height / full_size[1])
     if image is not None and factor < 1:  # drawing a large image would be slow
         image = render.resize_to_fit(image, max_height, 2 * max_height)
     size = [max(1, round(length * factor)) for length in full_size] if image is None else image.shape[:2]
-    return replace(explanation, image=image, placement=placement.on_resized_image(size)).overlay("image", height=height)
+    resized = replace(explanation, image=image, placement=placement.on_resized_image(size))
+    return resized.overlay("image", height=height, interpolation=interpolation)
 
 
 def strip_file_name(error: Exception, name: str) -> str:

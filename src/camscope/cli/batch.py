@@ -47,6 +47,7 @@ def run(
     overlay_height: Annotated[
         int | None, option("--height", None, "Height of an overlay in pixels; default: that of the image.", min=16)
     ] = None,
+    interpolation: shared_options.InterpolationChoice = "auto",
     reduced_decoding: Annotated[
         bool,
         option("--reduced", None, "Decode large JPEG files at a smaller size: about five times as fast, similar maps."),
@@ -112,7 +113,7 @@ def run(
             manifest,
             output,
             parsed_targets,
-            overlays=None if overlays is None else OverlayOptions(overlays, overlay_height),
+            overlays=None if overlays is None else OverlayOptions(overlays, overlay_height, interpolation),
             options=BatchOptions(
                 chunk_size=chunk_size,
                 shard=_parse_shard_index_and_count(shard),

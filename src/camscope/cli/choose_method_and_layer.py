@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from camscope.atomic_writes_and_folder_locks import write_bytes
 from camscope.cli import (
     console_output,
     json_output,
@@ -13,6 +14,7 @@ from camscope.cli import (
     progress_bars,
     shared_options,
 )
+from camscope.cli.evaluate_maps import require_new_figure_path
 from camscope.cli.input_images_and_output_paths import check_overwrite_allowed
 from camscope.cli.shared_options import option
 from camscope.plurals import plural
@@ -57,6 +59,8 @@ def run(
             "Write the choice to a .toml file for --choice of explain and batch; without a clear winner one of the cheapest.",
         ),
     ] = None,
+    figure: shared_options.FigureOption = None,
+    width_mm: shared_options.WidthOption = None,
     preprocess: shared_options.PreprocessOption = None,
     root: shared_options.RootOption = None,
     allow_outside_root: shared_options.AllowOutsideRootOption = False,
@@ -67,16 +71,21 @@ def run(
 ) -> None:
     """Compare methods and layers on your images, and recommend one. Clearly worse candidates are dropped early."""
     from camscope.batch import build_manifest
+    from camscope.evaluation.interval_plots import build_metric_caption, draw_selection_figure
     from camscope.evaluation.map_generation import load_and_check_ground_truth
     from camscope.evaluation.selection.candidate_explainers import build_candidates
     from camscope.evaluation.selection.load_samples import format_exclusions, load_samples
     from camscope.evaluation.selection.method_selection import save_selection, select_method
     from camscope.explainers import GradCAM
+    from camscope.explainers.core.run_methods_in_shared_passes import get_library_versions
+    from camscope.loaded_model_metadata_and_weight_digest import compute_model_digest
+    from camscope.render import TWO_COLUMNS_MM
 
     if save is not None:
         if Path(save).suffix.lower() != ".toml":
             raise shared_options.build_option_error("--save", f"{save}; expected a .toml file")
         check_overwrite_allowed(Path(save), overwrite, option="--save")
+    figure_path = None if figure is None else require_new_figure_path(figure, overwrite)
     (parsed_target,) = option_parsing.parse_targets(target, None)
     manifest = build_manifest(source, root, anywhere=allow_outside_root)
     ground_truth = None
@@ -118,6 +127,21 @@ def run(
         console_output.print_field(
             "saved", f"{saved}: {choice.chosen.title}" + ("" if choice.best else f", {NO_WINNER}")
         )
+    if figure_path is not None:
+        title = f"{model} · {plural(choice.n_images, 'image')}"
+        names = [candidate.title for candidate in choice.candidates]
+        digest = {"digest": compute_model_digest(net)}
+        metrics = list(choice.candidates[0].metric_values)
+        caption = build_metric_caption(title, names, metrics, digest, get_library_versions())
+        data = draw_selection_figure(
+            choice.candidates,
+            figure_path.suffix.lower(),
+            title,
+            width_mm=width_mm or TWO_COLUMNS_MM,
+            caption=f"{caption} {choice.recommendation}",
+        )
+        write_bytes(figure_path, data, overwrite=overwrite)
+        console_output.print_field("figure", figure_path, "cyan")
     evidence = None if ground_truth is None else str(ground_truth)
     facts = {
         "recommendation": choice.recommendation,
@@ -127,7 +151,9 @@ def run(
         "n_images": choice.n_images,
     }
     described = [_describe_candidate(candidate, choice) for candidate in choice.candidates]
-    json_output.print_json_result("choose", {"candidates": described, **facts, "notes": notes, "saved": saved})
+    json_output.print_json_result(
+        "choose", {"candidates": described, **facts, "notes": notes, "saved": saved, "figure": figure_path}
+    )
 
 
 def _describe_candidate(candidate: "CandidateState", choice: "MethodSelection") -> dict[str, object]:

@@ -25,7 +25,14 @@ from camscope.cli.evaluate_maps import (
     print_metric_heading,
     require_new_figure_path,
 )
-from camscope.cli.input_images_and_output_paths import check_image_exists, check_overwrite_allowed, resolve_figure_path
+from camscope.cli.input_images_and_output_paths import (
+    CAPTION_SUFFIX,
+    RASTER_FORMATS,
+    VECTOR_FORMATS,
+    check_image_exists,
+    check_overwrite_allowed,
+    resolve_figure_path,
+)
 from camscope.cli.scan_options import ScanOptions
 from camscope.cli.shared_options import option
 from camscope.registry import METHODS
@@ -44,7 +51,7 @@ EXAMPLE = "camscope compare camscope-demo/images --methods gradcam,eigencam"
 DATASET_PARAMETERS = (
     "masks", "categories", "metrics", "group", "n_images", "seed", "root", "figure", "fetch", "allow_outside_root",
 )  # fmt: skip
-SINGLE_IMAGE_PARAMETERS = ("columns", "shared_scale", "colormap", "alpha")
+SINGLE_IMAGE_PARAMETERS = ("columns", "shared_scale", "colormap", "alpha", "interpolation", "width_mm")
 DEFAULT_FOLDER, FIGURE_NAME = "camscope-compare", "figure.png"
 MAX_METHODS_IN_TABLE, MAX_METHODS_WITH_PRINTED_INTERVALS = 12, 5  # numbers of methods that fit a terminal
 LEGEND = "correlation: with the first map of the class; seconds of a shared pass are split between its methods"
@@ -81,7 +88,9 @@ def run(
     overwrite: shared_options.OverwriteOption = False,
     colormap: shared_options.ColormapOption = "auto",
     alpha: shared_options.AlphaOption = 0.85,
+    interpolation: shared_options.InterpolationChoice = "auto",
     shared_scale: shared_options.SharedScaleOption = False,
+    width_mm: shared_options.WidthOption = None,
     columns: Annotated[int | None, option("--columns", None, "Images per row; default: as many as fit.", min=1)] = None,
     masks: shared_options.MasksOption = None,
     categories: shared_options.CategoryOption = None,
@@ -118,8 +127,9 @@ def run(
         "alpha": alpha,
         "colormap": option_parsing.parse_overlay_options(colormap, alpha)["colormap"],
         "columns": columns,
+        "interpolation": interpolation,
     }
-    _compare_on_image(context, request, output, figure_options)
+    _compare_on_image(context, request, output, figure_options, width_mm)
 
 
 def _compare_on_image(
@@ -127,10 +137,11 @@ def _compare_on_image(
     request: open_or_compute_run.EvaluationRequest,
     output: str | None,
     figure_options: dict[str, Any],
+    width_mm: float | None,
 ) -> None:
     """Compare methods on one image. Write the figure, and print the scores."""
     from camscope.explainers.comparison.compare import DEFAULT_METHODS
-    from camscope.render import encode_image
+    from camscope.render import TWO_COLUMNS_MM, encode_image
 
     targets = option_parsing.parse_targets(None, request.targets)
     names = ",".join(DEFAULT_METHODS) if request.method_names is None else request.method_names
@@ -138,7 +149,9 @@ def _compare_on_image(
     path, overwrite = Path(request.source), request.overwrite
     pseudonym = ScanOptions().pseudonym(path)
     check_image_exists(path, pseudonym)
-    file = resolve_figure_path(output, DEFAULT_FOLDER, path, "", overwrite, pseudonym)
+    file = resolve_figure_path(
+        output, DEFAULT_FOLDER, path, "", overwrite, pseudonym, (*RASTER_FORMATS, *VECTOR_FORMATS)
+    )
     parsed_names = option_parsing.parse_class_names(request.class_names)
     net = load_model_and_methods.load_model_on_device(
         request.model or "phantom",
@@ -151,7 +164,14 @@ def _compare_on_image(
     explainers = chosen.build_explainers(net, request.preprocess)
     with console_output.collect_warnings(quote_messages=pseudonym is None) as warnings:
         comparison = _compare_with_progress(explainers, path, targets, names == "all")
-    write_bytes(file, encode_image(comparison.figure(**figure_options), file.suffix), overwrite=overwrite)
+    if file.suffix.lower()[1:] in VECTOR_FORMATS:
+        print_figure = comparison.print_figure(**figure_options)
+        data = print_figure.encode(file.suffix.lower(), width_mm=width_mm or TWO_COLUMNS_MM)
+        caption_file = file.with_name(f"{file.name}{CAPTION_SUFFIX}")
+        write_bytes(caption_file, f"{print_figure.caption}\n".encode(), overwrite=overwrite)
+    else:
+        data = encode_image(comparison.figure(**figure_options), file.suffix)
+    write_bytes(file, data, overwrite=overwrite)
     console = console_output.stdout_console()
     console.print(pseudonym or console_output.to_printable_line(path), style="bold cyan", soft_wrap=True)
     console.print(_build_map_table(comparison))

@@ -77,6 +77,7 @@ def run(
     group: shared_options.GroupOption = None,
     where: shared_options.WhereOption = None,
     figure: shared_options.FigureOption = None,
+    width_mm: shared_options.WidthOption = None,
     output: Annotated[str, option("--output -o", "FOLDER", "Folder for the values.")] = "camscope-evaluate",
     num_threads: shared_options.ThreadsOption = None,
     image_source: shared_options.ImageSourceOption = None,
@@ -116,7 +117,14 @@ def run(
             )
     printed_metrics = [*(PRINTED_METRICS if masks else ()), *(PRINTED_MODEL_METRICS if net else ())]
     print_evaluation_and_draw_figure(
-        evaluation, (None if metrics else printed_metrics) or None, file, where, group, outcome, overwrite=overwrite
+        evaluation,
+        (None if metrics else printed_metrics) or None,
+        file,
+        where,
+        group,
+        outcome,
+        overwrite=overwrite,
+        width_mm=width_mm,
     )
     open_or_compute_run.exit_if_images_failed(outcome)
 
@@ -130,12 +138,13 @@ def print_evaluation_and_draw_figure(
     outcome: "BatchOutcome | None" = None,
     *,
     overwrite: bool = False,
+    width_mm: float | None = None,
 ) -> None:
     """Print one table per metric. If `figure` is a path, also draw a figure of all printed metrics.
 
     Without `metrics`, all evaluated metrics are printed. `outcome` is that of the maps, if they were computed too.
     """
-    from camscope.evaluation.interval_plots import draw_summary_figure
+    from camscope.evaluation.interval_plots import build_metric_caption, draw_summary_figure
     from camscope.evaluation.method_summaries import require_some_ground_truth, summarize_values
 
     table, console = evaluation.table(where), console_output.stdout_console()
@@ -159,7 +168,15 @@ def print_evaluation_and_draw_figure(
         for text in [*reasons, *explain_missing_interval(lines)]:
             console.print(console_output.to_printable_line(text), style="dim", soft_wrap=True)
     if figure is not None:
-        image = draw_summary_figure(summaries, figure.suffix.lower(), evaluation.title)
+        run, names = (
+            evaluation.facts["run_config"]["run"],
+            [line.title for lines in summaries.values() for line in lines],
+        )
+        versions = evaluation.facts.get("versions", {})
+        caption = build_metric_caption(evaluation.title, names, list(summaries), run["model"], versions)
+        image = draw_summary_figure(
+            summaries, figure.suffix.lower(), evaluation.title, width_mm=width_mm, caption=caption
+        )
         write_bytes(figure, image, overwrite=overwrite)
     if annotations := evaluation.facts.get("evidence"):
         console_output.print_field("evidence", annotations)

@@ -64,23 +64,25 @@ def run(
     ] = None,
     preprocess: shared_options.PreprocessOption = None,
     output: Annotated[
-        str, option("--output -o", "PATH", "Folder, or one file: .png, .jpg, .npz, .json ...")
+        str, option("--output -o", "PATH", "Folder, or one file: .png, .jpg, .pdf, .svg, .npz, .json ...")
     ] = "camscope-explain",
     formats: Annotated[
         str | None,
         option(
             "--format",
             "A,B",
-            "png (default), jpg, webp (figures), gif (through a volume), npz, json (maps; json too with --expected).",
+            "png (default), jpg, webp, pdf, svg (figures), gif (through a volume), npz, json (maps; json too with --expected).",
         ),
     ] = None,
     overwrite: shared_options.OverwriteOption = False,
     colormap: shared_options.ColormapOption = "auto",
     alpha: shared_options.AlphaOption = 0.85,
+    interpolation: shared_options.InterpolationChoice = "auto",
     shared_scale: shared_options.SharedScaleOption = False,
     contour: Annotated[
         str | None, option("--contour", "A,B", "Draw outlines at these levels (0 to 1) instead of colors.")
     ] = None,
+    width_mm: shared_options.WidthOption = None,
     boxes: Annotated[
         float | None,
         option("--boxes", None, "Draw boxes around values that reach this level instead of colors.", min=0, max=1),
@@ -126,6 +128,7 @@ def run(
     chosen = option_parsing.ExplainerOptions.parse(context, method_names, layer_names, setting_pairs, choice)
     chosen.check_methods_accept_several_layers()
     overlay_options = option_parsing.parse_overlay_options(colormap, alpha, contour, boxes)
+    overlay_options["interpolation"] = interpolation
     scan_settings = ScanOptions(
         series,
         window,
@@ -166,6 +169,7 @@ def run(
             skip_unsupported=method_names == "all",
             scan_settings=scan_settings,
             mask_options=masks or (),
+            width_mm=width_mm,
         )
         results = _explain_images_and_collect_failures(writer, paths, failures, debug=debug)
     from camscope.explainers.core.run_methods_in_shared_passes import get_library_versions

@@ -13,9 +13,7 @@ from camscope.cli import (
     json_output,
     progress_bars,
 )
-from camscope.cli.input_images_and_output_paths import (
-    Destination,
-)
+from camscope.cli.input_images_and_output_paths import CAPTION_SUFFIX, Destination
 from camscope.cli.scan_options import EXPORT_SUFFIXES, ScanOptions, read_named_masks
 
 if TYPE_CHECKING:
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 
     from camscope.explainers import Explainer
     from camscope.explainers.core.run_methods_in_shared_passes import OnPass
-    from camscope.explanation import ClassScore, Explanation, ScaleOption
+    from camscope.explanation import ClassScore, Explanation, PrintFigure, ScaleOption
     from camscope.render import RGBImage
 
 MIN_FIGURE_HEIGHT, MAX_FIGURE_HEIGHT = 384, 768  # pixel rows of an image in a figure
@@ -44,6 +42,7 @@ class ImageExplanationWriter:
     skip_unsupported: bool = False
     scan_settings: ScanOptions = field(default_factory=ScanOptions)
     mask_options: Sequence[str] = ()
+    width_mm: float | None = None  # of a figure for print
     compare_classes: bool = False  # the targets are the predicted and the expected class
 
     def explain_and_write(
@@ -117,22 +116,55 @@ class ImageExplanationWriter:
         progress_bar: progress_bars.ProgressBar,
     ) -> None:
         """Write the figures, and the map files of each explanation."""
-        from camscope.render import encode_image
+        from camscope.render import IMAGE_FORMATS, TWO_COLUMNS_MM, encode_image
 
         overwrite, placement, masks = self.destination.overwrite, explanations[0].placement, None
         if self.mask_options and placement is not None:
             masks = read_named_masks(self.mask_options, placement.image_size)
-        if figures:
+        rasters = [path for path in figures if path.suffix.lower() in IMAGE_FORMATS]
+        if rasters:
             figure = self._build_figure(explanations, masks)
-            for path in figures:
+            for path in rasters:
                 write_bytes(path, encode_image(figure, path.suffix), overwrite=overwrite)
+        if len(figures) > len(rasters):
+            print_figure, width_mm = self._build_print_figure(explanations, masks), self.width_mm or TWO_COLUMNS_MM
+            for path in figures[len(rasters) :]:
+                is_caption = path.suffix == CAPTION_SUFFIX
+                caption = f"{print_figure.caption}\n".encode()
+                data = caption if is_caption else print_figure.encode(path.suffix.lower(), width_mm=width_mm)
+                write_bytes(path, data, overwrite=overwrite)
         for explanation, paths in zip(explanations, map_files, strict=True):
             for path in paths:
                 if path.suffix.lower() == ".gif" and explanation.attribution.ndim == 3:
                     with progress_bar.nested_bar("drawing slices") as on_progress:
-                        explanation.animate(path, mask=masks, on_progress=on_progress, overwrite=overwrite)
+                        explanation.animate(
+                            path,
+                            mask=masks,
+                            on_progress=on_progress,
+                            overwrite=overwrite,
+                            interpolation=self.overlay_options["interpolation"],
+                        )
                 else:
                     explanation.save(path, overwrite=overwrite)
+
+    def _build_print_figure(self, explanations: "Sequence[Explanation]", masks: dict[str, Any] | None) -> "PrintFigure":
+        """Build the figure for print: the image, the maps, and with `--expected` their differences."""
+        from camscope.explanation import PrintFigure, shared_scales
+        from camscope.render import DIVERGING
+
+        options = {**self.overlay_options, "mask": masks}
+        options.pop("colorbar")
+        drawn, colormaps = list(explanations), [options["colormap"]] * len(explanations)
+        scales: list[ScaleOption] = ["auto"] * len(explanations)
+        if self.shared_scale:
+            scales = shared_scales(explanations, options["colormap"], options["interpolation"])
+        if self.compare_classes:
+            for difference, scale in zip(build_class_differences(explanations), scales[::2], strict=True):
+                drawn.append(difference)
+                scales.append((-scale[1], scale[1]) if isinstance(scale, tuple) else "symmetric")
+                colormaps.append(DIVERGING)
+        photo = explanations[0].image if explanations[0].attribution.ndim == 2 else None
+        return PrintFigure(drawn, scales=scales, colormaps=colormaps, photo=photo, **options)
 
     def _build_figure(self, explanations: "Sequence[Explanation]", masks: dict[str, Any] | None) -> "RGBImage":
         """Draw the image and its maps. With several methods and several classes, each class gets one row."""
@@ -149,7 +181,9 @@ class ImageExplanationWriter:
         has_bar = self.overlay_options["colorbar"]
         scales: Sequence[ScaleOption] = ["auto"] * len(explanations)
         if self.shared_scale:
-            scales = shared_scales(explanations, self.overlay_options["colormap"])
+            scales = shared_scales(
+                explanations, self.overlay_options["colormap"], self.overlay_options["interpolation"]
+            )
         cells = []
         for each, scale in zip(explanations, scales, strict=True):
             overlay = each.overlay(scale=scale, mask=masks, height=height, **self.overlay_options)

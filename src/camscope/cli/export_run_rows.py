@@ -40,6 +40,7 @@ def run(
         int | None,
         option("--size", None, "png, jpg, webp: height of an image in pixels; default: its own.", min=32, max=2048),
     ] = None,
+    interpolation: shared_options.InterpolationChoice = "auto",
     threshold: Annotated[
         float,
         option("--threshold", None, "coco: pixels from this share of a map's maximum lie in a box.", min=0.01, max=1),
@@ -66,7 +67,7 @@ def run(
             "--format", f"{','.join(format_names)}: {open_or_compute_run.MISSING_SCANS}"
         )
     file = _resolve_single_output_file(output, format_names)
-    exporter = Exporter(batch_run, Path(output), format_names, threshold, overwrite, file, image_height)
+    exporter = Exporter(batch_run, Path(output), format_names, threshold, overwrite, file, image_height, interpolation)
     matching = open_or_compute_run.count_matching_rows_or_exit(batch_run, query)
     with progress_bars.progress_bar(
         "exporting", min(max_rows or matching, matching), console_output.stderr_console()

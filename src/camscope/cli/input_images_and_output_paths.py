@@ -15,8 +15,9 @@ from camscope.errors import ImageError, OutputError
 from camscope.images.files import find_and_open_image_files
 from camscope.images.files.find_and_open_image_files import split_path_and_index
 
-RASTER_FORMATS, MAP_FILE_FORMATS = ("png", "jpg", "jpeg", "webp"), ("npz", "json", "gif")
-OUTPUT_FORMATS = (*RASTER_FORMATS, *MAP_FILE_FORMATS)
+RASTER_FORMATS, VECTOR_FORMATS = ("png", "jpg", "jpeg", "webp"), ("pdf", "svg")
+MAP_FILE_FORMATS, CAPTION_SUFFIX = ("npz", "json", "gif"), ".txt"
+OUTPUT_FORMATS = (*RASTER_FORMATS, *VECTOR_FORMATS, *MAP_FILE_FORMATS)
 
 
 def list_images(sources: Sequence[str], *, folders_are_series: bool = False) -> list[Path]:
@@ -119,7 +120,10 @@ class Destination:
         else:
             stem = build_output_path(self.folder, build_file_stem(image_number, image, pseudonym))
             endings = {kind: f".{kind}" for kind in self.formats}
-        figure_endings = [ending for kind, ending in endings.items() if kind in RASTER_FORMATS]
+        figure_endings = [
+            ending for group in (RASTER_FORMATS, VECTOR_FORMATS) for kind, ending in endings.items() if kind in group
+        ]
+        figure_endings += [f"{ending}{CAPTION_SUFFIX}" for kind, ending in endings.items() if kind in VECTOR_FORMATS]
         map_endings = [ending for kind, ending in endings.items() if kind in MAP_FILE_FORMATS]
         suffixes = [""] if len(map_names) == 1 else [f"-{name}" for name in map_names]
         figures = [stem.with_name(stem.name + ending) for ending in figure_endings]
@@ -162,6 +166,7 @@ def resolve_figure_path(
     stem_suffix: str,
     overwrite: bool,
     pseudonym: str | None = None,
+    formats: Sequence[str] = RASTER_FORMATS,
 ) -> Path:
     """Return the path of a figure. It is `output`, or else a generated file name in `default_folder`.
 
@@ -169,12 +174,12 @@ def resolve_figure_path(
     """
     stem = build_file_stem(1, image, pseudonym)
     file = build_output_path(default_folder, f"{stem}{stem_suffix}.png") if output is None else Path(output)
-    if file.suffix.lower()[1:] not in RASTER_FORMATS:
-        raise shared_options.build_option_error(
-            "--output", f"{file}; expected a file ending in {', '.join(RASTER_FORMATS)}"
-        )
+    if file.suffix.lower()[1:] not in formats:
+        raise shared_options.build_option_error("--output", f"{file}; expected a file ending in {', '.join(formats)}")
     check_can_be_folder(file.parent)
     check_overwrite_allowed(file, overwrite, image)
+    if file.suffix.lower()[1:] in VECTOR_FORMATS:
+        check_overwrite_allowed(file.with_name(f"{file.name}{CAPTION_SUFFIX}"), overwrite, image)
     return file
 
 

@@ -390,6 +390,7 @@ RESULT_FIELDS: dict[str, dict[str, str]] = {
         "n_images": "images that the best candidate explained",
         "notes[]": "images that were left out",
         "saved": "the written file, or null",
+        "figure": "the written figure, or null",
     },
     "diff": {
         "first.folder": "folder of the first run",

@@ -17,7 +17,8 @@ PANELS = {
     ),
     "Output": ("output", "format", "table", "figure", "export", "save", "overlays", "overwrite", "json", "log"),
     "Appearance": (
-        "colormap", "alpha", "shared-scale", "contour", "boxes", "mask", "columns", "height", "size", "limit", "limit-top",
+        "colormap", "alpha", "interpolation", "shared-scale", "contour", "boxes", "mask", "columns", "height", "size", "width-mm",
+        "limit", "limit-top",
     ),
     "Scans": ("series", "window", "slices", "profile", "scans", "modality", "allow-pixels", "keep"),
 }  # fmt: skip
@@ -148,8 +149,26 @@ ColormapOption = Annotated[
     ),
 ]
 AlphaOption = Annotated[float, option("--alpha", None, "Opacity of the strongest value, 0 to 1.", min=0, max=1)]
+InterpolationChoice = Annotated[
+    Literal["auto", "smooth", "bilinear", "cells"],
+    option(
+        "--interpolation",
+        None,
+        "Values between cells: smooth (default), bilinear (default for outlines and boxes), or cells, the values computed.",
+    ),
+]
 SharedScaleOption = Annotated[
     bool, option("--shared-scale", None, "Use one color scale for all classes of a method, to compare them.")
+]
+WidthOption = Annotated[
+    float | None,
+    option(
+        "--width-mm",
+        None,
+        "Width of a .pdf or .svg figure in millimeters, such as 85 for one column of a journal or 174 for two.",
+        min=30,
+        max=1000,
+    ),
 ]
 RunArgument = Annotated[str, argument("RUN", "The folder that camscope batch wrote.")]
 SourceArgument = Annotated[

@@ -18,6 +18,7 @@ def run(
     sort: shared_options.SortOption = None,
     max_rows: shared_options.RowLimitOption = 60,
     image_height: Annotated[int, option("--size", None, "Height of an image in pixels.", min=32, max=2048)] = 224,
+    interpolation: shared_options.InterpolationChoice = "auto",
     output: Annotated[str, option("--output -o", "FILE", "HTML file to write.")] = "page.html",
     image_source: shared_options.ImageSourceOption = None,
     root: shared_options.RootOption = None,
@@ -47,7 +48,8 @@ def run(
     if source is None and batch_run.is_pseudonymized:
         console_output.print_note(f"the maps are shown without their images: {open_or_compute_run.MISSING_SCANS}")
     with progress_bars.progress_bar("drawing", min(max_rows, matching), console_output.stderr_console()) as bar:
-        contact_sheet = build_contact_sheet(batch_run, query, image_height, os.cpu_count() or 1, bar.advance)
+        num_threads = os.cpu_count() or 1
+        contact_sheet = build_contact_sheet(batch_run, query, image_height, num_threads, bar.advance, interpolation)
     write_bytes(file, contact_sheet.html.encode(), overwrite=overwrite)
     rows_text = f"{plural(contact_sheet.n_displayed, 'row')} of {contact_sheet.n_matching}"
     is_filtered = contact_sheet.n_matching != contact_sheet.n_rows

@@ -26,6 +26,7 @@ from camscope.evaluation.interval_plots import (
     FIGURE_FORMATS,
     METHOD_ROW_INCHES,
     TEXT_COLOR,
+    build_metric_caption,
     compute_panel_rows_and_columns,
     draw_forest_plot,
     draw_title_and_subtitle,
@@ -188,6 +189,13 @@ class ComparisonResult:
         figure: Figure = draw_comparison_figure(self, n_examples, seed)
         return figure
 
+    @property
+    def figure_caption(self) -> str:
+        """A caption for an article: the methods, the metrics, the digest of the weights and the versions."""
+        run_info = self.run.run_info
+        model, versions = run_info["run_config"]["model"], run_info["versions"]
+        return build_metric_caption(self.title, self.method_names, list(self.summaries), model, versions)
+
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
         """Write the figure to a `.png`, `.svg` or `.pdf` file.
 
@@ -216,9 +224,7 @@ class ComparisonResult:
         return write_bytes(path, self._encode_figure(suffix), overwrite=overwrite)
 
     def _encode_figure(self, suffix: str) -> bytes:
-        stream = io.BytesIO()
-        self.figure().savefig(stream, format=suffix[1:], dpi=120)
-        return stream.getvalue()
+        return render.encode_figure(self.figure(), suffix, title=self.title, caption=self.figure_caption, dpi=120)
 
     def _repr_html_(self) -> str:
         from PIL import Image

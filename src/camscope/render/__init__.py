@@ -20,6 +20,7 @@ from camscope.render.colors import (
     ScaledMap,
     apply_scale,
     colorize,
+    draw_map_layer,
     fade_to_gray,
     hatch_uncovered,
     overlay,
@@ -60,6 +61,16 @@ from camscope.render.image_encoding import (
 )
 from camscope.render.image_grid import CaptionedImage, add_caption, draw_contact_sheet, draw_image_grid
 from camscope.render.pad_and_stack_images import join_horizontally, pad_image, pad_to_height
+from camscope.render.print_figure import (
+    MAX_WIDTH_MM,
+    MIN_WIDTH_MM,
+    ONE_COLUMN_MM,
+    TWO_COLUMNS_MM,
+    VECTOR_FORMATS,
+    PrintPanel,
+    draw_print_figure,
+    encode_figure,
+)
 from camscope.render.volume_data import EdgeLetters, Volume, compute_cell_affine
 
 __all__ = [
@@ -69,15 +80,21 @@ __all__ = [
     "DIVERGING",
     "IMAGE_FORMATS",
     "MAX_FRAMES",
+    "MAX_WIDTH_MM",
+    "MIN_WIDTH_MM",
+    "ONE_COLUMN_MM",
     "OUTLINE_COLORS",
     "PERCEPTUAL",
     "REGION_COLORS",
+    "TWO_COLUMNS_MM",
+    "VECTOR_FORMATS",
     "Box",
     "CaptionedImage",
     "EdgeLetters",
     "LegendEntry",
     "MaskOutline",
     "Masks",
+    "PrintPanel",
     "ProgressCallback",
     "RGBImage",
     "Scale",
@@ -101,8 +118,10 @@ __all__ = [
     "draw_contours",
     "draw_frames",
     "draw_image_grid",
+    "draw_map_layer",
     "draw_outlines",
     "draw_planes",
+    "draw_print_figure",
     "draw_projection",
     "draw_region_legend",
     "draw_regions",
@@ -111,6 +130,7 @@ __all__ = [
     "draw_text",
     "encode_animation",
     "encode_data_uri",
+    "encode_figure",
     "encode_image",
     "fade_to_gray",
     "find_boxes",

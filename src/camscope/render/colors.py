@@ -225,6 +225,34 @@ def overlay(
     return out
 
 
+def draw_map_layer(
+    values: Values, *, alpha: float = 0.85, colormap: str = "inferno", covered: NDArray[np.bool_] | None = None
+) -> NDArray[np.uint8]:
+    """Draw a map as colors with an opacity, without an image. Over an image, it looks like `overlay`.
+
+    Args:
+        values: (H,W) in 0..1, or in -1..1 with `colormap="diverging"`.
+        alpha: Opacity of the strongest value.
+        colormap: One of COLORMAPS.
+        covered: (H,W), False where the map has no values. There it is transparent.
+
+    Returns:
+        (H,W,4) uint8, red, green, blue and opacity.
+
+    Raises:
+        InputError, NonFiniteError: The map is invalid.
+
+    >>> draw_map_layer(np.array([[0.0, 1.0]]), alpha=1.0)[..., 3].tolist()
+    [[0, 255]]
+
+    """
+    numbers = to_finite_float64(values)
+    opacity = require_fraction("alpha", alpha) * _compute_opacity(numbers, colormap)
+    if covered is not None:
+        opacity = opacity * covered
+    return np.dstack([colorize(numbers, colormap), np.rint(255 * opacity).astype(np.uint8)])
+
+
 def fade_to_gray(image: RGBImage) -> RGBImage:
     """Convert an image (H,W,3) to light gray with low contrast. A red and blue map is then easy to see on it.
 

@@ -16,7 +16,9 @@ def draw_slice(volume: Volume, view: AnatomicalView, slice_index: int, pixels_pe
     """Draw one slice of a volume as an image (h,w,3), with its map."""
     covered = None if volume.covered is None else view.extract_slices(volume.covered)[slice_index]
     outlines = [outline._replace(mask=view.extract_slices(outline.mask)[slice_index]) for outline in volume.outlines]
-    image, values = (view.extract_slices(array)[slice_index] for array in (volume.image_as_uint8, volume.values))
+    image, values = (
+        view.extract_slices(array)[slice_index] for array in (volume.image_as_uint8, volume.colored_values)
+    )
     return draw_slice_overlay(volume, view, image, values, covered, outlines, pixels_per_mm)
 
 
@@ -40,9 +42,8 @@ def draw_slice_overlay(
     covered_pixels = None if covered is None else resize_slice(covered.astype(np.uint8), size, nearest=True) > 0
     if volume.colormap == DIVERGING and volume.alpha > 0:
         rgb = fade_to_gray(rgb)
-    blended = overlay(
-        rgb, resize_slice(normalized, size), alpha=volume.alpha, colormap=volume.colormap, covered=covered_pixels
-    )
+    values = resize_slice(normalized, size, nearest=volume.has_cells)
+    blended = overlay(rgb, values, alpha=volume.alpha, colormap=volume.colormap, covered=covered_pixels)
     return draw_outlines(blended, outlines)
 
 

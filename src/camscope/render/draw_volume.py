@@ -267,7 +267,7 @@ def _draw_projected_view(
     background_plane = gray.max(0) if background == "max" else _stretch_contrast(gray.mean(0, dtype=np.float32))
     covered = None if volume.covered is None else np.asarray(view.extract_slices(volume.covered).any(0))
     masks = [outline._replace(mask=np.asarray(view.extract_slices(outline.mask).any(0))) for outline in volume.outlines]
-    values = project_strongest(view.extract_slices(volume.values), 0, volume.colormap)
+    values = project_strongest(view.extract_slices(volume.colored_values), 0, volume.colormap)
     plane = draw_slice_overlay(volume, view, background_plane, values, covered, masks, pixels_per_mm)
     return add_title_and_edge_letters(
         plane, f"{view.name}, maximum", view.get_edge_letters(volume.axis_end_letters), font_size

@@ -98,11 +98,14 @@ class Volume:
         alpha: Opacity of the strongest value, 0..1.
         window: (low, high). Default: the 0.5th and 99.5th percentile.
         flag: A warning to display. Default: a warning if the map is empty or flat. "": no warning.
+        drawn_values: The map (D,H,W) that gets the colors, if its interpolation differs from that of `values`. Numbers and
+            the peak are those of `values`.
+        has_cells: Whether the map is drawn in blocks, without interpolation between voxels.
 
     Raises:
         InputError: The arrays are no volume, or a setting has an invalid value.
         NonFiniteError: The map has NaN or infinity.
-        GeometryError: `covered` has another shape.
+        GeometryError: `covered` or `drawn_values` has another shape.
 
     >>> Volume(np.zeros((2, 4, 4), np.uint8), np.ones((2, 4, 4))).shape
     (2, 4, 4)
@@ -121,6 +124,8 @@ class Volume:
     alpha: float = 0.85
     window: tuple[float, float] | None = None
     flag: str | None = None
+    drawn_values: Values | None = None
+    has_cells: bool = False
 
     def __post_init__(self) -> None:
         if self.values.ndim != 3 or not self.values.size or self.image.shape not in (self.shape, (*self.shape, 3)):
@@ -129,6 +134,10 @@ class Volume:
         if not (finite := np.isfinite(self.values)).all():
             raise NonFiniteError(
                 f"the map has values that are not finite: {(~finite).sum()} of {plural(finite.size, 'value')}"
+            )
+        if self.drawn_values is not None and self.drawn_values.shape != self.shape:
+            raise GeometryError(
+                f"the map drawn_values is {self.drawn_values.shape} and the map is {self.shape}; expected the same size"
             )
         if self.covered is not None and self.covered.shape != self.shape:
             raise GeometryError(
@@ -145,6 +154,11 @@ class Volume:
         """The shape (D,H,W) of the volume."""
         depth, height, width = self.values.shape
         return depth, height, width
+
+    @property
+    def colored_values(self) -> Values:
+        """The map (D,H,W) that gets the colors."""
+        return self.values if self.drawn_values is None else self.drawn_values
 
     @cached_property
     def affine_matrix(self) -> NDArray[np.float64] | None:

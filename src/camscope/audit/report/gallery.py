@@ -16,7 +16,7 @@ from camscope.batch import BatchRun
 from camscope.batch.run_reader import read_original_image, render_thumbnail, require_unchanged_image
 from camscope.batch.sql_query import table_to_dicts
 from camscope.errors import CamscopeError
-from camscope.explanation import STATUS_MEANINGS, Explanation, PixelArray
+from camscope.explanation import DRAWN_INTERPOLATION, STATUS_MEANINGS, Explanation, PixelArray
 from camscope.images.scans.scan import convert_scan_to_display_pixels
 from camscope.images.scans.scan_reader import is_scan, read_scan
 from camscope.metrics.metric_registry import Mask
@@ -161,7 +161,7 @@ def render_map_rgba(explanation: Explanation, height: int) -> NDArray[np.uint8]:
     size = [max(1, round(side * factor)) for side in placement.image_size]
     resized = replace(explanation, image=None, placement=placement.on_resized_image(size))
     is_pixel_map = explanation.grid == explanation.input_size  # of which a few outliers would hide the rest
-    heatmap = resized.heatmap("image", scale=None)
+    heatmap = resized.heatmap("image", scale=None, interpolation=DRAWN_INTERPOLATION)
     values, _ = render.to_display_range(heatmap, "robust" if is_pixel_map else "max", explanation.colormap)
     covered, strength = resized.coverage_mask(), np.minimum(np.abs(values), 1)
     alpha = strength if explanation.colormap == render.DIVERGING else 1 - (1 - strength) ** 2

@@ -31,7 +31,9 @@ from camscope.explanation import (
     AUTO,
     Explanation,
     FloatArray,
+    InterpolationOption,
     PixelArray,
+    PrintFigure,
     ScaleOption,
     add_own_maximum,
     shared_scales,
@@ -136,6 +138,7 @@ class Comparison:
         crop: bool = True,
         columns: int | None = None,
         height: int | None = None,
+        interpolation: InterpolationOption = AUTO,
     ) -> PixelArray:
         """Draw the figure (H,W,3) uint8. Each row shows the image and then its maps.
 
@@ -147,6 +150,7 @@ class Comparison:
             crop: Leave out what the model did not see instead of marking it.
             columns: Images side by side.
             height: Height of an image in pixels; default: 256, or 384 for the planes of a volume.
+            interpolation: As in `Explanation.overlay`.
 
         Returns:
             (H,W,3) uint8.
@@ -162,13 +166,17 @@ class Comparison:
         if colormap == AUTO:  # one for all, because there is one legend
             signed = any(explanation.colormap == render.DIVERGING for explanation in explanations)
             colormap = render.DIVERGING if signed else "inferno"
-        scales = shared_scales(explanations, colormap) if scale == "shared" else [scale] * len(explanations)
+        scales = (
+            shared_scales(explanations, colormap, interpolation) if scale == "shared" else [scale] * len(explanations)
+        )
         region = _find_visible_rows_and_columns(explanations) if crop else None
         is_volume = explanations[0].attribution.ndim == 3
         height = height or (384 if is_volume else 256)
         volume_height = height if is_volume else None  # planes are drawn at this height directly
         images = [
-            explanation.overlay(scale=own_scale, alpha=alpha, colormap=colormap, height=volume_height)[region or ...]
+            explanation.overlay(
+                scale=own_scale, alpha=alpha, colormap=colormap, height=volume_height, interpolation=interpolation
+            )[region or ...]
             for explanation, own_scale in zip(explanations, scales, strict=True)
         ]
         return render.draw_contact_sheet(
@@ -178,6 +186,54 @@ class Comparison:
             colormap=colormap,
             columns=columns,
             height=height,
+        )
+
+    def print_figure(
+        self,
+        *,
+        scale: ScaleOption | Literal["shared"] = AUTO,
+        alpha: float = 0.85,
+        colormap: str = AUTO,
+        columns: int | None = None,
+        interpolation: InterpolationOption = AUTO,
+    ) -> PrintFigure:
+        """Return the figure for print: the image and its maps, with letters, color bars and a caption.
+
+        Args:
+            scale: As in `figure`.
+            alpha: Opacity of the map.
+            colormap: Name of the color map.
+            columns: Images side by side. Default: as many as the width allows.
+            interpolation: As in `Explanation.overlay`.
+
+        Returns:
+            The figure, with its `caption`. `draw` gives it as a matplotlib figure.
+
+        >>> from camscope import load_model
+        >>> from camscope.phantom import draw_radiograph
+        >>> model, image = load_model("phantom"), draw_radiograph(0, "nodule").image
+        >>> figure = compare(model, image, ["gradcam", "layercam"]).print_figure()
+        >>> figure.caption.partition(" at ")[0]
+        'a, image; b, Grad-CAM'
+
+        """
+        explanations, first = self.explanations, self.explanations[0]
+        scales = shared_scales(explanations, colormap, interpolation) if scale == "shared" else None
+        titles = []
+        for entry in self.entries:
+            method = METHODS.replace_names_by_titles(self.column_labels[entry.column])
+            layer = f" at {entry.explanation.layer}" if len({item.layer for item in explanations}) > 1 else ""
+            titles.append(f"{method}{layer}: {entry.explanation.label}")
+        return PrintFigure(
+            explanations,
+            titles=titles,
+            scales=scales,
+            photo=first.image if first.attribution.ndim == 2 else None,
+            scale=AUTO if scale == "shared" else scale,
+            columns=columns,
+            alpha=alpha,
+            colormap=colormap,
+            interpolation=interpolation,
         )
 
     def _build_figure_cells(
@@ -220,11 +276,14 @@ class Comparison:
         answer = self._select_explanation_with_commonest_label(0).label_and_score if names_target else None
         return " · ".join(filter(None, (first.name, answer, layers.pop() if len(layers) == 1 else None)))
 
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = True) -> Path:
-        """Write the figure to a `.png`, `.jpg` or `.webp` file and return its path.
+    def save(
+        self, path: str | os.PathLike[str], *, width_mm: float = render.TWO_COLUMNS_MM, overwrite: bool = True
+    ) -> Path:
+        """Write the figure to a `.png`, `.jpg` or `.webp` file, or a figure for print to a `.pdf` or `.svg` file.
 
         Args:
             path: File to write.
+            width_mm: Width of a `.pdf` or `.svg` figure in millimeters.
             overwrite: Whether an existing file is replaced.
 
         Returns:
@@ -242,8 +301,11 @@ class Comparison:
 
         """
         suffix = Path(path).suffix.lower()
+        if suffix in render.VECTOR_FORMATS:
+            return write_bytes(path, self.print_figure().encode(suffix, width_mm=width_mm), overwrite=overwrite)
         if suffix not in render.IMAGE_FORMATS:
-            raise OutputError(f"{path}: cannot write {suffix or 'a file without a suffix'}; use .png, .jpg or .webp")
+            received = suffix or "a file without a suffix"
+            raise OutputError(f"{path}: cannot write {received}; use .png, .jpg, .webp, .pdf or .svg")
         return write_bytes(path, render.encode_image(self.figure(), suffix), overwrite=overwrite)
 
     def _repr_html_(self) -> str:
