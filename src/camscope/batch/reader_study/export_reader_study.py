@@ -147,7 +147,9 @@ def write_reader_study(
     cases = read_study_cases(run, query, labels, group, model_answers)
     answers = sorted({case.truth for case in cases})
     if len(answers) > MAX_ANSWERS:
-        raise InputError(f"the labels have {len(answers)} classes; a form has at most {MAX_ANSWERS} answers: select rows")
+        raise InputError(
+            f"the labels have {len(answers)} classes; a form has at most {MAX_ANSWERS} answers: select rows"
+        )
     positive_answer = choose_positive_answer(answers, positive)
     patients = [case.patient for case in cases]
     readings = draw_readings(patients, options.n_readers, options.conditions, options.design, options.seed)
@@ -329,5 +331,3 @@ def _write_key(
     folder.mkdir()
     folder.joinpath(study_files.KEY_FILE).write_bytes(study_files.format_csv(study_files.KEY_COLUMNS, rows))
     folder.joinpath(study_files.STUDY_FILE).write_bytes((json.dumps(study, indent=2) + "\n").encode())
-
-

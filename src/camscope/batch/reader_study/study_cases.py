@@ -57,7 +57,9 @@ def read_study_cases(
 def choose_positive_answer(answers: Sequence[str], positive: str | None) -> str | None:
     """Return the answer that counts as positive. With more than two answers, return None."""
     if positive is not None and (positive not in answers or len(answers) != 2):
-        raise InputError(f"positive={positive!r}; expected one of two answers, but the answers are {', '.join(answers)}")
+        raise InputError(
+            f"positive={positive!r}; expected one of two answers, but the answers are {', '.join(answers)}"
+        )
     if positive is not None or len(answers) != 2:
         return positive
     negatives = [answer for answer in answers if answer.strip().lower() in NEGATIVE_NAMES]
@@ -80,9 +82,13 @@ def _require_one_map_per_image(run: RunReader, rows: Sequence[Mapping[str, Any]]
             "has one map per image: select it, such as by --where \"method = 'gradcam'\""
         )
     if any(len(row["grid"]) != 2 or (row["image_size"] is not None and len(row["image_size"]) != 2) for row in rows):
-        raise InputError("the run has maps of volumes or signals; a reader study shows images: export slices as images first")
+        raise InputError(
+            "the run has maps of volumes or signals; a reader study shows images: export slices as images first"
+        )
     if any(row["placement"] is None for row in rows):
-        raise InputError("the position of a map on its image is unknown, so that the map cannot be drawn over the image")
+        raise InputError(
+            "the position of a map on its image is unknown, so that the map cannot be drawn over the image"
+        )
 
 
 def _read_labels(rows: Sequence[Mapping[str, Any]], labels: str | os.PathLike[str] | None) -> list[str]:
@@ -128,9 +134,7 @@ def _read_column(rows: Sequence[Mapping[str, Any]], name: str, argument: str) ->
     return values
 
 
-def _read_model_answers(
-    run: RunReader, rows: Sequence[Mapping[str, Any]], column: str | None
-) -> list[str | None]:
+def _read_model_answers(run: RunReader, rows: Sequence[Mapping[str, Any]], column: str | None) -> list[str | None]:
     """Return the class that the model predicts for each row. It is None if the run does not tell it."""
     if column is not None:
         return list(_read_column(rows, column, "model_answers"))
