@@ -19,6 +19,10 @@ PANELS = {
     "Appearance": (
         "colormap", "alpha", "shared-scale", "contour", "boxes", "mask", "columns", "height", "size", "limit", "limit-top",
     ),
+    "Reader study": (
+        "reader-study", "readers", "design", "controls", "labels", "model-answers", "positive", "washout", "key",
+        "allow-missing",
+    ),
     "Scans": ("series", "window", "slices", "profile", "scans", "modality", "allow-pixels", "keep"),
 }  # fmt: skip
 ADVANCED_PANEL = "Advanced"

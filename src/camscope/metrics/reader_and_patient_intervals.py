@@ -24,6 +24,7 @@ class ReaderEstimates:
         pooled: The mean over readers. Its interval is by reader and by patient: it holds for other readers and patients.
         for_these_readers: The same mean. Its interval is by patient: it holds for these readers and other patients.
         for_these_patients: The same mean. Its interval is by reader: it holds for other readers and these patients.
+
     """
 
     by_reader: tuple[Estimate, ...]

@@ -91,7 +91,7 @@ class ReaderStudyOptions:
 
 @dataclass(frozen=True)
 class ReaderStudyExport:
-    """The folder of a reader study that was written.
+    r"""The folder of a reader study that was written.
 
     Attributes:
         folder: The folder.
@@ -108,7 +108,7 @@ class ReaderStudyExport:
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
     >>> table = Path(folder, "labels.csv")
-    >>> _ = table.write_text("id,label\\n" + "".join(f"{id},nodule\\n" for id in run.table(["id"])["id"].to_pylist()))
+    >>> _ = table.write_text("id,label\n" + "".join(f"{id},nodule\n" for id in run.table(["id"])["id"].to_pylist()))
     >>> study = run.export_reader_study(f"{folder}/study", table)
     >>> study.n_cases, study.n_readers, study.n_sessions
     (4, 4, 3)

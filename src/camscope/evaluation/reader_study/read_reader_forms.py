@@ -39,6 +39,7 @@ class StudyReadings:
         confidence: (N,) confidence in 0..100, or NaN.
         seconds: (N,) time of the reading, or NaN.
         n_missing: The number of readings without an answer.
+
     """
 
     reader: npt.NDArray[np.int64]
@@ -62,7 +63,6 @@ class FormFaults:
     """Collects the faults of forms, each with its file and line."""
 
     texts: list[str] = field(default_factory=list)
-    n_missing: int = 0
 
     def add(self, file: str, line: int | None, text: str) -> None:
         """Record a fault. A fault without a line belongs to the whole file."""
@@ -189,6 +189,10 @@ def _read_form(
     missing_columns = [name for name in study_files.FORM_COLUMNS[:5] if not table or name not in table[0]]
     if missing_columns:
         faults.add(file, 1, f"the column {', '.join(missing_columns)} is missing")
+        return {}
+    if not any((line.get("answer") or "").strip() for line in table):
+        if not allow_missing:
+            faults.add(file, None, "no case has an answer")
         return {}
     filled: dict[str, Mapping[str, str]] = {}
     listed = set[str]()

@@ -28,6 +28,7 @@ class ReaderMeasure:
         is_auroc: Whether the measure is the area under the ROC curve of the values.
         is_time: Whether the values are logarithms of seconds. Means become geometric means, and differences ratios.
         higher_is_better: Whether higher values are better. None if neither is.
+
     """
 
     name: str
@@ -132,6 +133,7 @@ class ReaderValues:
         without_patient: (R,C,P) the values without each patient.
         n_readings: (R,C) the number of readings that count.
         n_limiting_patients: The number of patients that limits an interval: for an AUROC, that of the rarer class.
+
     """
 
     readers: tuple[int, ...]

@@ -174,12 +174,13 @@ def format_report(result: "ReaderStudyResult") -> str:
             ]
         ),
         "## All readers",
-        "Means over readers, with 95 % intervals by reader and by patient. Differences of shares are in percentage points, those of "
-        "times are ratios.",
-        _format_pooled_table(result),
+        "Means over readers, with 95 % intervals by reader and by patient. Differences of shares are in percentage points, "
+        "those of times are ratios.",
+        _format_table(build_level_rows(result)),
+        _format_table(build_difference_rows(result)),
         "## Each reader",
         "Accuracy of each reader, with 95 % intervals by patient.",
-        _format_reader_table(result),
+        _format_table(build_reader_rows(result)),
         "## Agreement",
         _format_agreement(result),
         "## Changed answers",
@@ -189,35 +190,41 @@ def format_report(result: "ReaderStudyResult") -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def _format_pooled_table(result: "ReaderStudyResult") -> str:
-    conditions = result.conditions
-    pairs = [pair for pair in COMPARISON_TITLES if set(pair) <= set(conditions)]
-    head = ["measure", *(CONDITION_TITLES[name] for name in conditions)]
-    for pair in pairs:
-        head += [COMPARISON_TITLES[pair], "p"]
-    rows = []
+def build_level_rows(result: "ReaderStudyResult") -> list[list[str]]:
+    """Build a table of all measures under each condition: means over readers. The first row has the headings."""
+    rows = [["measure", *(CONDITION_TITLES[name] for name in result.conditions)]]
     for measure in MEASURES:
-        levels = [result.find(measure.name, name) for name in conditions]
-        if levels[0] is None:
-            continue
-        row = [measure.title, *(format_estimate(measure, line.estimates.pooled) for line in levels if line is not None)]
-        for pair in pairs:
-            line = result.find(measure.name, *pair)
-            if line is not None:
-                row += [
-                    format_estimate(measure, line.estimates.pooled, is_difference=True),
-                    format_p(line.estimates.pooled),
-                ]
-        rows.append(row)
-    return _format_table(head, rows)
+        lines = [line for name in result.conditions if (line := result.find(measure.name, name)) is not None]
+        if lines:
+            rows.append([measure.title, *(format_estimate(measure, line.estimates.pooled) for line in lines)])
+    return rows
 
 
-def _format_reader_table(result: "ReaderStudyResult") -> str:
+def build_difference_rows(result: "ReaderStudyResult") -> list[list[str]]:
+    """Build a table of the differences of all measures: means over readers. The first row has the headings."""
+    pairs = [pair for pair in COMPARISON_TITLES if set(pair) <= set(result.conditions)]
+    rows = [["measure", *(cell for pair in pairs for cell in (COMPARISON_TITLES[pair], "p"))]]
+    for measure in MEASURES:
+        lines = [line for pair in pairs if (line := result.find(measure.name, *pair)) is not None]
+        cells = [
+            cell
+            for line in lines
+            for cell in (
+                format_estimate(measure, line.estimates.pooled, is_difference=True),
+                format_p(line.estimates.pooled),
+            )
+        ]
+        rows += [[measure.title, *cells]] if cells else []
+    return rows
+
+
+def build_reader_rows(result: "ReaderStudyResult") -> list[list[str]]:
+    """Build a table with the accuracy of each reader. The first row has the headings."""
     measure, conditions = MEASURES_BY_NAME["accuracy"], result.conditions
     levels = [line for name in conditions if (line := result.find("accuracy", name)) is not None]
     line = result.find("accuracy", WITH_MAP, WITHOUT_MAP)
     if line is None:
-        return "The accuracy is not defined for any reader."
+        return [["reader"]]
     head = ["reader", *(CONDITION_TITLES[level.condition] for level in levels), "map vs. none", "p"]
     rows = []
     for index, reader in enumerate(line.readers):
@@ -226,7 +233,7 @@ def _format_reader_table(result: "ReaderStudyResult") -> str:
         rows.append(
             [str(reader), *cells, format_estimate(measure, difference, is_difference=True), format_p(difference)]
         )
-    return _format_table(head, rows)
+    return [head, *rows]
 
 
 def _format_agreement(result: "ReaderStudyResult") -> str:
@@ -238,7 +245,9 @@ def _format_agreement(result: "ReaderStudyResult") -> str:
         for pair, estimate in result.agreement_within_readers.items()
     ]
     return (
-        _format_table(["agreement", "statistic", "conditions", "value"], rows) if rows else "No agreement is defined."
+        _format_table([["agreement", "statistic", "conditions", "value"], *rows])
+        if rows
+        else "No agreement is defined."
     )
 
 
@@ -251,9 +260,10 @@ def _format_changes(result: "ReaderStudyResult") -> str:
         ]
         for change in result.changes
     ]
-    return _format_table(head, rows) if rows else "No reader saw a case under two conditions."
+    return _format_table([head, *rows]) if rows else "No reader saw a case under two conditions."
 
 
-def _format_table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
+def _format_table(rows: list[list[str]]) -> str:
+    """Format rows as a Markdown table. The first row has the headings."""
+    lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
