@@ -42,10 +42,12 @@ def estimate_over_readers_and_patients(
     """Estimate the mean of a figure of merit over readers, and its uncertainty by reader and by patient.
 
     The values θ_r of R readers have the mean square MS = Σ (θ_r - mean)² / (R - 1). Their error covariance Cov is the mean of
-    the jackknife covariances of all pairs of readers. The variance of the mean is (MS + R max(Cov, 0)) / R, with
+    the jackknife covariances of all pairs of readers. The variance of the mean is (MS + R max(Cov, 0)) / R. It has
     (MS + R max(Cov, 0))² (R - 1) / MS² degrees of freedom (Hillis 2007, doi:10.1002/sim.2532), and at most the number of
-    patients minus one. Applied to the differences of two conditions, this is the test of Obuchowski and Rockette (1995,
-    doi:10.1080/03610919508813243) for two conditions. Any figure of merit is possible, since only its values are used.
+    patients minus one. The variance is never less than that for these readers alone.
+
+    Applied to the differences of two conditions, this is the test of Obuchowski and Rockette (1995,
+    doi:10.1080/03610919508813243). Any figure of merit is possible, since only its values are used.
 
     Args:
         values: (R,) the value of each reader.
@@ -100,11 +102,13 @@ def estimate_over_readers_and_patients(
     mean_square = float(theta.var(ddof=1)) if n_readers > 1 else nan
     mean_covariance = max(0.0, compute_mean_covariance(covariance)) if n_readers > 1 else nan
     total = mean_square + n_readers * mean_covariance
-    dof = inf if mean_square == 0 else total**2 * (n_readers - 1) / mean_square**2
+    variance = max(total / n_readers, float(covariance.mean()))  # never less than that for these readers
+    is_by_reader = total / n_readers >= float(covariance.mean()) and mean_square > 0
+    dof = total**2 * (n_readers - 1) / mean_square**2 if is_by_reader else inf
     n_independent = n_limiting if n_readers > 1 else 0  # one reader gives no interval by reader
     pooled = _build_estimate(
         mean,
-        total / n_readers,
+        variance,
         min(dof, n_limiting - 1),
         n_independent,
         interval_method=OBUCHOWSKI_ROCKETTE,
