@@ -48,13 +48,17 @@ def test_a_readers_folder_reveals_nothing(study):
             assert re.fullmatch(r"\d{3}\.png", path.name)
             assert {data[at : at + 4] for at in chunk_starts(data)} <= {b"IHDR", b"IDAT", b"IEND"}
     images = [path for path in files if path.suffix == ".png"]
-    assert {Image.open(path).size for path in images} == {(128, 128)}
-    assert {Image.open(path).mode for path in images} == {"RGB"}
+    assert {pixels(path).shape for path in images} == {(128, 128, 3)}
     assert len({path.stat().st_mtime for path in images}) == 1
     assert CANARY not in (folder / "key" / "key.csv").read_text() + (folder / "key" / "study.json").read_text()
     assert len(images) == len(key) == 2 * 3 * 12
     forms = [(path.read_text().splitlines()[1].split(",")[0]) for path in files if path.name == "form.csv"]
     assert len(set(forms)) == 6
+
+
+def pixels(path):
+    with Image.open(path) as image:
+        return np.asarray(image).astype(int)
 
 
 def chunk_starts(data):
@@ -80,7 +84,7 @@ def test_the_key_says_which_image_is_which(run, study):
                 donor = run.explanation(rows[int(entry["control_row"])])
                 explanation = replace(explanation, attribution=donor.attribution)
             expected = explanation.overlay("image")
-        assert np.abs(np.asarray(Image.open(path)).astype(int) - expected).max() <= 1
+        assert np.abs(pixels(path) - expected).max() <= 1
     assert result.n_patients == 6
     assert (result.positive_answer, result.n_model_errors) == ("nodule", 0)
 

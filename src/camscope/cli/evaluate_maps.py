@@ -96,8 +96,9 @@ def run(
     same command resumes an interrupted evaluation. An existing figure is not replaced: name another. With --reader-study
     FOLDER, evaluate the filled forms of a reader study instead, without RUN.
     """
+    file = None if figure is None else require_new_figure_path(figure, overwrite)
     if reader_study is not None:
-        export_and_evaluate_reader_study.evaluate_study(context, reader_study, context.params)
+        export_and_evaluate_reader_study.evaluate_study(context, reader_study, context.params, file)
         return
     if source is None:
         raise typer.BadParameter("expected a run, images, or --reader-study FOLDER", param_hint="'RUN|SOURCE'")
@@ -106,7 +107,6 @@ def run(
     )
     from camscope.evaluation import evaluate
 
-    file = None if figure is None else require_new_figure_path(figure, overwrite)
     request = open_or_compute_run.EvaluationRequest.from_context(context)
     with open_or_compute_run.add_resume_hint_on_interrupt(output):
         run_to_evaluate, net, outcome = request.open_or_generate_run(context, output)

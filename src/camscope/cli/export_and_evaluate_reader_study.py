@@ -153,32 +153,29 @@ def export_study(
     )
 
 
-def evaluate_study(context: typer.Context, folder: str, parameters: Mapping[str, Any]) -> None:
+def evaluate_study(context: typer.Context, folder: str, parameters: Mapping[str, Any], figure: Path | None) -> None:
     """Evaluate a reader study and print its tables. If the user passes `--output`, write files. `parameters` are all options."""
-    from camscope.cli.evaluate_maps import require_new_figure_path
     from camscope.evaluation import evaluate_reader_study
 
-    others = {parameter.name for parameter in context.command.params if parameter.name} - set(
+    unrelated = {parameter.name for parameter in context.command.params if parameter.name} - set(
         COMMON_EVALUATION_PARAMETERS
     )
     shared_options.check_options_unset(
-        context, others, "it does not belong to --reader-study FOLDER, which evaluates forms"
+        context, unrelated, "it does not belong to --reader-study FOLDER, which evaluates forms"
     )
     overwrite, output = parameters["overwrite"], parameters["output"]
-    figure = parameters["figure"]
-    file = None if figure is None else require_new_figure_path(figure, overwrite)
     result = evaluate_reader_study(folder, parameters["key"], allow_missing=parameters["allow_missing"])
     print_study_tables(result)
     saved = result.save(output, overwrite=overwrite) if shared_options.is_option_set(context, "output") else None
-    if file is not None:
+    if figure is not None:
         from camscope.atomic_writes_and_folder_locks import write_bytes
         from camscope.evaluation.reader_study.reader_study_figure import draw_reader_study
 
-        write_bytes(file, draw_reader_study(result, file.suffix.lower()), overwrite=overwrite)
-        console_output.print_field("figure", file, "cyan")
+        write_bytes(figure, draw_reader_study(result, figure.suffix.lower()), overwrite=overwrite)
+        console_output.print_field("figure", figure, "cyan")
     if saved is not None:
         console_output.print_field("report", saved / "report.md", "cyan")
-    json_output.print_json_result("evaluate-reader-study", {**result.to_dict(), "folder": saved, "figure": file})
+    json_output.print_json_result("evaluate-reader-study", {**result.to_dict(), "folder": saved, "figure": figure})
 
 
 def print_study_tables(result: "ReaderStudyResult") -> None:

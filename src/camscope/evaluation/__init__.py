@@ -6,11 +6,8 @@ from camscope.evaluation.ground_truth import GroundTruth, load_ground_truth
 from camscope.evaluation.map_generation import generate_maps
 from camscope.evaluation.method_comparison import compare_methods
 from camscope.evaluation.metric_value_files import MapSelection
-from camscope.evaluation.reader_study.evaluate_reader_study import (
-    MeasureEstimate,
-    ReaderStudyResult,
-    evaluate_reader_study,
-)
+from camscope.evaluation.reader_study.evaluate_reader_study import ReaderStudyResult, evaluate_reader_study
+from camscope.evaluation.reader_study.reader_study_estimates import MeasureEstimate
 
 __all__ = [
     "ComparisonResult",

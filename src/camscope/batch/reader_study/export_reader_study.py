@@ -265,7 +265,7 @@ def _draw_condition(
 ) -> bytes:
     """Draw a case under a condition, as a PNG file without metadata. All conditions have the same size and format."""
     size = options.image_size
-    fitted = render.resize_to_fit(image, size, size)
+    resized = render.resize_to_fit(image, size, size)
     if condition != WITHOUT_MAP:
         explanation = run.explanation(case.row, image)
         if condition == CONTROL_MAP:
@@ -273,11 +273,11 @@ def _draw_condition(
         placement = explanation.placement
         if placement is None:
             raise InputError("the position of a map on its image is unknown")
-        explanation = replace(explanation, image=fitted, placement=placement.on_resized_image(fitted.shape[:2]))
-        fitted = explanation.overlay("image")
-    rows, columns = size - fitted.shape[0], size - fitted.shape[1]
+        explanation = replace(explanation, image=resized, placement=placement.on_resized_image(resized.shape[:2]))
+        resized = explanation.overlay("image")
+    rows, columns = size - resized.shape[0], size - resized.shape[1]
     canvas = render.pad_image(
-        fitted, rows // 2, rows - rows // 2, columns // 2, columns - columns // 2, background=CANVAS_COLOR
+        resized, rows // 2, rows - rows // 2, columns // 2, columns - columns // 2, background=CANVAS_COLOR
     )
     return render.encode_image(canvas, ".png")
 

@@ -18,7 +18,7 @@ from camscope.batch.sql_query import Query, RowReader, table_to_dicts
 from camscope.errors import InputError
 from camscope.plurals import plural
 
-MAX_LABEL_BYTES, MAX_ANSWERS = 2**26, 9  # bytes of a file of labels; answers that have a key of their own
+MAX_LABEL_BYTES, MAX_ANSWERS = 2**26, 9  # bytes of a file of labels; answers that a single key selects
 PATIENT_COLUMNS = ("patient", "patient_id")  # columns that group the images by default
 NEGATIVE_NAMES = ("no finding", "normal", "negative", "healthy", "benign", "none", "absent", "no", "false", "0")
 LISTED_ROWS = 3  # rows that a message names
@@ -135,7 +135,7 @@ def _read_column(rows: Sequence[Mapping[str, Any]], name: str, argument: str) ->
 
 
 def _read_model_answers(run: RunReader, rows: Sequence[Mapping[str, Any]], column: str | None) -> list[str | None]:
-    """Return the class that the model predicts for each row. It is None if the run does not tell it."""
+    """Return the class that the model predicts for each row. Where the run does not contain it, return None for the row."""
     if column is not None:
         return list(_read_column(rows, column, "model_answers"))
     class_names, is_top_class = run.run_info["class_names"], run.run_info["run_config"]["targets"] == [None]

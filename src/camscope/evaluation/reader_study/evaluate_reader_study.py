@@ -4,7 +4,7 @@ import html
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import exp
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from camscope.batch.reader_study import study_files
 from camscope.batch.reader_study.study_design import CONTROL_MAP, WITH_MAP, WITHOUT_MAP
 from camscope.evaluation.reader_study.read_reader_forms import StudyReadings, read_readings, read_study
 from camscope.evaluation.reader_study.reader_agreement import (
-    AnswerChanges,
     count_answer_changes,
     estimate_agreement_between_readers,
     estimate_agreement_within_readers,
@@ -28,6 +27,9 @@ from camscope.evaluation.reader_study.reader_measures import (
     compute_median_seconds,
     compute_reader_values,
 )
+from camscope.evaluation.reader_study.reader_study_estimates import MeasureEstimate, ReaderStudyEstimates
+from camscope.evaluation.reader_study.reader_study_figure import draw_reader_study
+from camscope.evaluation.reader_study.reader_study_report import build_statements, format_report
 from camscope.metrics.mean_estimates import Estimate
 from camscope.metrics.reader_and_patient_intervals import ReaderEstimates, estimate_over_readers_and_patients
 
@@ -37,33 +39,7 @@ RESULT_FILE, REPORT_FILE, READINGS_FILE, FIGURE_FILE = "results.json", "report.m
 
 
 @dataclass(frozen=True)
-class MeasureEstimate:
-    """A measure under a condition, or its difference between two conditions.
-
-    Attributes:
-        measure: The name of the measure, such as "accuracy".
-        condition: The condition.
-        reference: For a difference, the condition that is subtracted. Otherwise None.
-        readers: The numbers of the readers, in the order of `estimates.by_reader`.
-        estimates: The estimates of each reader and of all. Of the measure "seconds" they are geometric means, and ratios in
-            place of differences.
-
-    >>> from camscope.metrics.reader_and_patient_intervals import estimate_over_readers_and_patients
-    >>> estimates = estimate_over_readers_and_patients([0.8, 0.9], [[0.8] * 8, [0.9] * 8])
-    >>> MeasureEstimate("accuracy", "map", None, (1, 2), estimates).estimates.pooled.mean
-    0.85
-
-    """
-
-    measure: str
-    condition: str
-    reference: str | None
-    readers: tuple[int, ...]
-    estimates: ReaderEstimates
-
-
-@dataclass(frozen=True)
-class ReaderStudyResult:
+class ReaderStudyResult(ReaderStudyEstimates):
     """The result of a reader study.
 
     Attributes:
@@ -81,43 +57,6 @@ class ReaderStudyResult:
 
     """
 
-    study: Mapping[str, Any]
-    readings: StudyReadings = field(repr=False)
-    measures: tuple[MeasureEstimate, ...] = field(repr=False)
-    agreement_between_readers: Mapping[str, Estimate] = field(repr=False)
-    agreement_within_readers: Mapping[tuple[str, str], Estimate] = field(repr=False)
-    changes: tuple[AnswerChanges, ...] = field(repr=False)
-    median_seconds: Mapping[str, float] = field(repr=False)
-
-    @property
-    def conditions(self) -> tuple[str, ...]:
-        """The conditions of the study."""
-        return tuple(self.study["conditions"])
-
-    @property
-    def readers(self) -> tuple[int, ...]:
-        """The numbers of the readers who have at least one answer."""
-        return tuple(int(reader) for reader in np.unique(self.readings.reader))
-
-    def find(self, measure: str, condition: str, reference: str | None = None) -> MeasureEstimate | None:
-        """Return the estimate of a measure, or None if the study does not define it.
-
-        Args:
-            measure: The name of the measure.
-            condition: The condition.
-            reference: The condition that is subtracted. Default: the measure itself.
-
-        Returns:
-            The estimate.
-
-        >>> study = {"answers": ["no", "yes"], "conditions": ["none", "map"], "n_cases": 1}
-        >>> ReaderStudyResult(study, None, (), {}, {}, (), {}).find("accuracy", "map") is None
-        True
-
-        """
-        key = measure, condition, reference
-        return next((line for line in self.measures if (line.measure, line.condition, line.reference) == key), None)
-
     def statements(self) -> list[str]:
         """Describe the result in plain sentences.
 
@@ -129,15 +68,14 @@ class ReaderStudyResult:
         []
 
         """
-        from camscope.evaluation.reader_study.reader_study_report import build_statements
-
         return build_statements(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as numbers and text, for JSON.
 
         Returns:
-            The fields `study`, `measures`, `agreement`, `changes`, `median_seconds` and `statements`. Missing numbers are None.
+            The fields `study`, `measures`, `agreement`, `changes`, `median_seconds` and `statements`. Missing numbers
+            become None.
 
         >>> study = {"answers": ["no", "yes"], "conditions": ["none", "map"], "n_cases": 1}
         >>> ReaderStudyResult(study, None, (), {}, {}, (), {}).to_dict()["measures"]
@@ -204,9 +142,6 @@ class ReaderStudyResult:
         there is nothing to draw: no measure is defined
 
         """
-        from camscope.evaluation.reader_study.reader_study_figure import draw_reader_study
-        from camscope.evaluation.reader_study.reader_study_report import format_report
-
         path = Path(folder)
         figure = draw_reader_study(self, Path(FIGURE_FILE).suffix)
         columns = as_columns(self.readings)
@@ -346,7 +281,7 @@ def _finish_estimates(estimates: ReaderEstimates, measure: ReaderMeasure, *, is_
 
 
 def _to_fields(estimate: Estimate) -> dict[str, Any]:
-    """Return the numbers of an estimate. Missing ones are None."""
+    """Return the numbers of an estimate. Missing ones become None."""
     counts = dict(estimate.n_groups_by_role)
     return {
         **{name: _finite_or_none(getattr(estimate, name)) for name in ("mean", "low", "high", "p_value", "dof")},

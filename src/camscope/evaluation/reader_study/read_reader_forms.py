@@ -66,7 +66,8 @@ class FormFaults:
 
     def add(self, file: str, line: int | None, text: str) -> None:
         """Record a fault. A fault without a line belongs to the whole file."""
-        self.texts.append(f"{file}{'' if line is None else f', line {line}'}: {text}")
+        place = file if line is None else f"{file}, line {line}"
+        self.texts.append(f"{place}: {text}")
 
     def raise_if_any(self) -> None:
         """Raise a FormError that lists all faults, if any were recorded."""

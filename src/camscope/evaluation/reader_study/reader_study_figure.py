@@ -2,7 +2,7 @@
 
 import io
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from camscope.batch.reader_study.study_design import CONTROL_MAP, WITH_MAP, WITHOUT_MAP
 from camscope.errors import InputError
@@ -16,19 +16,17 @@ from camscope.evaluation.interval_plots import (
     import_matplotlib_figure,
     literal_text_scope,
 )
+from camscope.evaluation.reader_study.reader_study_estimates import MeasureEstimate, ReaderStudyEstimates
 from camscope.evaluation.reader_study.reader_study_report import CONDITION_TITLES, MEASURES_BY_NAME
 from camscope.metrics.mean_estimates import Estimate
 
-if TYPE_CHECKING:
-    from camscope.evaluation.reader_study.evaluate_reader_study import MeasureEstimate, ReaderStudyResult
-
-PANEL_INCHES, LINE_INCHES, FRAME_INCHES = 3.9, 0.3, 1.15
+PANEL_INCHES, LINE_INCHES, FRAME_INCHES, MAX_COLUMNS = 4.6, 0.3, 0.95, 3
 LEGEND = (
     "dark: all readers, with the interval by reader and by patient; gray: each reader, with the interval by patient"
 )
 
 
-def draw_reader_study(result: "ReaderStudyResult", suffix: str = ".png") -> bytes:
+def draw_reader_study(result: ReaderStudyEstimates, suffix: str = ".png") -> bytes:
     """Draw accuracy under each condition, and the differences by reader. Return the figure as the bytes of a file."""
     if suffix not in FIGURE_FORMATS:
         raise InputError(f"cannot write a figure with suffix {suffix!r}; expected {', '.join(FIGURE_FORMATS)}")
@@ -43,13 +41,16 @@ def draw_reader_study(result: "ReaderStudyResult", suffix: str = ".png") -> byte
     if not levels:
         raise InputError("there is nothing to draw: no measure is defined")
     figures = import_matplotlib_figure()
-    n_rows = max(len(levels), len(levels[0].readers) + 1)
-    size = (1 + len(panels)) * PANEL_INCHES, FRAME_INCHES + LINE_INCHES * n_rows
+    n_panels = 1 + len(panels)
+    n_columns = 2 if n_panels > MAX_COLUMNS else n_panels  # four panels form a square
+    n_panel_rows = -(-n_panels // n_columns)
+    n_lines = max(len(levels), len(levels[0].readers) + 1)
+    size = n_columns * PANEL_INCHES, n_panel_rows * (FRAME_INCHES + LINE_INCHES * n_lines)
     with literal_text_scope():
         figure = figures.Figure(figsize=size, layout="constrained")
-        axes = figure.subplots(1, 1 + len(panels), squeeze=False)[0]
+        axes = figure.subplots(n_panel_rows, n_columns, squeeze=False).ravel()
         _draw_levels(axes[0], levels)
-        for panel, (line, title, subtitle) in zip(axes[1:], panels, strict=True):
+        for panel, (line, title, subtitle) in zip(axes[1:], panels, strict=False):
             _draw_differences(panel, line, title, subtitle)
         figure.supxlabel(LEGEND, fontsize=8, color=CONTROL_COLOR, x=0.01, ha="left")
         stream = io.BytesIO()
@@ -58,7 +59,7 @@ def draw_reader_study(result: "ReaderStudyResult", suffix: str = ".png") -> byte
     return stream.getvalue()
 
 
-def _draw_levels(axes: Any, levels: "list[MeasureEstimate]") -> None:
+def _draw_levels(axes: Any, levels: list[MeasureEstimate]) -> None:
     """Draw the accuracy under each condition: all readers as an interval, each reader as a dot."""
     draw_title_and_subtitle(axes, "Accuracy", "percent, higher is better →")
     for place, line in enumerate(levels):
@@ -68,7 +69,7 @@ def _draw_levels(axes: Any, levels: "list[MeasureEstimate]") -> None:
     _finish_panel(axes, [CONDITION_TITLES[line.condition] for line in levels])
 
 
-def _draw_differences(axes: Any, line: "MeasureEstimate", title: str, subtitle: str) -> None:
+def _draw_differences(axes: Any, line: MeasureEstimate, title: str, subtitle: str) -> None:
     """Draw the difference of all readers, and that of each reader below."""
     is_time = MEASURES_BY_NAME[line.measure].is_time
     draw_title_and_subtitle(axes, title, subtitle)

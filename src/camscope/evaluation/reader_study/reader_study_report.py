@@ -2,15 +2,12 @@
 
 from collections.abc import Iterator
 from math import isfinite
-from typing import TYPE_CHECKING
 
 from camscope.batch.reader_study.study_design import CONTROL_MAP, CROSSED, WITH_MAP, WITHOUT_MAP
 from camscope.evaluation.reader_study.reader_measures import MEASURES, ReaderMeasure
+from camscope.evaluation.reader_study.reader_study_estimates import MeasureEstimate, ReaderStudyEstimates
 from camscope.metrics.mean_estimates import Estimate
 from camscope.plurals import plural
-
-if TYPE_CHECKING:
-    from camscope.evaluation.reader_study.evaluate_reader_study import MeasureEstimate, ReaderStudyResult
 
 CONDITION_TITLES = {WITHOUT_MAP: "without map", WITH_MAP: "with map", CONTROL_MAP: "with control map"}
 COMPARISON_TITLES = {
@@ -60,13 +57,13 @@ def format_p(estimate: Estimate) -> str:
     return "<0.001" if estimate.p_value < 0.0005 else f"{estimate.p_value:.3f}"
 
 
-def excludes_no_difference(line: "MeasureEstimate") -> bool:
+def excludes_no_difference(line: MeasureEstimate) -> bool:
     """Return whether the interval by reader and patient excludes "no difference"."""
     neutral, pooled = 1.0 if MEASURES_BY_NAME[line.measure].is_time else 0.0, line.estimates.pooled
     return isfinite(pooled.low) and (pooled.low > neutral or pooled.high < neutral)
 
 
-def build_statements(result: "ReaderStudyResult") -> list[str]:
+def build_statements(result: ReaderStudyEstimates) -> list[str]:
     """Build sentences about accuracy, control maps, time, answers that follow the model, and agreement."""
     return [
         *_describe_accuracy(result),
@@ -77,7 +74,7 @@ def build_statements(result: "ReaderStudyResult") -> list[str]:
     ]
 
 
-def _describe_accuracy(result: "ReaderStudyResult") -> Iterator[str]:
+def _describe_accuracy(result: ReaderStudyEstimates) -> Iterator[str]:
     measure, line = MEASURES_BY_NAME["accuracy"], result.find("accuracy", WITH_MAP, WITHOUT_MAP)
     levels = [result.find("accuracy", name) for name in (WITH_MAP, WITHOUT_MAP)]
     if line is None or levels[0] is None or levels[1] is None:
@@ -99,7 +96,7 @@ def _describe_accuracy(result: "ReaderStudyResult") -> Iterator[str]:
         yield f"The interval excludes 0: with maps, readers are {'more' if pooled.mean > 0 else 'less'} accurate."
 
 
-def _describe_control(result: "ReaderStudyResult") -> Iterator[str]:
+def _describe_control(result: ReaderStudyEstimates) -> Iterator[str]:
     line, gain = result.find("accuracy", WITH_MAP, CONTROL_MAP), result.find("accuracy", WITH_MAP, WITHOUT_MAP)
     if line is None or gain is None:
         return
@@ -109,7 +106,7 @@ def _describe_control(result: "ReaderStudyResult") -> Iterator[str]:
         yield "So the study does not show that the difference comes from what the maps mark, rather than from any overlay."
 
 
-def _describe_time(result: "ReaderStudyResult") -> Iterator[str]:
+def _describe_time(result: ReaderStudyEstimates) -> Iterator[str]:
     line = result.find("seconds", WITH_MAP, WITHOUT_MAP)
     if line is None:
         return
@@ -121,7 +118,7 @@ def _describe_time(result: "ReaderStudyResult") -> Iterator[str]:
     )
 
 
-def _describe_automation_bias(result: "ReaderStudyResult") -> Iterator[str]:
+def _describe_automation_bias(result: ReaderStudyEstimates) -> Iterator[str]:
     line = result.find("follows-wrong-model", WITH_MAP, WITHOUT_MAP)
     if line is None:
         return
@@ -142,7 +139,7 @@ def _describe_automation_bias(result: "ReaderStudyResult") -> Iterator[str]:
         )
 
 
-def _describe_agreement(result: "ReaderStudyResult") -> Iterator[str]:
+def _describe_agreement(result: ReaderStudyEstimates) -> Iterator[str]:
     texts = [
         f"{estimate} {CONDITION_TITLES[condition]}"
         for condition, estimate in result.agreement_between_readers.items()
@@ -152,7 +149,7 @@ def _describe_agreement(result: "ReaderStudyResult") -> Iterator[str]:
         yield f"Agreement between readers (Krippendorff's alpha) is {' and '.join(texts)}."
 
 
-def format_report(result: "ReaderStudyResult") -> str:
+def format_report(result: ReaderStudyEstimates) -> str:
     """Format the result as a Markdown report."""
     study, conditions = result.study, result.conditions
     n_sessions = len(conditions) if study["design"] == CROSSED else 1
@@ -190,7 +187,7 @@ def format_report(result: "ReaderStudyResult") -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def build_level_rows(result: "ReaderStudyResult") -> list[list[str]]:
+def build_level_rows(result: ReaderStudyEstimates) -> list[list[str]]:
     """Build a table of all measures under each condition: means over readers. The first row has the headings."""
     rows = [["measure", *(CONDITION_TITLES[name] for name in result.conditions)]]
     for measure in MEASURES:
@@ -200,7 +197,7 @@ def build_level_rows(result: "ReaderStudyResult") -> list[list[str]]:
     return rows
 
 
-def build_difference_rows(result: "ReaderStudyResult") -> list[list[str]]:
+def build_difference_rows(result: ReaderStudyEstimates) -> list[list[str]]:
     """Build a table of the differences of all measures: means over readers. The first row has the headings."""
     pairs = [pair for pair in COMPARISON_TITLES if set(pair) <= set(result.conditions)]
     rows = [["measure", *(cell for pair in pairs for cell in (COMPARISON_TITLES[pair], "p"))]]
@@ -218,7 +215,7 @@ def build_difference_rows(result: "ReaderStudyResult") -> list[list[str]]:
     return rows
 
 
-def build_reader_rows(result: "ReaderStudyResult") -> list[list[str]]:
+def build_reader_rows(result: ReaderStudyEstimates) -> list[list[str]]:
     """Build a table with the accuracy of each reader. The first row has the headings."""
     measure, conditions = MEASURES_BY_NAME["accuracy"], result.conditions
     levels = [line for name in conditions if (line := result.find("accuracy", name)) is not None]
@@ -236,7 +233,7 @@ def build_reader_rows(result: "ReaderStudyResult") -> list[list[str]]:
     return [head, *rows]
 
 
-def _format_agreement(result: "ReaderStudyResult") -> str:
+def _format_agreement(result: ReaderStudyEstimates) -> str:
     rows = [
         ["between readers", "Krippendorff's alpha", CONDITION_TITLES[condition], str(estimate)]
         for condition, estimate in result.agreement_between_readers.items()
@@ -251,7 +248,7 @@ def _format_agreement(result: "ReaderStudyResult") -> str:
     )
 
 
-def _format_changes(result: "ReaderStudyResult") -> str:
+def _format_changes(result: ReaderStudyEstimates) -> str:
     head = ["change", "pairs", "changed", "to right", "to wrong", "right to the model's wrong answer", "model wrong"]
     rows = [
         [
