@@ -197,6 +197,9 @@ def files(tmp_path, monkeypatch):
     Path("annotations.json").write_text(json.dumps(facts))
     Path("list.csv").write_text("\n".join(rows))
     Path("photos.csv").write_text("\n".join(["path,patient", *(f"photos/{n}.png,{n}" for n in range(N_IMAGES))]))
+    films = [f"{folder}/{n}.png" for folder in ("photos", "images") for n in range(N_IMAGES)]
+    lines = [f"{film},{('no finding', 'nodule')[n % 2]},{n}" for n, film in enumerate(films)]
+    Path("films.csv").write_text("\n".join(["path,label,patient", *lines]))
     voxels = np.random.default_rng(0).random((24, 24, 16), np.float32)
     nibabel.save(nibabel.Nifti1Image(voxels, np.diag([2, 2, 3, 1])), "scan.nii.gz")
     for name in ("models.py", "mine.py"):
