@@ -150,6 +150,7 @@ class BatchRun(RunReader):
             OutputError: The folder exists.
 
         >>> from camscope.batch import ReaderStudyOptions
+        >>> from camscope.errors import InputError
         >>> try:
         ...     run.export_reader_study("study", options=ReaderStudyOptions(n_readers=2))  # `run`: of `run_batch`
         ... except InputError as error:

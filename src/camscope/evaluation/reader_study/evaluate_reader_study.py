@@ -134,7 +134,8 @@ class ReaderStudyResult(ReaderStudyEstimates):
             OutputError: A file exists, or cannot be written.
             MissingExtraError: matplotlib is not installed.
 
-        >>>         >>> study = {"answers": ["no", "yes"], "conditions": ["none", "map"], "n_cases": 1}
+        >>> from camscope.errors import InputError
+        >>> study = {"answers": ["no", "yes"], "conditions": ["none", "map"], "n_cases": 1}
         >>> try:
         ...     ReaderStudyResult(study, None, (), {}, {}, (), {}).save("results")
         ... except InputError as error:

@@ -26,7 +26,7 @@ class MeasureEstimate:
 
     >>> from camscope.metrics.reader_and_patient_intervals import estimate_over_readers_and_patients
     >>> estimates = estimate_over_readers_and_patients([0.8, 0.9], [[0.8] * 8, [0.9] * 8])
-    >>> MeasureEstimate("accuracy", "map", None, (1, 2), estimates).estimates.pooled.mean
+    >>> round(MeasureEstimate("accuracy", "map", None, (1, 2), estimates).estimates.pooled.mean, 3)
     0.85
 
     """
