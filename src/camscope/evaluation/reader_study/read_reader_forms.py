@@ -121,18 +121,14 @@ def read_readings(
             rows.append({**entry, **line})
     if not rows:
         raise InputError("no form has an answer")
-    return StudyReadings(
-        **{name: np.array([row[name] for row in rows], np.int64) for name in ("reader", "session", "row", "patient")},
-        **{
-            name: np.array([row[name] for row in rows], np.str_)
-            for name in ("condition", "truth", "answer", "model_answer")
-        },
-        **{
-            name: np.array([float(row[name]) if row[name] else math.nan for row in rows])
-            for name in ("confidence", "seconds")
-        },
-        n_missing=len(key) - len(rows),
-    )
+    columns: dict[str, Any] = {
+        name: np.array([row[name] for row in rows], np.int64) for name in ("reader", "session", "row", "patient")
+    }
+    for name in ("condition", "truth", "answer", "model_answer"):
+        columns[name] = np.array([row[name] for row in rows], np.str_)
+    for name in ("confidence", "seconds"):
+        columns[name] = np.array([float(row[name]) if row[name] else math.nan for row in rows])
+    return StudyReadings(**columns, n_missing=len(key) - len(rows))
 
 
 def _read_key(path: Path, study: Mapping[str, Any]) -> list[dict[str, Any]]:
