@@ -24,6 +24,7 @@ ERROR_REMEDIES = {
     "TargetError": "Pass a class index, a class name that the model has, or a target such as `Box` or `Region`.",
     "InputError": "Compare the shape and the type in the message with what was expected.",
     "ConfigError": "Correct every line that the message lists. [Messages of an audit](#messages-of-an-audit) has their remedies.",
+    "FormError": "Correct every line that the message lists. [Reader studies](../how-to/reader-study.md) describes the form.",
     "ImageError": "Copy or export the file again. `camscope inspect-images FOLDER` lists all files that cannot be read.",
     "CategoryError": 'Name one category, or select all with `category = "all"`.',
     "PreprocessError": 'Pass `preprocess=`: the transforms of the training, `"imagenet"`, or a `camscope.Preprocess`.',

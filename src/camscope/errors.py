@@ -73,6 +73,10 @@ class ConfigError(InputError):
     """Settings of a config that cannot be used. The message lists all of them."""
 
 
+class FormError(InputError):
+    """Forms of a reader study that cannot be used. The message lists all faults with file and line."""
+
+
 class ImageError(InputError):
     """A file that is not a complete image of a reasonable size."""
 

@@ -375,7 +375,8 @@ def test_every_command_has_json_and_a_documented_schema():
         assert isinstance(command, commands_and_error_reports.Command)
         assert "-".join(path) in RESULT_FIELDS or " ".join(path) in json_output.OTHER_SCHEMAS, path
     names = {"-".join(path) for path, _ in commands()}
-    assert set(RESULT_FIELDS) - names == {"error", "demo-audit", "compare-dataset"}
+    modes = {"demo-audit", "compare-dataset", "export-reader-study", "evaluate-reader-study"}
+    assert set(RESULT_FIELDS) - names == {"error", *modes}
 
 
 def test_the_reference_page_lists_all_fields():

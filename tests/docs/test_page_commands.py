@@ -42,6 +42,7 @@ NOT_EXECUTED = {  # a part of the command, and why it is only parsed
     "benchmark phantom ": "every method; tests/cli runs it with one",
     "mcp ": "a server that waits for a client; tests/integrations/test_mcp_server.py drives it",
     "--engine ray": "a cluster; tests/batch/test_ray_engine.py runs it",
+    "evaluate --reader-study": "forms that readers fill in; tests/cli/test_reader_study.py runs it",
     "scan.dcm": "scans; tests/medical and tests/cli/test_scan_options.py run these options",
     "brain.nii.gz": "the same",
     "series/": "the same",
@@ -197,6 +198,9 @@ def files(tmp_path, monkeypatch):
     Path("annotations.json").write_text(json.dumps(facts))
     Path("list.csv").write_text("\n".join(rows))
     Path("photos.csv").write_text("\n".join(["path,patient", *(f"photos/{n}.png,{n}" for n in range(N_IMAGES))]))
+    films = [f"{folder}/{n}.png" for folder in ("photos", "images") for n in range(N_IMAGES)]
+    lines = [f"{film},{('no finding', 'nodule')[n % 2]},{n}" for n, film in enumerate(films)]
+    Path("films.csv").write_text("\n".join(["path,label,patient", *lines]))
     voxels = np.random.default_rng(0).random((24, 24, 16), np.float32)
     nibabel.save(nibabel.Nifti1Image(voxels, np.diag([2, 2, 3, 1])), "scan.nii.gz")
     for name in ("models.py", "mine.py"):

@@ -16,6 +16,7 @@ from camscope.explainers import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
 RAW, DRAWN = "ResNet-18, raw maps", "ResNet-18, overlays (JPEG)"
+STUDIES = "docs/how-to/reader-study.md"
 COSTS, METRICS, AUDIT = "benchmarks/README.md", "docs/explanation/metrics/intervals.md", "docs/explanation/audit.md"
 
 
@@ -145,6 +146,17 @@ def vlm_percent(*names):
     """The percentages of peaks in the box, for the image before the question."""
     methods = results("vlm_shapes")["prompts"]["before"]["methods"]
     return [100 * methods[name]["peak_in_box"] for name in names]
+
+
+def study_percent(kind, figure):
+    """A figure of the simulated reader studies of every size, in percent."""
+    return [100 * size[kind][figure] for size in results("reader_study")["sizes"].values()]
+
+
+def study_row(name):
+    """Coverage, half width and power of the simulated reader studies of one size, in percent."""
+    figures = results("reader_study")["sizes"][name]["by reader and by patient"]
+    return [100 * figures[key] for key in ("coverage", "half_width", "power")]
 
 
 def state_space_percent(*names):
@@ -361,6 +373,37 @@ FIGURES = [
             )
             for end in (min, max)
         ],
+    ),
+    (
+        STUDIES,
+        "maps change the accuracy by {:.1f} points, with an interval from {:.1f} to {:.1f}",
+        lambda: [100 * results("reader_study")["example"]["accuracy map none"][key] for key in ("mean", "low", "high")],
+    ),
+    (
+        STUDIES,
+        "change is {:.1f} points, with an interval from {:.1f} to {:.1f}",
+        lambda: [
+            100 * results("reader_study")["example"]["accuracy map control"][key] for key in ("mean", "low", "high")
+        ],
+    ),
+    (
+        STUDIES,
+        "gain of accuracy was {:.1f} percentage points",
+        lambda: [100 * results("reader_study")["sizes"]["4 readers, 60 patients"]["true_difference"]],
+    ),
+    (
+        STUDIES,
+        "contained it in {:.1f} to {:.1f} % of the studies",
+        lambda: [end(study_percent("by reader and by patient", "coverage")) for end in (min, max)],
+    ),
+    (
+        STUDIES,
+        "contained it in only {:.1f} to {:.1f} %",
+        lambda: [end(study_percent("by patient", "coverage")) for end in (min, max)],
+    ),
+    *(
+        (STUDIES, f"| {name} | {{:.1f}} % | {{:.1f}} | {{:.0f}} % |", lambda name=name: study_row(name))
+        for name in results("reader_study")["sizes"]
     ),
     (COSTS, "`liftcam` ({:.2f})", lambda: [ratio_to_fastest("liftcam")]),
     (

@@ -10,6 +10,7 @@ from camscope.batch.image_manifest import Manifest
 from camscope.batch.inspection import DatasetInspection, DatasetIssue, inspect_images
 from camscope.batch.local_engine import BatchOutcome
 from camscope.batch.read_and_export_batch_run import BatchRun
+from camscope.batch.reader_study.export_reader_study import ReaderStudyExport, ReaderStudyOptions
 from camscope.batch.result_rows import OutputNames
 from camscope.batch.sql_query import Query
 
@@ -25,6 +26,8 @@ __all__ = [
     "OverlayOptions",
     "PrivacyOptions",
     "Query",
+    "ReaderStudyExport",
+    "ReaderStudyOptions",
     "build_manifest",
     "inspect_images",
     "run_batch",

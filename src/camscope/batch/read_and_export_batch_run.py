@@ -1,4 +1,4 @@
-"""`BatchRun`: a `RunReader` that also writes a contact sheet and exports rows."""
+"""`BatchRun`: a `RunReader` that also writes a contact sheet, exports rows, and exports a reader study."""
 
 import os
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ from camscope.atomic_writes_and_folder_locks import check_not_existing, write_by
 from camscope.batch.export_rows_to_files import Exporter, ExportResult
 from camscope.batch.fiftyone_samples import build_samples
 from camscope.batch.html_contact_sheet import build_contact_sheet
+from camscope.batch.reader_study.export_reader_study import ReaderStudyExport, ReaderStudyOptions, write_reader_study
 from camscope.batch.run_reader import RunReader
 from camscope.batch.sql_query import Query
 from camscope.explanation import AUTO, InterpolationOption
@@ -141,3 +142,61 @@ class BatchRun(RunReader):
 
         """
         return build_samples(self, where, sort, max_rows)
+
+    def export_reader_study(
+        self,
+        folder: str | os.PathLike[str],
+        labels: str | os.PathLike[str] | None = None,
+        options: ReaderStudyOptions | None = None,
+        *,
+        group: str | None = None,
+        where: str | None = None,
+        sort: str | None = None,
+        max_rows: int | None = None,
+        model_answers: str | None = None,
+        positive: str | None = None,
+    ) -> ReaderStudyExport:
+        """Write a blinded reader study: each image without a map, with its map, and with a control map.
+
+        The folder has one folder for each reader and session, with images under new names in an order of their own, a form
+        and a page to fill it in. The folder `key` says which image is which. Keep it away from the readers.
+
+        Args:
+            folder: The folder to write. It must not exist.
+            labels: The true class of each image: a column of the run or of its manifest, or a CSV file with the columns `id`
+                and `label`. Default: the column `class`, where a run keeps the column `label` of its manifest.
+            options: The design. Default: four readers, a crossed design, and the map of another case as control.
+            group: The column of the patients. Default: `patient` or `patient_id`; without them, each image is a patient.
+            where: A condition in SQL: see `query`. One map per image must remain.
+            sort: What to sort by, in SQL, if `max_rows` is given.
+            max_rows: The maximum number of cases.
+            model_answers: The column of the class that the model predicts. Default: the class of the map, if the run
+                explained the top class or its probability is above 0.5.
+            positive: The positive one of two answers. Default: the one whose name does not mean "no finding".
+
+        Returns:
+            The folder, with the numbers of cases, patients, readers and sessions.
+
+        Raises:
+            InputError: Labels are missing, an image cannot be shown, or the design does not fit the cases.
+            OutputError: The folder exists.
+
+        >>> from camscope.batch import ReaderStudyOptions
+        >>> from camscope.errors import InputError
+        >>> try:
+        ...     run.export_reader_study("study", options=ReaderStudyOptions(n_readers=2))  # `run`: of `run_batch`
+        ... except InputError as error:
+        ...     print(str(error)[:21])
+        the run has no labels
+
+        """
+        return write_reader_study(
+            self,
+            folder,
+            Query(where, sort, max_rows),
+            options or ReaderStudyOptions(),
+            labels,
+            group,
+            model_answers,
+            positive,
+        )

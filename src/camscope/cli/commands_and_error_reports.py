@@ -187,7 +187,7 @@ def format_error(error: Exception, redacted_text: str | None = None) -> str:
     The fix of a camscope error is worded as an option of the command line. Other errors begin with the name of their type.
     """
     text = str(error) if redacted_text is None else redacted_text
-    if isinstance(error, errors.ConfigError):  # one fault a line
+    if isinstance(error, errors.ConfigError | errors.FormError):  # one fault a line
         lines = text.split("\n")
         return "\n".join(
             [to_printable_line(lines[0]), *(f"  {to_printable_line(line)[:MAX_ERROR_LENGTH]}" for line in lines[1:])]

@@ -13,6 +13,7 @@ from camscope.atomic_writes_and_folder_locks import write_bytes
 from camscope.cli import (
     commands_and_error_reports,
     console_output,
+    export_and_evaluate_reader_study,
     json_output,
     open_or_compute_run,
     progress_bars,
@@ -43,9 +44,9 @@ MAX_UNDEFINED_REASONS = 3  # printed per metric
 def run(
     context: typer.Context,
     source: Annotated[
-        str,
+        str | None,
         shared_options.argument("RUN|SOURCE", "Folder of a run, or images as for camscope batch, explained first."),
-    ],
+    ] = None,
     masks: shared_options.MasksOption = None,
     categories: shared_options.CategoryOption = None,
     metrics: shared_options.MetricsOption = None,
@@ -84,6 +85,9 @@ def run(
     fetch: shared_options.FetchOption = False,
     allow_outside_root: shared_options.AllowOutsideRootOption = False,
     device: shared_options.DeviceOption = "cpu",
+    reader_study: export_and_evaluate_reader_study.EvaluateStudyOption = None,
+    key: export_and_evaluate_reader_study.KeyOption = None,
+    allow_missing: export_and_evaluate_reader_study.AllowMissingOption = False,
     overwrite: shared_options.OverwriteOption = False,
     log: shared_options.LogOption = None,
     as_json: shared_options.JsonOption = False,
@@ -91,11 +95,20 @@ def run(
     """Evaluate attribution maps by metrics of localization and map properties. With --model, also measure faithfulness.
 
     The maps are those of a run, or are computed first by --methods (default: gradcam), --layers, --target and --root. The
-    same command resumes an interrupted evaluation. An existing figure is not replaced: name another.
+    same command resumes an interrupted evaluation. An existing figure is not replaced: name another. With --reader-study
+    FOLDER, evaluate the filled forms of a reader study instead, without RUN.
     """
+    file = None if figure is None else require_new_figure_path(figure, overwrite)
+    if reader_study is not None:
+        export_and_evaluate_reader_study.evaluate_study(context, reader_study, context.params, file)
+        return
+    if source is None:
+        raise typer.BadParameter("expected a run, images, or --reader-study FOLDER", param_hint="'RUN|SOURCE'")
+    shared_options.check_options_unset(
+        context, export_and_evaluate_reader_study.STUDY_EVALUATION_PARAMETERS, "it belongs to --reader-study FOLDER"
+    )
     from camscope.evaluation import evaluate
 
-    file = None if figure is None else require_new_figure_path(figure, overwrite)
     request = open_or_compute_run.EvaluationRequest.from_context(context)
     with open_or_compute_run.add_resume_hint_on_interrupt(output):
         run_to_evaluate, net, outcome = request.open_or_generate_run(context, output)

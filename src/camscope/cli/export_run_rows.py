@@ -9,6 +9,7 @@ import typer
 from camscope.cli import (
     commands_and_error_reports,
     console_output,
+    export_and_evaluate_reader_study,
     json_output,
     open_or_compute_run,
     progress_bars,
@@ -25,6 +26,7 @@ SINGLE_FILE_SUFFIXES = {"csv": ".csv", "coco": ".json"}  # formats with one file
 
 
 def run(
+    context: typer.Context,
     folder: shared_options.RunArgument,
     formats: Annotated[
         str,
@@ -49,10 +51,23 @@ def run(
     root: shared_options.RootOption = None,
     allow_outside_root: shared_options.AllowOutsideRootOption = False,
     fetch: shared_options.FetchOption = False,
+    reader_study: export_and_evaluate_reader_study.ExportStudyOption = None,
+    readers: export_and_evaluate_reader_study.ReadersOption = 4,
+    design: export_and_evaluate_reader_study.DesignOption = "crossed",
+    controls: export_and_evaluate_reader_study.ControlsOption = "other-case",
+    labels: export_and_evaluate_reader_study.LabelsOption = None,
+    group: shared_options.GroupOption = None,
+    model_answers: export_and_evaluate_reader_study.ModelAnswersOption = None,
+    positive: export_and_evaluate_reader_study.PositiveOption = None,
+    washout: export_and_evaluate_reader_study.WashoutOption = 28,
+    seed: shared_options.SeedOption = 0,
     overwrite: shared_options.OverwriteOption = False,
     as_json: shared_options.JsonOption = False,
 ) -> None:
-    """Export rows of a run as images, arrays, a table for spreadsheets, or COCO annotations."""
+    """Export rows of a run as images, arrays, a table for spreadsheets, or COCO annotations.
+
+    With --reader-study FOLDER, write a blinded reader study. Give it labels (--labels), patients (--group) and a --seed.
+    """
     from camscope.batch import BatchRun, Query
     from camscope.batch.export_rows_to_files import FORMATS, IMAGE_FORMATS, Exporter
 
@@ -61,6 +76,13 @@ def run(
         received = ", ".join(unknown) if format_names else "nothing"
         raise shared_options.build_option_error("--format", f"{received}; expected some of {', '.join(FORMATS)}")
     source = open_or_compute_run.open_image_source(image_source, root, allow_outside_root=allow_outside_root)
+    if reader_study is not None:
+        batch_run, query = BatchRun(folder, source, fetch=fetch), Query(where, sort, max_rows)
+        export_and_evaluate_reader_study.export_study(context, batch_run, query, reader_study, context.params)
+        return
+    shared_options.check_options_unset(
+        context, export_and_evaluate_reader_study.STUDY_EXPORT_PARAMETERS, "it belongs to --reader-study FOLDER"
+    )
     batch_run, query = BatchRun(folder, source, fetch=fetch), Query(where, sort, max_rows)
     if source is None and batch_run.is_pseudonymized and set(format_names) & set(IMAGE_FORMATS):
         raise shared_options.build_option_error(

@@ -20,6 +20,10 @@ PANELS = {
         "colormap", "alpha", "interpolation", "shared-scale", "contour", "boxes", "mask", "columns", "height", "size", "width-mm",
         "limit", "limit-top",
     ),
+    "Reader study": (
+        "reader-study", "readers", "design", "controls", "labels", "model-answers", "positive", "washout", "key",
+        "allow-missing",
+    ),
     "Scans": ("series", "window", "slices", "profile", "scans", "modality", "allow-pixels", "keep"),
 }  # fmt: skip
 ADVANCED_PANEL = "Advanced"
