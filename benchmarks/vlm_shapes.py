@@ -1,6 +1,6 @@
 """Maps of the word that a small vision-language model writes, which is trained to name a drawn object: are they on the object?
 
-    python -m benchmarks.vlm_shapes --train model.safetensors           # a quarter of an hour on one core
+    python -m benchmarks.vlm_shapes --train model.safetensors           # 40 minutes on one core
     python -m benchmarks.vlm_shapes --model model.safetensors --write   # figures into results/vlm_shapes.json
 
 The model is a LLaVA of transformers with a CLIP tower and a Llama decoder, both from random weights. Each image has one
@@ -32,10 +32,13 @@ PROMPTS = {
     "around": "what is <image> this object",
     "behind": "what is this object <image>",
 }
-N_STEPS, BATCH_SIZE, LEARNING_RATE = 3000, 32, 1e-3
+N_STEPS, BATCH_SIZE, LEARNING_RATE = 12_000, 32, 1e-3
 N_HELD_OUT = 100
-METHODS_MEASURED = ("gradcam", "layercam", "hirescam", "gradcam++", "chefer", "gradrollout", "rollout", "eigencam")
-METHODS_FOR_ALL_PROMPTS = ("gradcam", "layercam", "chefer")
+METHODS_MEASURED = (
+    "gradcam", "layercam", "hirescam", "gradcam++", "chefer", "gradrollout", "rollout", "eigencam", "occlusion", "rise",
+)  # fmt: skip
+METHODS_FOR_ALL_PROMPTS = ("gradcam", "layercam", "chefer", "rise")
+SETTINGS = {"rise": {"n_samples": 500}}
 RESULTS = Path(__file__).parent / "results" / "vlm_shapes.json"
 MIN_SHARE_ON_OBJECT = 0.9  # of the held-out images: the goal, fixed before the first measurement
 
@@ -185,7 +188,7 @@ def measure(model: Any, methods: tuple[str, ...] = METHODS_MEASURED, count: int 
         correct = 0
         rows: dict[str, Any] = {}
         for name in methods if place == "before" else [name for name in methods if name in METHODS_FOR_ALL_PROMPTS]:
-            explainer, peaks, shares, flagged = METHODS[name](model), 0, [], 0
+            explainer, peaks, shares, flagged = METHODS[name](model, **SETTINGS.get(name, {})), 0, [], 0
             correct = 0
             for drawing in drawings:
                 target = targets.Token(OBJECTS[drawing.label])
@@ -210,14 +213,14 @@ def draw_picture(model: Any, destination: Path) -> None:
 
     processor, drawings, panels, captions = build_processor(), draw_held_out(40), [], []
     chosen = [next(d for d in drawings if d.label == label) for label in range(len(OBJECTS))]
-    for name in (None, "gradcam", "chefer"):
+    for name in (None, "gradcam", "chefer", "rise"):
         for drawing in chosen:
             if name is None:
                 panels.append(drawing.image)
                 captions.append("image")
                 continue
             target = targets.Token(OBJECTS[drawing.label])
-            explanation = METHODS[name](model).explain(
+            explanation = METHODS[name](model, **SETTINGS.get(name, {})).explain(
                 drawing.image, target, prompt=PROMPTS["before"], processor=processor
             )
             panels.append(explanation.overlay())

@@ -142,9 +142,9 @@ def acceptance():
     return scale["maps_over_bare"], maps, bare, metrics, (maps + metrics) / bare, *memory
 
 
-def vlm_percent(*names):
-    """The percentages of peaks in the box, for the image before the question."""
-    methods = results("vlm_shapes")["prompts"]["before"]["methods"]
+def vlm_percent(*names, file="vlm_shapes", place="before"):
+    """The percentages of peaks in the box."""
+    methods = results(file)["prompts"][place]["methods"]
     return [100 * methods[name]["peak_in_box"] for name in names]
 
 
@@ -199,14 +199,24 @@ FIGURES = [
             ),
             ("covers {:.1f} % of the image", lambda: [100 * results("vlm_shapes")["box_share_of_image"]]),
             (
-                "in {:.0f} % of the images with `chefer`, and in {:.0f} % with `gradrollout`",
-                lambda: vlm_percent("chefer", "gradrollout"),
+                "in {:.0f} % of the images with `rise`, and in {:.0f} % with `occlusion`",
+                lambda: vlm_percent("rise", "occlusion"),
             ),
             (
-                "in {:.0f} % with Grad-CAM, {:.0f} % with HiResCAM and {:.0f} % with LayerCAM",
-                lambda: vlm_percent("gradcam", "hirescam", "layercam"),
+                "in {:.0f} % with LayerCAM, {:.0f} % with Grad-CAM, {:.0f} % with `chefer` and {:.0f} % with `rollout`",
+                lambda: vlm_percent("layercam", "gradcam", "chefer", "rollout"),
             ),
-            ("in {:.0f} % with `rollout`", lambda: vlm_percent("rollout")),
+            (
+                "`rise` reaches {:.0f} % with the image inside the question, and {:.0f} % with the image behind it",
+                lambda: [vlm_percent("rise", place=place)[0] for place in ("around", "behind")],
+            ),
+            (
+                "named {:.0f} % of the objects, and its maps of `chefer` peaked in the box in {:.0f} %",
+                lambda: [
+                    100 * results("vlm_shapes_3000_steps")["prompts"]["before"]["accuracy"],
+                    *vlm_percent("chefer", file="vlm_shapes_3000_steps"),
+                ],
+            ),
         )
     ),
     *(

@@ -135,13 +135,14 @@ class StageEstimator:
 
     @cached_property
     def seconds_per_rank_map(self) -> dict[str, float]:
-        """The seconds per map of each method, in the stages that compare ranks."""
+        """The seconds per map of each method, in the stages that compare ranks. A slow first measurement does not count."""
         rank = reduce_integration_steps(self.context)
-        reduced = {steps.method: rank.seconds_by_method.get(steps.method) for steps in rank.path_steps}
-        seconds = {name: times.reduced for name, times in reduced.items() if times and times.reduced >= SHORT_SECONDS}
         explainers = dict(zip(self.seconds_per_map, rank.explainers, strict=True))
-        timed = {name: self._time_map(explainers[name]) for name in reduced if name not in seconds}
-        return self.seconds_per_map | seconds | timed
+        seconds = {steps.method: self._time_map(explainers[steps.method]) for steps in rank.path_steps}
+        for name, measured in rank.seconds_by_method.items():
+            if name in seconds and measured.reduced >= SHORT_SECONDS:
+                seconds[name] = min(seconds[name], measured.reduced)
+        return self.seconds_per_map | seconds
 
     def _time_map(self, explainer: Explainer) -> float:
         """Return the seconds that one map takes. Fast maps are timed in one batch, because the stages also batch them."""

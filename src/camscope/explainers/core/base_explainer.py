@@ -214,7 +214,8 @@ class Explainer(BaseMethod):
 
         """
         if isinstance(target, BaseTextTarget):
-            from camscope.explainers.vision_language.explain_texts import explain_texts, parse_text_options
+            from camscope.explainers.vision_language.explain_texts import explain_texts
+            from camscope.explainers.vision_language.text_options import parse_text_options
 
             return explain_texts(self, [image], [[target]], parse_text_options(kwargs, 1))[0][0]
         explainers, extra = resolve_explainers_and_extra_inputs([self], args, additional_forward_args, kwargs)
@@ -246,7 +247,8 @@ class Explainer(BaseMethod):
         camscope.errors.InputError: processor=NoneType: a text target needs the processor of the model; ...
 
         """
-        from camscope.explainers.vision_language.explain_texts import explain_words, parse_text_options
+        from camscope.explainers.vision_language.explain_texts import explain_words
+        from camscope.explainers.vision_language.text_options import parse_text_options
 
         return explain_words(self, image, answer, parse_text_options(kwargs, 1))
 
@@ -398,7 +400,8 @@ class Explainer(BaseMethod):
         targets_of_images = targets if isinstance(targets, list | tuple) else [targets] * len(images)
         text_targets = [target for target in targets_of_images if isinstance(target, BaseTextTarget)]
         if text_targets:
-            from camscope.explainers.vision_language.explain_texts import explain_texts, parse_text_options
+            from camscope.explainers.vision_language.explain_texts import explain_texts
+            from camscope.explainers.vision_language.text_options import parse_text_options
 
             if len(text_targets) != len(images):
                 raise InputError(

@@ -311,7 +311,7 @@ class BaseMethod(ABC):
         """
         raise TargetError(
             f"{self.composed_name} cannot explain the text of a vision-language model",
-            fix="use a method of one layer or of attention, such as gradcam, layercam or chefer",
+            fix="use a method of one layer, of attention or of scores alone, such as gradcam, chefer or occlusion",
         )
 
     def prepare_input(self, image: Any) -> ModelInput:

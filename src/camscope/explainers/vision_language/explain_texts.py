@@ -1,9 +1,7 @@
 """Explain tokens and answers of a vision-language model: from images, prompts and targets to explanations."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import torch
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from camscope.errors import InputError, TargetError, warn_caller
 from camscope.explainers.core.evaluation_context import (
@@ -14,12 +12,14 @@ from camscope.explainers.core.evaluation_context import (
     inspect_model,
 )
 from camscope.explainers.core.maps_with_flags import determine_statuses
-from camscope.explainers.core.run_methods_in_shared_passes import MAX_TOP_CLASSES, get_library_versions
-from camscope.explainers.vision_language.processor_inputs import Prompt, VisionLanguageInputs, build_inputs
-from camscope.explainers.vision_language.text_scores import ScoredAnswer, cached_attributes_restored
-from camscope.explanation import STATUS_MEANINGS, STATUS_OK, ClassScore, Explanation
+from camscope.explainers.core.run_methods_in_shared_passes import get_library_versions
+from camscope.explainers.vision_language.explain_changed_images import explain_changed_images
+from camscope.explainers.vision_language.processor_inputs import VisionLanguageInputs, build_inputs
+from camscope.explainers.vision_language.text_options import TextOptions
+from camscope.explainers.vision_language.text_scores import cached_attributes_restored, describe_answer
+from camscope.explanation import STATUS_MEANINGS, STATUS_OK, Explanation
 from camscope.hooks.find_layers import unwrap
-from camscope.layers.image_token_grids import Views, compose_token_map, select_views
+from camscope.layers.image_token_grids import compose_token_map, select_views
 from camscope.loaded_model_metadata_and_weight_digest import compute_model_digest
 from camscope.plurals import plural
 from camscope.registry import METHODS
@@ -27,41 +27,6 @@ from camscope.targets.token_and_answer import Answer, BaseTextTarget, group_toke
 
 if TYPE_CHECKING:
     from camscope.explainers.core.base_method import BaseMethod
-
-TEXT_KEYWORDS = ("prompt", "processor", "processor_kwargs", "views")
-
-
-class TextOptions(NamedTuple):
-    """The arguments of a call that belong to the text: prompts, the processor, and the views that the map shows."""
-
-    prompts: list[Prompt]
-    processor: Any
-    processor_kwargs: Mapping[str, Any]
-    views: Views
-
-
-def parse_text_options(keywords: Mapping[str, Any], n_images: int) -> TextOptions:
-    """Read the keywords `prompt`, `processor`, `processor_kwargs` and `views` of a call for n images."""
-    if unknown := sorted(set(keywords) - set(TEXT_KEYWORDS)):
-        raise InputError(f"{unknown[0]}: a text target takes the keywords {', '.join(TEXT_KEYWORDS)}")
-    processor, prompt = keywords.get("processor"), keywords.get("prompt")
-    if processor is None or not hasattr(processor, "tokenizer"):
-        raise InputError(
-            f"processor={type(processor).__name__}: a text target needs the processor of the model",
-            fix="pass processor=AutoProcessor.from_pretrained(...) of transformers",
-        )
-    if prompt is None:
-        raise InputError("a text target needs the prompt", fix='pass prompt="What is this?"')
-    is_single = isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], Mapping))
-    prompts = [prompt] * n_images if is_single else list(prompt)
-    if len(prompts) != n_images:
-        raise InputError(
-            f"{plural(len(prompts), 'prompt')} for {plural(n_images, 'image')}: give one, or one per image"
-        )
-    views = keywords.get("views", "all")
-    if views not in ("all", "tiles", "overview"):
-        raise InputError(f"views={views!r}: expected 'all', 'tiles' or 'overview'")
-    return TextOptions(prompts, processor, dict(keywords.get("processor_kwargs") or {}), views)
 
 
 def explain_texts(
@@ -77,6 +42,8 @@ def explain_texts(
             raise TargetError("the targets of one pass belong to different answers: explain them one after the other")
     info = inspect_model(explainer.model)
     check_no_inference_mode_weights(info)
+    if explainer.needs_only_scores:
+        return explain_changed_images(explainer, images, targets, answers, options)
     model: Any = unwrap(explainer.model)
     inputs = build_inputs(
         model, options.processor, images, options.prompts, [row[0] for row in answers], options.processor_kwargs
@@ -124,26 +91,16 @@ def _build_explanation(
     if status != STATUS_OK:
         warn_caller(f"{METHODS.replace_names_by_titles(explainer.composed_name)}: {STATUS_MEANINGS[status]}")
     placed = compose_token_map(token_map.maps.attribution[0].cpu().numpy(), grids, size)
-    value, answer = float(token_map.answer.value.detach()), token_map.answer
-    is_probability = target.score == "log_probability"
     shapes = " + ".join(f"{grid.tokens.shape[0]}x{grid.tokens.shape[1]}" for grid in grids)
     notes = [*token_map.maps.get_sample_notes(0), *photo.flags]
     if len(token_map.grids) > 1:
         notes.append(f"{plural(len(token_map.grids), 'view')} of the image ({options.views}): the map has their sum")
     if not explainer.class_specific:
         notes.append("the map does not depend on the score")
-    tokenizer = options.processor.tokenizer
-    label = target.describe(0, str)
-    if isinstance(target, Answer) and target.word is not None:
-        label = group_tokens_by_word(tokenizer, target.encode(tokenizer).ids)[target.word].text
     return Explanation(
         attribution=placed.attribution,
         method=explainer.composed_name,
-        target=answer.token,
-        label=label,
-        score=value,
-        probability=float(torch.tensor(value, dtype=torch.float64, device="cpu").exp()) if is_probability else None,
-        top_classes=_collect_top_tokens(answer, tokenizer),
+        **describe_answer(target, token_map.answer, options.processor.tokenizer),
         layer=token_map.maps.layer,
         layout=f"image tokens {shapes}",
         input_size=placed.placement.input_size,
@@ -155,15 +112,4 @@ def _build_explanation(
         versions=get_library_versions(),
         model=digest,
         image=photo.pixels,
-    )
-
-
-def _collect_top_tokens(answer: ScoredAnswer, tokenizer: Any) -> tuple[ClassScore, ...]:
-    """Return the likeliest tokens at the position of the first scored token."""
-    logits = answer.logits.double()
-    best = logits.topk(min(MAX_TOP_CLASSES, len(logits)))
-    shares = logits.softmax(0)[best.indices].tolist()
-    return tuple(
-        ClassScore(token, tokenizer.decode([token]), value, share)
-        for token, value, share in zip(best.indices.tolist(), best.values.tolist(), shares, strict=True)
     )

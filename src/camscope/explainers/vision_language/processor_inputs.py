@@ -36,20 +36,25 @@ TYPE_OF_ANSWER_TOKENS = {"paligemma": 1}  # by family; otherwise 0
 
 
 @dataclass(frozen=True)
-class VisionLanguageInputs:
+class PromptInputs:
     """The inputs of the model for N images with prompts and answers.
 
-    `grids` and `tiles` are one list for each image. `first_answer_position` is the position whose output predicts the first
-    token of the answer.
+    `first_answer_position` is the position whose output predicts the first token of the answer.
     """
 
     model_inputs: dict[str, Any]
+    first_answer_position: int
+    is_encoder_decoder: bool
+
+
+@dataclass(frozen=True)
+class VisionLanguageInputs(PromptInputs):
+    """The inputs of the model, and where its image tokens lie. `grids` and `tiles` are one list for each image."""
+
     photos: list[Photo]
     grids: list[list[TokenGrid]]
     tiles: list[list[Tile]]
     image_token_mask: Tensor
-    first_answer_position: int
-    is_encoder_decoder: bool
     notes: tuple[str, ...] = field(default=())
 
 
@@ -83,15 +88,10 @@ def build_inputs(
     processor_kwargs: Mapping[str, Any],
 ) -> VisionLanguageInputs:
     """Run the processor on images and prompts, append the answers, and find where the image tokens lie."""
-    family = get_family(model)
-    photos, texts = (
-        [read_photo(image) for image in images],
-        [_render_prompt(processor, prompt, family) for prompt in prompts],
-    )
-    is_encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
-    side = "right" if is_encoder_decoder else "left"  # an encoder counts positions from its first token
-    padding = {"padding": True, "padding_side": side} if len(photos) > 1 else {}
-    batch = _run_processor(processor, [photo.pixels for photo in photos], texts, {**padding, **processor_kwargs})
+    family, photos = get_family(model), [read_photo(image) for image in images]
+    texts = [_render_prompt(processor, prompt, family) for prompt in prompts]
+    pixels = [photo.pixels for photo in photos]
+    batch, inputs = _process_and_append_answers(model, processor, pixels, texts, answers, processor_kwargs)
     token, ids = read_image_token_id(model.config), batch["input_ids"]
     counts = (ids == token).sum(1).tolist()
     if 0 in counts:
@@ -103,22 +103,52 @@ def build_inputs(
         for photo, text, count in zip(photos, texts, counts, strict=True)
     ]
     _check_equal_tiles(batch, [tokens.tiles for tokens in images_tokens], family)
-    mask = batch.get("attention_mask")
-    if mask is not None and not is_encoder_decoder and not bool((mask[:, -1] != 0).all()):
-        raise InputError("the prompts are padded on the right", fix="pass processor_kwargs={'padding_side': 'left'}")
-    inputs = _append_answers(model, family, batch, [answer.ids for answer in answers], is_encoder_decoder)
-    image_token_mask = (ids == token) if is_encoder_decoder else (inputs["input_ids"] == token)
-    if not is_encoder_decoder:
+    image_token_mask = (ids if inputs.is_encoder_decoder else inputs.model_inputs["input_ids"].cpu()) == token
+    if not inputs.is_encoder_decoder:
         image_token_mask[:, ids.shape[1] :] = False
     return VisionLanguageInputs(
-        _move_to_model(model, inputs),
+        inputs.model_inputs,
+        inputs.first_answer_position,
+        inputs.is_encoder_decoder,
         photos,
         [tokens.grids for tokens in images_tokens],
         [tokens.tiles for tokens in images_tokens],
         image_token_mask.to(get_device_and_dtype(model)[0]),
-        0 if is_encoder_decoder else ids.shape[1] - 1,
-        is_encoder_decoder,
     )
+
+
+def build_inputs_of_changed_images(
+    model: nn.Module,
+    processor: Any,
+    images: Sequence[PixelArray],
+    prompt: Prompt,
+    answer: ScoredTokens,
+    processor_kwargs: Mapping[str, Any],
+) -> PromptInputs:
+    """Run the processor on images (H,W,3) of equal size with one prompt and one answer. Image tokens are not located."""
+    texts = [_render_prompt(processor, prompt, get_family(model))] * len(images)
+    return _process_and_append_answers(model, processor, images, texts, [answer] * len(images), processor_kwargs)[1]
+
+
+def _process_and_append_answers(
+    model: Any,
+    processor: Any,
+    images: Sequence[PixelArray],
+    texts: Sequence[str],
+    answers: Sequence[ScoredTokens],
+    processor_kwargs: Mapping[str, Any],
+) -> tuple[dict[str, Any], PromptInputs]:
+    """Return what the processor returns for images and texts, and the inputs of the model with the answers."""
+    is_encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
+    side = "right" if is_encoder_decoder else "left"  # an encoder counts positions from its first token
+    padding = {"padding": True, "padding_side": side} if len(images) > 1 else {}
+    batch = _run_processor(processor, images, texts, {**padding, **processor_kwargs})
+    mask = batch.get("attention_mask")
+    if mask is not None and not is_encoder_decoder and not bool((mask[:, -1] != 0).all()):
+        raise InputError("the prompts are padded on the right", fix="pass processor_kwargs={'padding_side': 'left'}")
+    inputs = _append_answers(model, get_family(model), batch, [answer.ids for answer in answers], is_encoder_decoder)
+    first = 0 if is_encoder_decoder else batch["input_ids"].shape[1] - 1
+    return batch, PromptInputs(_move_to_model(model, inputs), first, is_encoder_decoder)
 
 
 def locate_image_tokens(

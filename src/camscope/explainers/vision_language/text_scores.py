@@ -1,5 +1,6 @@
 """Run a vision-language model once, and compute the gradients of the scores of its answers."""
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,12 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from camscope.errors import LayerError, ModelError
-from camscope.explainers.vision_language.processor_inputs import VisionLanguageInputs
+from camscope.explainers.core.run_methods_in_shared_passes import MAX_TOP_CLASSES
+from camscope.explainers.vision_language.processor_inputs import PromptInputs
+from camscope.explanation import ClassScore
 from camscope.hooks.find_layers import find_layer
 from camscope.hooks.thread_local_hooks import Hooks, thread_local_hook
 from camscope.plurals import plural
 from camscope.pytree import find_main_tensor, replace_leaf
-from camscope.targets.token_and_answer import BaseTextTarget, ScoredTokens, sum_token_scores
+from camscope.targets.token_and_answer import (
+    Answer,
+    BaseTextTarget,
+    ScoredTokens,
+    group_tokens_by_word,
+    sum_token_scores,
+)
 
 LANGUAGE_MODEL_NAMES = ("language_model", "text_model")
 PROJECTOR_NAMES = ("multi_modal_projector", "connector", "merger", "embed_vision")
@@ -123,7 +132,7 @@ def cached_attributes_restored(model: nn.Module) -> Iterator[None]:
             setattr(module, name, value)
 
 
-def run_model(model: nn.Module, inputs: VisionLanguageInputs, n_answer_tokens: int) -> Tensor:
+def run_model(model: nn.Module, inputs: PromptInputs, n_answer_tokens: int) -> Tensor:
     """Run the model and return its outputs (N,T,V) from the position that predicts the first token of the answer."""
     output = model(**inputs.model_inputs, use_cache=False)
     logits: Tensor = output.logits if hasattr(output, "logits") else output[0]
@@ -157,3 +166,28 @@ def compute_gradients(score: Tensor, tensors: Sequence[Tensor], *, retain_graph:
         torch.zeros_like(tensor) if gradient is None else gradient
         for tensor, gradient in zip(tensors, gradients, strict=True)
     ]
+
+
+def describe_answer(target: BaseTextTarget, answer: ScoredAnswer, tokenizer: Any) -> dict[str, Any]:
+    """Return what an explanation says about a target: label, token, score, probability and the likeliest tokens."""
+    value, label = float(answer.value.detach()), target.describe(0, str)
+    if isinstance(target, Answer) and target.word is not None:
+        label = group_tokens_by_word(tokenizer, target.encode(tokenizer).ids)[target.word].text
+    return {
+        "target": answer.token,
+        "label": label,
+        "score": value,
+        "probability": math.exp(value) if target.score == "log_probability" else None,
+        "top_classes": _collect_top_tokens(answer, tokenizer),
+    }
+
+
+def _collect_top_tokens(answer: ScoredAnswer, tokenizer: Any) -> tuple[ClassScore, ...]:
+    """Return the likeliest tokens at the position of the first scored token."""
+    logits = answer.logits.double()
+    best = logits.topk(min(MAX_TOP_CLASSES, len(logits)))
+    shares = logits.softmax(0)[best.indices].tolist()
+    return tuple(
+        ClassScore(token, tokenizer.decode([token]), value, share)
+        for token, value, share in zip(best.indices.tolist(), best.values.tolist(), shares, strict=True)
+    )
