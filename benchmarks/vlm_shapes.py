@@ -38,7 +38,7 @@ METHODS_MEASURED = (
     "gradcam", "layercam", "hirescam", "gradcam++", "chefer", "gradrollout", "rollout", "eigencam", "occlusion", "rise",
 )  # fmt: skip
 METHODS_FOR_ALL_PROMPTS = ("gradcam", "layercam", "chefer", "rise")
-SETTINGS = {"rise": {"n_samples": 500}}
+SETTINGS: dict[str, dict[str, Any]] = {"rise": {"n_samples": 500}}
 RESULTS = Path(__file__).parent / "results" / "vlm_shapes.json"
 MIN_SHARE_ON_OBJECT = 0.9  # of the held-out images: the goal, fixed before the first measurement
 

@@ -35,6 +35,11 @@ OTHERS = {  # of other packages, and the ViT of a benchmark
     "add_image",
     "add_scalar",
     "add_text",
+    "writer",
+    "writerow",
+    "writeheader",
+    "mkdtemp",
+    "choice",
 }
 
 

@@ -314,6 +314,7 @@ def test_over_http(hospital, http_server):
             await call_with_scans(client, hospital, seen)
             arguments = {"image": "photos/0.png", "save": "new.npz"}
             reply = await client.call_tool("explain", arguments, progress_callback=on_progress)
+            assert not reply.is_error, reply.content
             assert reply.structured_content["saved"] == "new.npz"
             for name, part in (
                 ("new.npz", "exists"),

@@ -73,7 +73,7 @@ class SampleMaps:
         self._samples, self._targets = samples, targets
         self._options = {"preprocess": preprocess, "class_names": class_names, **(settings or {})}
         self._explainers: list[Explainer] = []
-        self._items: tuple[list[Any], list[TargetLike]] | None = None
+        self._items: tuple[list[Any], list[Any]] | None = None
 
     def log(self, model: nn.Module, writers: Sequence[Any], step: int, *, first: bool = False) -> int:
         """Compute the maps and write them. Return how many were written.
@@ -129,10 +129,10 @@ class SampleMaps:
 
     def _build_explainer(self, method: type[Explainer], model: nn.Module) -> Explainer:
         names = method.__dataclass_fields__
-        layer = {"layer": self._layer} if self._layer is not None and "layer" in names else {}
+        layer: dict[str, Any] = {"layer": self._layer} if self._layer is not None and "layer" in names else {}
         return method(model, **layer, **{name: value for name, value in self._options.items() if name in names})
 
-    def _read_samples(self) -> tuple[list[Any], list[TargetLike]]:
+    def _read_samples(self) -> tuple[list[Any], list[Any]]:
         """Read the samples, and choose the target of each."""
         pairs = [split_sample(self._samples[index]) for index in self.indices]
         targets = self._targets

@@ -180,7 +180,9 @@ def evaluate_maps(
         else:
             files = [workspace.resolve_image(image) for image in images or ()]
             if len(files) > MAX_IMAGES_PER_EVALUATION:
-                raise InputError(f"{len(files)} images; expected at most {MAX_IMAGES_PER_EVALUATION}; name fewer")
+                raise InputError(
+                    f"{plural(len(files), 'image')}; expected at most {MAX_IMAGES_PER_EVALUATION}; name fewer"
+                )
             source = plural(len(files), "image")
             explainers = workspace.build_explainers(named_model, methods or ("gradcam",), None)
             manifest = build_manifest([str(each.path) for each in files])
@@ -220,7 +222,9 @@ def evaluate_maps(
         notes=_clean_notes(workspace, None, [*failures, *warning_texts]),
         versions=get_library_versions(),
     )
-    return ToolResult(f"{source}: {plural(len(reply.metrics), 'metric')} of {table.num_rows} values.", reply, picture)
+    return ToolResult(
+        f"{source}: {plural(len(reply.metrics), 'metric')} of {plural(table.num_rows, 'value')}.", reply, picture
+    )
 
 
 def list_methods(workspace: Workspace, report: ReportProgress) -> ToolResult:

@@ -90,7 +90,8 @@ class Workspace:
 
     def get_run(self, name: str) -> BatchRun:
         """Return a run by its name."""
-        return _look_up(self.runs, name, "run", "--run")
+        run: BatchRun = _look_up(self.runs, name, "run", "--run")
+        return run
 
     def get_audit(self, name: str) -> Any:
         """Return an audit by its name."""
@@ -144,11 +145,19 @@ class Workspace:
             raise OutputError("the server is read-only; omit save, or start the server with --allow-writing")
         if Path(path).suffix.lower() not in OUTPUT_SUFFIXES:
             raise OutputError(f"save needs a file ending in {' or '.join(OUTPUT_SUFFIXES)}; change its name")
-        parent = self.resolve_path(str(Path(path).parent), "output folder")
-        file = parent / Path(path).name
+        file = self._find_output_folder(path) / Path(path).name
         if file.exists() or file.is_symlink():
             raise OutputError("the file to save exists, and files are never replaced; choose another name")
         return file
+
+    def _find_output_folder(self, path: str) -> Path:
+        """Return the existing folder of a new file: a root, or a folder below one."""
+        parent = Path(path).parent
+        for root in () if "\0" in path else self.roots:
+            folder = Path(root).resolve()
+            if (folder / parent).resolve() == folder:
+                return folder
+        return self.resolve_path(path if "\0" in path else str(parent), "output folder")
 
     def display_path(self, path: Path) -> str:
         """Return a path relative to its root, with forward slashes."""

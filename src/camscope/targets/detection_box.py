@@ -136,7 +136,10 @@ class Box(Target):
         [((0.0, 0.0, 4.0, 4.0), 1), ((2.0, 2.0, 9.0, 8.0), 17)]
 
         """
-        return [cls(*edges, label, activation=activation) for edges, label in _read_detection_rows(detections)]
+        return [
+            cls(edges[0], edges[1], edges[2], edges[3], label, activation=activation)
+            for edges, label in _read_detection_rows(detections)
+        ]
 
     @property
     def corners(self) -> tuple[float, float, float, float]:

@@ -148,7 +148,7 @@ def write_reader_study(
     answers = sorted({case.truth for case in cases})
     if len(answers) > MAX_ANSWERS:
         raise InputError(
-            f"the labels have {len(answers)} classes; a form has at most {MAX_ANSWERS} answers: select rows"
+            f"the labels have {plural(len(answers), 'class')}; a form has at most {MAX_ANSWERS} answers: select rows"
         )
     positive_answer = choose_positive_answer(answers, positive)
     patients = [case.patient for case in cases]

@@ -59,6 +59,10 @@ class LayerExplainer(LayerSelectionMixin):
         """Return the attribution map (N,*s) of an input (N,C,*S)."""
         return self.compute_maps(x, [score])[0].attribution
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._copies_with_layout: dict[tuple[object, ...], LayerExplainer] = {}
+
     def compute_maps(self, x: Tensor, scores: Sequence[Score]) -> list[AttributionMaps]:
         """Compute the maps of several scores. There is one forward pass for all, and one backward pass for each score."""
         return [compute_map_or_raise(entry) for entry in LayerExplainer.compute_shared_maps([self], x, scores)[0]]
@@ -78,10 +82,6 @@ class LayerExplainer(LayerSelectionMixin):
             copy = replace(self, layer=maps.layer, layout=maps.layout or self.layout)
             self._copies_with_layout = {**self._copies_with_layout, key: copy}
         return cast(Self, self._copies_with_layout[key])
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._copies_with_layout: dict[tuple[object, ...], LayerExplainer] = {}
 
     @property
     def share_key(self) -> Hashable:

@@ -52,7 +52,8 @@ class PixelExplainer(Explainer):
         if self.channel_reduction == "sum":
             return values.sum(1)
         if self.channel_reduction == "l2":
-            return torch.linalg.vector_norm(values, dim=1)  # its derivative at 0 is 0, not NaN
+            lengths: Tensor = torch.linalg.vector_norm(values, dim=1)
+            return lengths  # its derivative at 0 is 0, not NaN
         return values.abs().sum(1) if self.channel_reduction == "abs" else values.abs().amax(1)
 
 
