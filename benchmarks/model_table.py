@@ -21,6 +21,7 @@ import torch
 
 from benchmarks.machine import machine
 from benchmarks.model_table_cases import Case, list_cases, list_yolo_cases
+from camscope.errors import CamscopeError
 
 RESULTS = Path(__file__).parent / "results" / "model_table.json"
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "evidence" / "model-table.md"
@@ -34,10 +35,11 @@ Each row is a small model with random weights, a question to it, and a map.
   without a target with NumPy's singular value decomposition, and one of a point with the cosines of a plain hook.
 - For a model without gradients, it is the occlusion map of the same network as a module.
 - *Map* is the median time of five maps on one thread, and *passes* is this time as a multiple of a forward pass. Segmentation
-  and video run in float64, the others in float32. On models as small as these, the fixed cost of a call counts most.
+  and video run in float64, the others in float32. On models as small as these, the fixed
+  cost of a call counts most. The runs shared two cores with other work, so read the times as an order of magnitude.
 
-LLaVA-OneVision is not in the table: it interpolates its image tokens, and there is no independent computation of its map here
-yet.
+LLaVA-OneVision is not in the table. It interpolates its image tokens before the language model, so that a plain hook at its
+projector reads other cells. `tests/explainers/vision_language` compares its map at the input of the language model.
 
 [The models page](models.md) lists the classifiers and their layers. `python -m benchmarks.model_table --write` measures this
 page again.
@@ -51,7 +53,7 @@ def measure_case(case: Case) -> dict[str, Any]:
     try:
         prepared = case.prepare()
         explanation = prepared.explain()
-    except Exception as error:
+    except CamscopeError as error:
         return {**row, "error": f"{type(error).__name__}: {error}"}
     expected = np.asarray(prepared.compute(explanation))
     scale = float(np.abs(expected).max())
@@ -118,7 +120,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         old = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {"rows": []}
         measured = {(row["family"], row["model"]) for row in rows}
         kept = [row for row in old["rows"] if (row["family"], row["model"]) not in measured]
-        figures = {"machine": machine("cpu"), "rows": kept + rows}
+        order = {
+            family: place for place, family in enumerate(dict.fromkeys(row["family"] for row in old["rows"] + rows))
+        }
+        figures = {"machine": machine("cpu"), "rows": sorted(kept + rows, key=lambda row: order[row["family"]])}
         RESULTS.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
         PAGE.write_text(write_page(figures), encoding="utf-8")
     print(Counter("error" if "error" in row else "right" if row["right"] else "wrong" for row in rows))
