@@ -66,7 +66,8 @@ def attributes(cls):
 
 @cache
 def callables():
-    of_classes = set().union(*map(attributes, classes().values()))
+    all_classes = {value for module in modules() for value in vars(module).values() if inspect.isclass(value)}
+    of_classes = set().union(*(attributes(value) for value in all_classes if value.__module__.startswith("camscope")))
     of_modules = {name for module in modules() for name in dir(module)}
     others = (torch, torch.Tensor, torch.nn, np, np.ndarray, str, list, dict, Path, builtins)
     return of_classes | of_modules | OTHERS | {name for one in others for name in dir(one)}

@@ -202,7 +202,13 @@ def _describe_missing_concern(summary: Summary) -> Concern:
         sentence = Markup("No question about the model could be decided.")
         return Concern(sentence, Markup("This is not evidence in favor of the model."), "missing", "untested")
     sentence = Markup("None of the decided questions counts against the model.")
-    details = Markup("Causes that were not tested, or not named, remain possible.")
+    of_model = sorted({item.question for item in summary.verdicts if find_topic(item.question) == "model"})
+    data = {"verdicts": [vars(verdict) for verdict in summary.verdicts]}
+    details = fill_sentence(
+        "Of {all} questions about the model, {open} are not decided. Causes that were not tested, or not named, remain possible.",
+        all=format_item_count(data, "verdicts", question=of_model),
+        open=format_item_count(data, "verdicts", question=of_model, conclusion="not decided"),
+    )
     return Concern(sentence, details, "missing", "neither")
 
 

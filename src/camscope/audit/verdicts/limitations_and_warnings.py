@@ -23,6 +23,7 @@ GENERAL_LIMITATIONS = (
     "This is not a clinical validation. It supports documentation and does not confer compliance.",
 )
 REPORTED_SEVERITIES = ("error", "warning")
+COPIES = ("duplicates", "duplicates-with-different-targets")  # codes of issues
 STOP_REASONS = {
     "decided": "the verdict was reached",
     "undecidable": "the other images would hardly have decided it",
@@ -96,7 +97,8 @@ def list_warnings(summary: Summary) -> Iterator[str]:
     for severity in REPORTED_SEVERITIES:
         for issue in summary.check.issues:
             if issue.severity == severity:
-                yield f"{issue.message} ({issue.count} x)"
+                effect = " Copies count several times, so that intervals are too narrow." if issue.code in COPIES else ""
+                yield f"{plural(issue.count, 'image')}: {issue.message}.{effect}"
     for name in ("localization", "faithfulness", "sanity", "robustness", "shortcut"):
         stage = getattr(summary, name)
         if not stage.tested:

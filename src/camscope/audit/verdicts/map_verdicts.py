@@ -1,6 +1,6 @@
 """Verdicts on the maps: localization, attribution in regions, faithfulness, sanity, robustness and clusters."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from camscope.audit.core.stage_result_schema import EstimateSummary, MetricsResult, MetricSummary, RandomizationTest
 from camscope.audit.core.subgroup_levels import MIN_PATIENTS_FOR_SINGLE_CLUSTER, RARE_CLUSTER_SHARE
@@ -174,8 +174,7 @@ def combine_metrics_and_find_weakest(lines: Sequence[MetricSummary]) -> tuple[De
         for name in FAITHFULNESS_VERDICT_METRICS
         if any(line.metric == name for line in lines)
     }
-    any_supported = any(conclusion == "supported" for _, (conclusion, _) in judged)
-    conclusion, reason = _combine_metric_decisions(decisions, any_supported)
+    conclusion, reason = _combine_metric_decisions(decisions, {conclusion for _, (conclusion, _) in judged})
     deciding = [name for name, (decided, _) in decisions.items() if decided == conclusion] or list(decisions)
     weakest = min((line for line in lines if line.metric in deciding), key=_get_control_difference)
     imputation = f" with the imputation {weakest.imputation}" if weakest.imputation else ""
@@ -187,10 +186,12 @@ def _get_control_difference(line: MetricSummary) -> float:
     return (line.difference_to_control and line.difference_to_control.value) or 0.0
 
 
-def _combine_metric_decisions(decisions: Mapping[str, Decision], any_supported: bool) -> Decision:
+def _combine_metric_decisions(
+    decisions: Mapping[str, Decision], conclusions_with_imputations: Collection[Conclusion]
+) -> Decision:
     """Combine the decisions of several metrics into one.
 
-    `any_supported`: whether any metric is better under any imputation.
+    `conclusions_with_imputations`: the conclusions of all metrics under each imputation. A metric is decided if they agree.
     """
     metrics_by_conclusion: dict[Conclusion, list[str]] = {conclusion: [] for conclusion in CONTROL_COMPARISONS}
     for name, (conclusion, _) in decisions.items():
@@ -203,10 +204,12 @@ def _combine_metric_decisions(decisions: Mapping[str, Decision], any_supported: 
     n_metrics = len(decisions)
     if len(metrics_by_conclusion["supported"]) == n_metrics:
         return "supported", "by every metric, the maps are better than the best control map"
-    if metrics_by_conclusion["not supported"] and not any_supported:
+    if metrics_by_conclusion["not supported"] and "supported" not in conclusions_with_imputations:
         return "not supported", f"the maps are {sides}"
     if len(metrics_by_conclusion["not decided"]) < n_metrics:
         return "not decided", f"the metrics do not all agree: {sides}"
+    if set(conclusions_with_imputations) != {"not decided"}:
+        return "not decided", "no metric is better or worse than the best control map under every imputation"
     return next(iter(decisions.values()))
 
 
