@@ -24,17 +24,17 @@ from torch import Tensor, nn
 
 from camscope import GradCAM
 from camscope.errors import CamscopeError
-from camscope.layers.cell_position_noise_test import (
+from camscope.layers.choose_layer import choose_layer
+from camscope.layers.judge_layout_from_noise_reactions import LayoutProbeResult, LayoutVerdict
+from camscope.layers.layout import CHANNELS_FIRST, TOKENS, Layout
+from camscope.layers.spatial_layers import SpatialLayer, find_spatial_layers
+from camscope.layers.verify_layout_by_noise import (
     MAX_TOKENS_WITHOUT_BLOCKS,
     OutputLocation,
     _read_layer_outputs,
     probe_layout,
     probe_output_layouts,
 )
-from camscope.layers.choose_layer import choose_layer
-from camscope.layers.judge_layout_from_noise_reactions import LayoutProbeResult, LayoutVerdict
-from camscope.layers.layout import CHANNELS_FIRST, TOKENS, Layout
-from camscope.layers.spatial_layers import SpatialLayer, find_spatial_layers
 
 SIZES = (160, 224)
 SMALL = (

@@ -51,7 +51,7 @@ OF_FAITHFULNESS = [
     Mutant(
         "MoRF less LeRF",
         deletion_insertion,
-        "compute_road_gap",
+        "compute_road_gap_per_share",
         "weakest - strongest",
         "strongest - weakest",
         faithful.test_road_by_hand,

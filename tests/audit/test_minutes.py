@@ -117,7 +117,7 @@ def run_with_budget(monkeypatch, budget, seconds_by_stage):
         taken = seconds_by_stage(name, sizes[name])
         time.now += taken
         planner.plan_sizes_after_stage(name, taken)
-        planner.report_stage(name, taken)
+        planner.report_remaining_time_after_stage(name, taken)
     return sizes, time.now
 
 

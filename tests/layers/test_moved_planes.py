@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from camscope.errors import LayerError
 from camscope.explainers import GradCAM
 from camscope.hooks.spatial_map_tracker import SpatialMapTracker
-from camscope.layers import cell_position_noise_test
 from camscope.layers import choose_layer as layer_choice
+from camscope.layers import verify_layout_by_noise
 from camscope.layers.judge_layout_from_noise_reactions import LayoutProbeResult, LayoutVerdict
 from camscope.layers.spatial_layers import find_spatial_layers
 
@@ -184,9 +184,9 @@ def net(move, where: str = "middle", size: int = 64) -> tuple[Net, Tensor]:
 @pytest.fixture
 def probes(monkeypatch):
     """The number of probes, of three forward passes each, counted by their calls."""
-    calls, probe = [], cell_position_noise_test.probe_output_layouts
+    calls, probe = [], verify_layout_by_noise.probe_output_layouts
     monkeypatch.setattr(
-        cell_position_noise_test,
+        verify_layout_by_noise,
         "probe_output_layouts",
         lambda *args, **kwargs: (calls.append(1), probe(*args, **kwargs))[1],
     )

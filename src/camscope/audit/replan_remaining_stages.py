@@ -72,7 +72,7 @@ class RemainingStagePlanner:
     def _has_open_sizes(self) -> bool:
         return any(STAGE_BY_SIZE.get(name, name) not in self._finished for name in SIZES_IN_ORDER)
 
-    def report_stage(self, name: str, seconds: float) -> None:
+    def report_remaining_time_after_stage(self, name: str, seconds: float) -> None:
         """Report the estimate of the remaining stages if it has changed, and warn once if they exceed the budget.
 
         Args:

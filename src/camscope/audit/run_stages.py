@@ -123,7 +123,7 @@ def run_stages(
             results[name] = result_cls.model_validate(stored)
         except ValidationError:  # it is missing or incomplete
             seconds = _run_stage_and_measure_seconds(context, name, results, on_progress, planner)
-            planner.report_stage(name, seconds)
+            planner.report_remaining_time_after_stage(name, seconds)
         if (planned := results[name].planned_sizes) is not None:
             context.planned_sizes = planned
     return results

@@ -71,7 +71,9 @@ def _limit_to_available_images(estimator: StageEstimator, sizes: SampleSizes) ->
 
 
 def _iter_smaller_sizes(sizes: SampleSizes, open_names: Sequence[str]) -> Iterator[SampleSizes]:
-    """Yield smaller and smaller sample sizes. First all open sizes shrink to their minimum, then optional stages are dropped."""
+    """Yield smaller and smaller sample sizes. Sizes of stages that have not run shrink step by step, all together, to their
+    minimum. Then optional stages are left out, one by one.
+    """
     while any(getattr(sizes, name) > MIN_SIZES[name] for name in open_names):
         shrunk = {
             name: max(min(MIN_SIZES[name], getattr(sizes, name)), int(SHRINK_FACTOR * getattr(sizes, name)))

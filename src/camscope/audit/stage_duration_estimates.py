@@ -252,10 +252,12 @@ class StageEstimator:
         per_image = self.seconds_per_image_read + 2 * self.seconds_per_forward_pass  # for two classes
         n_explainers = len(self.context.explainers) + N_CONTROL_EXPLAINERS
         return (
-            per_image + n_maps * sum(self.seconds_per_rank_map.values()) + n_explainers * self._time_comparisons(names)
+            per_image
+            + n_maps * sum(self.seconds_per_rank_map.values())
+            + n_explainers * self._time_robustness_metrics(names)
         )
 
-    def _time_comparisons(self, names: Sequence[str]) -> float:
+    def _time_robustness_metrics(self, names: Sequence[str]) -> float:
         """Return the seconds of some robustness metrics for one image and method.
         The time of maps and predictions does not count.
         """

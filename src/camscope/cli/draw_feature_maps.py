@@ -142,10 +142,10 @@ def _extract_channels(model: "nn.Module", image: Path, layer: str, preprocess: s
     from camscope.explainers.core.model_input import read_model_input
     from camscope.hooks import extract_features, find_layer
     from camscope.images.preprocess import as_preprocess
-    from camscope.layers.cell_position_noise_test import OutputLocation, build_contradicted_layout_error, probe_layout
     from camscope.layers.judge_layout_from_noise_reactions import LayoutVerdict
     from camscope.layers.layout import returns_channels_first
     from camscope.layers.spatial_layers import find_layout_doubt_reason, infer_layer_layout, record_layout_hints
+    from camscope.layers.verify_layout_by_noise import OutputLocation, build_contradicted_layout_error, probe_layout
     from camscope.loaded_model_metadata_and_weight_digest import get_loaded_model_metadata
 
     inner, model_metadata = inspect_model(model).model, get_loaded_model_metadata(model)

@@ -41,7 +41,7 @@ from camscope.explainers.control_methods import CenterGaussian, EdgeDetector, Ra
 from camscope.explainers.core.base_explainer import METHODS, Explainer, register
 from camscope.explainers.ensemble.augmentation_at_test_time import Augmented
 from camscope.explainers.ensemble.difference_of_class_scores import Contrast
-from camscope.explainers.ensemble.cam_channel_denoising import Denoised
+from camscope.explainers.ensemble.principal_component_of_channel_contributions import Denoised
 from camscope.explainers.ensemble.map_fusion import Fused, fuse
 from camscope.explainers.ensemble.refine_cam import RefineCAM
 from camscope.explainers.ensemble.sess import SESS

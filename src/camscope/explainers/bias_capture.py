@@ -14,11 +14,11 @@ from camscope.errors import LayerError
 from camscope.hooks.intercept_torch_functions import BaseFunctionMode
 from camscope.hooks.spatial_map_tracker import SpatialMapTracker
 from camscope.hooks.thread_local_hooks import register_gradient_hook
-from camscope.layers.cell_position_noise_test import OutputLocation, probe_layout
-from camscope.layers.infer_layout import infer_image_token_layout, infer_layout
+from camscope.layers.infer_layout import infer_layout, infer_vision_language_token_layout
 from camscope.layers.judge_layout_from_noise_reactions import LayoutVerdict
 from camscope.layers.layout import CHANNELS_FIRST, Layout
 from camscope.layers.recorded_grids_and_token_counts import LayoutHints
+from camscope.layers.verify_layout_by_noise import OutputLocation, probe_layout
 from camscope.pytree import iter_leaves, replace_leaf
 from camscope.targets import Score
 
@@ -78,7 +78,7 @@ def infer_output_layouts(
 
 
 def is_any_map_unverified(score: Score, x: Tensor, capture: "BiasCapture") -> bool:
-    """Whether biases are added to maps (N,K,*grid) whose cells may be out of order.
+    """Return whether the model adds a bias to a map (N,K,*grid) whose cells may not lie in the order of the image.
 
     Maps that could not be followed from the input are tested by noise.
     """
@@ -116,7 +116,7 @@ def _infer_output_layout(shape: tuple[int, ...], x: Tensor, layout_hints: Layout
     """Infer the layout of an output (N,...,K). Return None if the output has no grid, or a grid of a single cell."""
     try:
         if len(shape) == 3 and shape[1] in layout_hints.image_token_positions:
-            return infer_image_token_layout(shape, x.shape, layout_hints)
+            return infer_vision_language_token_layout(shape, x.shape, layout_hints)
         layer_norm = nn.LayerNorm(shape[-1], elementwise_affine=False)  # channels come last
         layout = infer_layout(shape, x.shape, layer_norm, None, layout_hints)
     except LayerError:

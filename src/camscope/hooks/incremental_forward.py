@@ -125,7 +125,7 @@ class WindowTensor(Tensor):
         return windows
 
     def with_window(self, clean: Tensor, window: Tensor, window_start: Tensor | None = None) -> "WindowTensor":
-        """Return a copy with another window and another unperturbed tensor. The cost tracker is shared."""
+        """Return a copy for another window and another unperturbed tensor. Both copies add to the same cost tracker."""
         return WindowTensor(
             clean, window, self.window_start if window_start is None else window_start, self.cost_tracker
         )
@@ -185,7 +185,7 @@ def _is_per_channel(value: Tensor, reference: WindowTensor) -> bool:
 
 
 def _cut_common_windows_and_start(variants: Sequence[WindowTensor]) -> tuple[list[Tensor], Tensor] | None:
-    """Cut the smallest window that holds all their windows from several tensors. Return the cuts and their start.
+    """Find the smallest window that holds the changed windows of all variants. Return this part of each tensor, and its start.
 
     Return None if this window is large.
     """

@@ -109,7 +109,9 @@ def _move_end_inward(cut: float, pad: float, distance: float, cell_size: float) 
 
 
 def _apply_window_margin(axis: AxisExtent, margin: float, cell_size: float) -> AxisExtent:
-    """Return the extent after a convolution or pooling. Each end moves outward by `margin`, which uses up the padding."""
+    """Return the extent after a convolution or pooling. Each end moves outward by `margin`, or inward
+    where it is negative, which uses up padding.
+    """
     unused = [max(0.0, pad + min(margin, 0.0)) for pad in (axis.low_pad, axis.high_pad)]
     low_left, high_left = (share if share > _add_rounding_margin(cell_size) else 0.0 for share in unused)
     low, high = axis.low - margin, axis.high + margin

@@ -59,10 +59,10 @@ class _MutedHook:
         return None if threading.get_ident() == self._thread else self.hook(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any]]:  # a copy of the model has the hook itself
-        return _return_hook, (self.hook,)
+        return _rebuild_as_original_hook, (self.hook,)
 
 
-def _return_hook(hook: Callable[..., Any]) -> Callable[..., Any]:
+def _rebuild_as_original_hook(hook: Callable[..., Any]) -> Callable[..., Any]:
     return hook
 
 

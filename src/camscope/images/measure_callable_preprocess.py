@@ -312,7 +312,7 @@ class SquarePattern:
         return np.asarray(cv2.subtract(cv2.add(pixels, cv2.merge([up] * 3)), cv2.merge([down] * 3)), np.uint8)
 
     def compute_agreement(self, input_before: Floats, input_after: Floats) -> float:
-        """Return which share 0..1 of the change between two inputs (C,h,w) agrees with the signs of the squares.
+        """Compare two inputs (C,h,w). Return the share 0..1 of their difference that has the signs of the squares.
 
         A change of brightness or contrast of the whole image does not count.
         """

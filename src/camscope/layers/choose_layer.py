@@ -13,7 +13,6 @@ from camscope.hooks.find_layers import find_layer, unwrap
 from camscope.hooks.tap_layer_output_and_gradient import Tap
 from camscope.hooks.thread_local_hooks import Hooks, thread_local_hook
 from camscope.hooks.vision_language_tokens import find_vocabulary_sizes
-from camscope.layers.cell_position_noise_test import build_contradicted_layout_error
 from camscope.layers.infer_layout import advise_on_per_frame_output
 from camscope.layers.judge_layout_from_noise_reactions import LayoutVerdict
 from camscope.layers.layout import TOKENS
@@ -24,6 +23,7 @@ from camscope.layers.spatial_layers import (
     hook_layer_outputs,
     probe_layer_layout,
 )
+from camscope.layers.verify_layout_by_noise import build_contradicted_layout_error
 from camscope.pytree import iter_leaves
 from camscope.targets.no_target import NoTarget
 from camscope.targets.score_per_sample import Score

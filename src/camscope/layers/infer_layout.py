@@ -192,7 +192,7 @@ def _infer_token_layout(
     return Layout(TOKENS, candidates[0], shape[1] - cells if before is None else before)
 
 
-def infer_image_token_layout(shape: Sequence[int], input_shape: Sequence[int], hints: LayoutHints) -> Layout:
+def infer_vision_language_token_layout(shape: Sequence[int], input_shape: Sequence[int], hints: LayoutHints) -> Layout:
     """Infer where the image tokens are among the tokens (N,T,K) of a vision-language model. Return a layout.
 
     Raise LayerError if the image tokens have gaps between them, or do not fit exactly one grid.

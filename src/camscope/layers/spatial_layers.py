@@ -21,11 +21,11 @@ from camscope.hooks.vision_language_tokens import (
     record_image_tokens,
     record_text_lengths,
 )
-from camscope.layers.cell_position_noise_test import OutputLocation, probe_layout
-from camscope.layers.infer_layout import has_unequal_strides, infer_image_token_layout, infer_layout
+from camscope.layers.infer_layout import has_unequal_strides, infer_layout, infer_vision_language_token_layout
 from camscope.layers.judge_layout_from_noise_reactions import LayoutProbeResult, LayoutVerdict
 from camscope.layers.layout import CHANNELS_FIRST, CHANNELS_LAST, TOKENS, Layout
 from camscope.layers.recorded_grids_and_token_counts import ConcatRecorder, LayoutHints
+from camscope.layers.verify_layout_by_noise import OutputLocation, probe_layout
 from camscope.plurals import plural
 from camscope.pytree import find_main_tensor, has_attention_rows
 
@@ -120,7 +120,7 @@ def _infer_layout_from_shape(
     """Infer the layout of a layer's output from its shape. For a vision-language model, also use the input ids."""
     in_sequence = layout is None and len(shape) == 3 and _is_vision_language_model(model, hints)
     if in_sequence and holds_language_model_tokens(model, name, shape[1], hints.image_token_positions):
-        return infer_image_token_layout(shape, input_shape, hints)
+        return infer_vision_language_token_layout(shape, input_shape, hints)
     inferred = infer_layout(shape, input_shape, find_layer(model, name)[1], layout, hints)
     return inferred if isinstance(layout, Layout) else with_video_token_order(model, inferred)
 

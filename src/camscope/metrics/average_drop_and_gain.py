@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from camscope.errors import GeometryError
-from camscope.metrics.deletion_insertion import compute_road_gap
+from camscope.metrics.deletion_insertion import compute_road_gap_per_share
 from camscope.metrics.faithfulness_correlation import correlate_tensor_rows
 from camscope.metrics.metric_registry import MetricValues, register_metric
 from camscope.metrics.model_scorer import OutputKind
@@ -214,7 +214,7 @@ def arcc(
     """
     _, _, undefined = _get_clean_and_masked_scores(test, output_kind)
     coherency, simplicity, reasons = _compute_coherency_and_simplicity(test, compute_maps)
-    gap = compute_road_gap(test, shares, noise_std, output_kind)
+    gap = compute_road_gap_per_share(test, shares, noise_std, output_kind)
     mean = _compute_harmonic_mean(coherency, simplicity, gap.mean(1))
     return test.build_metric_values(mean, gap, undefined | reasons)
 

@@ -362,11 +362,11 @@ def road(
     2
 
     """
-    gap = compute_road_gap(test, shares, noise_std, output_kind)
+    gap = compute_road_gap_per_share(test, shares, noise_std, output_kind)
     return test.build_metric_values(gap.mean(1), gap)
 
 
-def compute_road_gap(
+def compute_road_gap_per_share(
     test: PerturbationTest, shares: Sequence[float], noise_std: float, output_kind: OutputKind
 ) -> Tensor:
     """Remove the weakest regions, or the strongest regions. Return the difference of the two outputs (N,shares)."""

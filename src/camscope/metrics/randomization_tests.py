@@ -281,7 +281,7 @@ def _divide_by_peak_or_none(values: FloatArray) -> FloatArray | None:
 
 
 def _check_images_seeds_and_similarities(x: Tensor, seeds: Sequence[int], similarities: Sequence[str]) -> None:
-    """Raise an InputError for a single image, and for empty or unknown seeds and similarities."""
+    """Raise InputError for a single image, no seeds or similarities, a seed that is no integer, or an unknown similarity."""
     if len(x) < 2:
         raise InputError(
             f"x has shape {tuple(x.shape)}: expected two images or more, since maps of different images are compared"

@@ -9,7 +9,7 @@ from numpy.random import Generator, Philox, SeedSequence
 from numpy.typing import NDArray
 
 from camscope.errors import InputError, TargetError
-from camscope.phantom.chest_anatomy import Chest, FloatImage, draw_chest, smooth_band, smooth_step
+from camscope.phantom.draw_chest_attenuation import Chest, FloatImage, draw_chest, smooth_band, smooth_step
 
 Box = tuple[int, int, int, int]
 Corner = Literal["top left", "top right", "bottom left", "bottom right"]

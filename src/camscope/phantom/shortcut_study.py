@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from camscope.atomic_writes_and_folder_locks import write_unless_identical
 from camscope.errors import InputError
-from camscope.phantom.chest_anatomy import FloatImage, draw_smooth_noise, smooth_band, smooth_step
+from camscope.phantom.draw_chest_attenuation import FloatImage, draw_smooth_noise, smooth_band, smooth_step
 from camscope.plurals import plural
 
 Site = Literal["A", "B"]

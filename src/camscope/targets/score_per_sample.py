@@ -235,7 +235,7 @@ class Score:
         return values
 
     def check_extra_inputs(self, x: Tensor) -> None:
-        """Raise InputError for an extra argument of N entries that do not belong to the N samples of x (N,C,*S).
+        """Raise InputError if an extra argument has one entry per sample of x (N,C,*S), but belongs to other samples.
 
         To test this, the model is run on the samples in reversed order, which must not change their scores.
         """

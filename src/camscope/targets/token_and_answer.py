@@ -90,7 +90,7 @@ class Token(BaseTextTarget):
         self._check_score()
 
     def encode(self, tokenizer: Any) -> ScoredTokens:
-        """Return the tokens of `after`, and the ids that may stand for the word. A word of several tokens is an error."""
+        """Return the tokens of the text `after`, and the ids that the word may have. A word of several tokens is an error."""
         before = tuple(encode_text(tokenizer, self.after))
         if isinstance(self.word, int):
             if self.word >= len(tokenizer):

@@ -139,7 +139,7 @@ def header_with(path: Path, **fields: object) -> bytes:
         ({"datatype": 32}, r"type 32 \(complex64\)"),
         ({"datatype": 999}, "type 999 is unknown"),
         ({"vox_offset": 1e12}, "start at byte"),
-        ({"vox_offset": 1e6}, "truncated: it ends before the voxels"),
+        ({"vox_offset": 1e6}, "truncated: it ends before the first voxel"),
         ({"magic": b"ni1"}, "voxels of this NIfTI header are in another file"),
         ({"magic": b"xyz"}, "this is not a NIfTI file"),
     ],

@@ -124,7 +124,7 @@ class PointCloud:
 
 
 def sample_reference_points(points: FloatArray, rng: np.random.Generator) -> FloatArray:
-    """Sample points from a Gaussian, which has a single cluster. It has the principal variances of the given points (N,d).
+    """Draw points that form a single cluster, from a Gaussian with the principal variances of the given points (N,d).
 
     The shape of a cloud alone can make clusters stable: an elongated cloud is cut across its middle every time (John et al.
     2020, doi:10.1038/s41598-020-58766-1).
@@ -316,7 +316,7 @@ def _renumber_clusters_by_size(labels: IntArray) -> IntArray:
 def _build_clusters(
     labels: IntArray, rows: IntArray, patient_index: IntArray, subset: IntArray, distances: FloatArray
 ) -> tuple[ClusterMembers, ...]:
-    """Return the members of each cluster. Only maps of the subset can be its most typical maps."""
+    """Return the members of each cluster, and its most typical maps, which are chosen from the subset alone."""
     clusters = []
     for number in range(int(labels.max()) + 1):
         members, subset_members = np.flatnonzero(labels == number), np.flatnonzero(labels[subset] == number)

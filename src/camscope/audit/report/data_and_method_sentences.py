@@ -243,7 +243,7 @@ def describe_clusters(analysis: ClusterAnalysis) -> Markup:
 
 
 def is_uncounted_removal(intervention: InterventionEffect, summary: Summary) -> bool:
-    """Return whether an effect removes a region of every image. Such a removal decides no verdict."""
+    """Return whether an effect removes a region that every image has, unlike a marker. Such a removal decides no verdict."""
     markers = summary.shortcut.markers_by_finding.get(intervention.finding, ())
     return intervention.kind == "remove" and intervention.region not in markers
 

@@ -72,7 +72,7 @@ def build_overview(summary: Summary) -> Overview:
     return Overview(
         model=describe_model(summary),
         data=describe_data(summary),
-        patients=describe_patients(summary),
+        patients=format_patient_count(summary),
         answers=[build_performance_answer(performance, summary) for performance in summary.predict.performance],
         chance=_describe_chance(summary),
         concern=concern,
@@ -125,7 +125,7 @@ def describe_data(summary: Summary) -> Markup:
     return Markup("; ").join(parts) or Markup("not described")
 
 
-def describe_patients(summary: Summary) -> Markup:
+def format_patient_count(summary: Summary) -> Markup:
     """Return the number of patients as HTML, or say that it is unknown."""
     if not summary.check.tested:
         return Markup("unknown")

@@ -290,7 +290,7 @@ def _describe_other_kind(
 
 
 def _explain_no_counted_effect(insertions: Effects, removals: Effects) -> str:
-    """Give the reason why no insertion and no removal counts, such as too few patients."""
+    """Say why none of the insertions and removals can be counted, such as too few patients."""
     if measured := _select_effects_with_value(insertions):
         best = max(measured, key=lambda item: item.effect.n_groups).effect
         few = (

@@ -97,7 +97,9 @@ def list_warnings(summary: Summary) -> Iterator[str]:
     for severity in REPORTED_SEVERITIES:
         for issue in summary.check.issues:
             if issue.severity == severity:
-                effect = " Copies count several times, so that intervals are too narrow." if issue.code in COPIES else ""
+                effect = (
+                    " Copies count several times, so that intervals are too narrow." if issue.code in COPIES else ""
+                )
                 yield f"{plural(issue.count, 'image')}: {issue.message}.{effect}"
     for name in ("localization", "faithfulness", "sanity", "robustness", "shortcut"):
         stage = getattr(summary, name)

@@ -48,7 +48,7 @@ def check_dataset(
 ) -> Iterator[DatasetIssue]:
     """Run all checks. Yield one issue for each check. If a check finds no problem, its issue has no rows."""
     yield from _collect_row_issues(table)
-    yield from _check_manifest_columns(table)
+    yield from _check_repeated_ids_and_reserved_columns(table)
     yield from _check_mask_labels(table)
     yield from _check_mixed_metadata(table)
     yield from _check_spacings(table)
@@ -96,7 +96,7 @@ def _count_reasons(table: InspectionTable, code: str, rows: IntArray) -> dict[st
     return dict(reasons.most_common(MAX_DETAILS_PER_ISSUE))
 
 
-def _check_manifest_columns(table: InspectionTable) -> Iterator[DatasetIssue]:
+def _check_repeated_ids_and_reserved_columns(table: InspectionTable) -> Iterator[DatasetIssue]:
     """Check the columns of the manifest for repeated ids, reserved names and missing masks."""
     yield _build_grouped_issue("repeated-id", EncodedColumn.encode(table.manifest.table["id"]).repeated_rows)
     n_rows = len(table.manifest)

@@ -79,7 +79,8 @@ def _require_one_map_per_image(run: RunReader, rows: Sequence[Mapping[str, Any]]
         methods = ", ".join(dict.fromkeys(key.rpartition(" ")[0] for key in config["methods"]))
         raise InputError(
             f"an image has {plural(max(counts.values()), 'map')} (methods {methods}; "
-            f"{plural(len(config['targets']), 'target')}); a study has one map per image: select it, such as by --where \"method = 'gradcam'\""
+            f"{plural(len(config['targets']), 'target')}); a study has one map per image: "
+            "select it, such as by --where \"method = 'gradcam'\""
         )
     if any(len(row["grid"]) != 2 or (row["image_size"] is not None and len(row["image_size"]) != 2) for row in rows):
         raise InputError(

@@ -21,19 +21,19 @@ from camscope.explainers.core.maps_with_flags import (
     compute_map_or_raise,
     find_samples_below_precision,
 )
+from camscope.explainers.vision_language.answer_scores_and_gradients import run_model, score_answer
 from camscope.explainers.vision_language.processor_inputs import VisionLanguageInputs
-from camscope.explainers.vision_language.text_scores import run_model, score_answer
 from camscope.explainers.vision_language.token_maps import TokenMap
 from camscope.hooks.attention_recorder import Attention, AttentionBlockFinder, AttentionRecorder, blocks_skipped
 from camscope.hooks.find_layers import unwrap
 from camscope.hooks.tap_layer_output_and_gradient import Tap
 from camscope.hooks.thread_local_hooks import thread_local_hook
-from camscope.layers.cell_position_noise_test import OutputLocation, build_contradicted_layout_error, probe_layout
-from camscope.layers.infer_layout import infer_image_token_layout, infer_layout
+from camscope.layers.infer_layout import infer_layout, infer_vision_language_token_layout
 from camscope.layers.judge_layout_from_noise_reactions import LayoutVerdict
 from camscope.layers.layout import TOKENS, Layout
 from camscope.layers.recorded_grids_and_token_counts import LayoutHints
 from camscope.layers.spatial_layers import find_random_masking_reason, record_layout_hints, with_video_token_order
+from camscope.layers.verify_layout_by_noise import OutputLocation, build_contradicted_layout_error, probe_layout
 from camscope.plurals import plural
 from camscope.targets import Score, full_precision
 
@@ -138,7 +138,7 @@ def select_token_attentions(
         try:
             shape = len(x), count, 1
             if layout is None and count in layout_hints.image_token_positions:
-                layouts[count] = infer_image_token_layout(shape, x.shape, layout_hints)
+                layouts[count] = infer_vision_language_token_layout(shape, x.shape, layout_hints)
             else:
                 inferred = infer_layout(shape, x.shape, None, layout or TOKENS, layout_hints)
                 layouts[count] = inferred if isinstance(layout, Layout) else with_video_token_order(model, inferred)

@@ -47,7 +47,7 @@ class LayerExplainer(LayerSelectionMixin):
         """Compute the map of the method from the features of the layer. The map is (N,*s), or flattened (N,cells)."""
 
     def compute_text_maps(self, inputs: Any, targets: Sequence[Sequence[Any]], answers: Sequence[Sequence[Any]]) -> Any:
-        """Compute the maps [image][target] of text that a vision-language model writes, at its image tokens."""
+        """Compute maps [image][target] over the image tokens of a vision-language model, for text that it writes."""
         return compute_layer_token_maps(self, inputs, targets, answers)
 
     @property

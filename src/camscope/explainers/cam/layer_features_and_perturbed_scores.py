@@ -204,7 +204,7 @@ class LayerFeatures:
         self.sample_notes[sample].append(text)
 
     def add_rounding_notes(self, statement: str, changes: Tensor, scores: Tensor) -> None:
-        """Add a note to each sample whose score `changes` (N,M) are close to the rounding errors of `scores` (N,R)."""
+        """Add a note to each sample whose score hardly changes: `changes` (N,M) are near the rounding of `scores` (N,R)."""
         rounding = self.score.machine_epsilon * scores.abs().amax(1)
         for sample in (changes.abs().amax(1) < MIN_ROUNDING_STEPS * rounding).nonzero()[:, 0].tolist():
             self.add_note(sample, f"{statement} by much more than its rounding in {self.score.dtype}")

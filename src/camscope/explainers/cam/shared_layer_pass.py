@@ -24,7 +24,11 @@ from camscope.hooks.find_layers import find_layer, find_layers, unwrap
 from camscope.hooks.input_gradients import HALF_PRECISION_BOOSTS
 from camscope.hooks.spatial_map_tracker import SpatialMapTracker, is_output_unchanged_by_interception
 from camscope.hooks.tap_layer_output_and_gradient import Tap, TappedCall
-from camscope.layers.cell_position_noise_test import (
+from camscope.layers.infer_layout import has_unequal_strides
+from camscope.layers.judge_layout_from_noise_reactions import LayoutProbeResult, LayoutVerdict
+from camscope.layers.layout import CHANNELS_FIRST, Layout, returns_channels_first
+from camscope.layers.spatial_layers import find_layout_doubt_reason, infer_layer_layout, record_layout_hints
+from camscope.layers.verify_layout_by_noise import (
     OutputLocation,
     build_contradicted_layout_error,
     cache_layout_result,
@@ -33,10 +37,6 @@ from camscope.layers.cell_position_noise_test import (
     has_cached_layout_result,
     probe_layout,
 )
-from camscope.layers.infer_layout import has_unequal_strides
-from camscope.layers.judge_layout_from_noise_reactions import LayoutProbeResult, LayoutVerdict
-from camscope.layers.layout import CHANNELS_FIRST, Layout, returns_channels_first
-from camscope.layers.spatial_layers import find_layout_doubt_reason, infer_layer_layout, record_layout_hints
 from camscope.plurals import plural
 from camscope.targets import Score, full_precision
 from camscope.unusual_tensors import check_ordinary_tensor

@@ -66,15 +66,15 @@ def merge_notes_and_flags(maps: Sequence[AttributionMaps], attribution: Tensor, 
     def merge_notes(rows: Iterable[Iterable[str]]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(note for row in rows for note in row))
 
-    def merge_flags(flags: list[Tensor]) -> Tensor:
+    def keep_flags_of_all_maps(flags: list[Tensor]) -> Tensor:
         return torch.stack(flags).all(0)
 
     return replace(
         maps[0],
         attribution=attribution,
         standard_error=None,
-        zero_gradient=_join_if_none_missing([item.zero_gradient for item in maps], merge_flags),
-        constant_score=_join_if_none_missing([item.constant_score for item in maps], merge_flags),
+        zero_gradient=_join_if_none_missing([item.zero_gradient for item in maps], keep_flags_of_all_maps),
+        constant_score=_join_if_none_missing([item.constant_score for item in maps], keep_flags_of_all_maps),
         notes=merge_notes([*(item.notes for item in maps), notes]),
         sample_notes=tuple(map(merge_notes, zip_longest(*(item.sample_notes for item in maps), fillvalue=()))),
         layout_unverified=any(item.layout_unverified for item in maps),

@@ -46,19 +46,19 @@ def compute_leading_axes(gram: Tensor, source_dtype: torch.dtype = torch.float64
     """
     if gram.shape[1] <= MAX_ROWS_FOR_FULL_DECOMPOSITION:
         values, vectors = torch.linalg.eigh(gram)
-        return _scale_leading_eigenvectors(values, vectors, source_dtype)
+        return _scale_leading_eigenvectors_and_zero_others(values, vectors, source_dtype)
     axes, sure = _compute_leading_axes_by_lanczos(gram, source_dtype)
     if bool(sure.all()):
         return axes
     values, vectors = torch.linalg.eigh(gram[~sure])
-    exact = _scale_leading_eigenvectors(values, vectors, source_dtype)
+    exact = _scale_leading_eigenvectors_and_zero_others(values, vectors, source_dtype)
     all_axes = exact.new_zeros(gram.shape)
     all_axes[..., : axes.shape[2]] = axes
     all_axes[~sure] = exact
     return all_axes
 
 
-def _scale_leading_eigenvectors(values: Tensor, vectors: Tensor, source_dtype: torch.dtype) -> Tensor:
+def _scale_leading_eigenvectors_and_zero_others(values: Tensor, vectors: Tensor, source_dtype: torch.dtype) -> Tensor:
     """Scale eigenvectors (N,n,m) by the root of the largest eigenvalue. Eigenvectors of smaller eigenvalues become 0."""
     leading = torch.where(_find_tied_eigenvalues(values, source_dtype), values[:, -1:], 0)
     axes: Tensor = vectors * leading.sqrt()[:, None]
@@ -93,7 +93,9 @@ def _compute_leading_axes_by_lanczos(gram: Tensor, source_dtype: torch.dtype) ->
         missing = torch.where(tied, residual, 0).norm(dim=1)
         gap = values[:, -1] - torch.where(tied, -torch.inf, values).amax(1)
         fresh = ~sure & ((missing <= allowed * gap) & gap.isfinite() | (values[:, -1] <= 0))
-        axes = torch.where(fresh[:, None, None], _scale_leading_eigenvectors(values, vectors, source_dtype), axes)
+        axes = torch.where(
+            fresh[:, None, None], _scale_leading_eigenvectors_and_zero_others(values, vectors, source_dtype), axes
+        )
         sure = sure | fresh
         if bool(sure.all()):
             break

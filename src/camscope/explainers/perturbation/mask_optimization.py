@@ -160,7 +160,7 @@ class MeaningfulPerturbation(PerturbationExplainer):
 
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
         """Optimize the mask m of one sample. The map is 1 - m."""
-        coarse = self._select_initial_mask(masked_input)
+        coarse = self._select_smallest_sufficient_disc(masked_input)
         optimizer = torch.optim.Adam([coarse], self.learning_rate, eps=ADAM_EPSILON)
         with masked_input.evaluator.track_sample_steps(masked_input.sample, self.n_steps) as advance:
             for _ in range(self.n_steps):
@@ -172,7 +172,7 @@ class MeaningfulPerturbation(PerturbationExplainer):
         mask = enlarge_to_input(coarse, masked_input.evaluator.x)[0]
         return PerturbationAttribution((1 - mask).double(), notes=(note,))
 
-    def _select_initial_mask(self, masked_input: MaskedInput) -> Tensor:
+    def _select_smallest_sufficient_disc(self, masked_input: MaskedInput) -> Tensor:
         """Return the smallest central disc mask (1,*s) for which hiding the disc removes enough of the class probability."""
         discs = build_disc_masks(expand_and_limit_per_axis(self.grid_size, masked_input.x.shape[1:]), masked_input.x)
         left = masked_input.score_all_masks(

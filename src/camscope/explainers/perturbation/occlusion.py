@@ -65,7 +65,7 @@ class Occlusion(PerturbationExplainer):
 
     def compute_sample_attribution(self, masked_input: MaskedInput) -> PerturbationAttribution:
         """Compute the map. The value of a pixel is the mean score drop over the windows that cover the pixel."""
-        covers = self.compute_window_masks(masked_input.x.shape[1:])
+        covers = self.compute_window_masks_per_axis(masked_input.x.shape[1:])
         size = [int(cover[0].sum()) for cover in covers]
         corners = torch.cartesian_prod(*(cover.int().argmax(1) for cover in covers)).view(-1, len(covers))
         scorer = WindowScorer(masked_input, size)
@@ -77,7 +77,7 @@ class Occlusion(PerturbationExplainer):
         attribution = average_over_windows(lost, [cover.to(lost.device) for cover in covers])
         return PerturbationAttribution(attribution, notes=tuple(notes))
 
-    def compute_window_masks(self, size: Sequence[int]) -> list[Tensor]:
+    def compute_window_masks_per_axis(self, size: Sequence[int]) -> list[Tensor]:
         """Return one mask (windows,pixels) per axis. The mask marks which pixels along the axis each window covers."""
         window, stride = self.window, self.stride
         try:

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from camscope.errors import TargetError
-from camscope.explainers.vision_language.processor_inputs import build_inputs_of_changed_images
-from camscope.explainers.vision_language.text_options import TextOptions
-from camscope.explainers.vision_language.text_scores import (
+from camscope.explainers.vision_language.answer_scores_and_gradients import (
     cached_attributes_restored,
     describe_answer,
     run_model,
     score_answer,
 )
+from camscope.explainers.vision_language.processor_inputs import build_inputs_of_changed_images
+from camscope.explainers.vision_language.text_options import TextOptions
 from camscope.explanation import Explanation
 from camscope.geometry import Placement
 from camscope.hooks.find_layers import unwrap

@@ -13,10 +13,10 @@ from camscope.explainers.core.evaluation_context import (
 )
 from camscope.explainers.core.maps_with_flags import determine_statuses
 from camscope.explainers.core.run_methods_in_shared_passes import get_library_versions
+from camscope.explainers.vision_language.answer_scores_and_gradients import cached_attributes_restored, describe_answer
 from camscope.explainers.vision_language.explain_changed_images import explain_changed_images
 from camscope.explainers.vision_language.processor_inputs import VisionLanguageInputs, build_inputs
 from camscope.explainers.vision_language.text_options import TextOptions
-from camscope.explainers.vision_language.text_scores import cached_attributes_restored, describe_answer
 from camscope.explanation import STATUS_MEANINGS, STATUS_OK, Explanation
 from camscope.hooks.find_layers import unwrap
 from camscope.layers.image_token_grids import compose_token_map, select_views

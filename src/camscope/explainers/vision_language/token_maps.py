@@ -12,8 +12,7 @@ from camscope.errors import LayerError, TargetError
 from camscope.explainers.cam.layer_features_and_perturbed_scores import LayerFeatures
 from camscope.explainers.core.evaluation_context import check_finite
 from camscope.explainers.core.maps_with_flags import AttributionMaps
-from camscope.explainers.vision_language.processor_inputs import VisionLanguageInputs, get_family
-from camscope.explainers.vision_language.text_scores import (
+from camscope.explainers.vision_language.answer_scores_and_gradients import (
     ScoredAnswer,
     compute_gradients,
     find_language_model,
@@ -24,6 +23,7 @@ from camscope.explainers.vision_language.text_scores import (
     tap_image_tokens,
     tap_layer_output,
 )
+from camscope.explainers.vision_language.processor_inputs import VisionLanguageInputs, get_family
 from camscope.hooks.find_layers import unwrap
 from camscope.layers.image_token_grids import (
     FAMILIES_OF_LEARNED_QUERIES,

@@ -103,7 +103,7 @@ def skip_bytes(stream: BinaryIO, n_bytes: int, name: str) -> None:
             f"{name}: the header puts the voxels at byte {n_bytes}; the limit of that offset is {MAX_SKIPPED_BYTES}"
         )
     if discard_bytes(stream, n_bytes) < n_bytes:
-        raise ImageError(f"{name}: the file is truncated: it ends before the voxels")
+        raise ImageError(f"{name}: the file is truncated: it ends before the first voxel")
 
 
 def discard_bytes(stream: BinaryIO, max_bytes: int) -> int:

@@ -15,13 +15,13 @@ from camscope.explainers import FullGrad, GradCAM, HiResCAM, RefineCAM, Rollout
 from camscope.explainers.fullgrad import ScoreDecomposition, decompose_scores
 from camscope.hooks.run_without_hooks import hooks_muted
 from camscope.hooks.spatial_map_tracker import SpatialMapTracker
-from camscope.layers import cell_position_noise_test, judge_layout_from_noise_reactions
-from camscope.layers.cell_position_noise_test import OutputLocation, probe_layout
+from camscope.layers import judge_layout_from_noise_reactions, verify_layout_by_noise
 from camscope.layers.choose_layer import choose_layer
 from camscope.layers.judge_layout_from_noise_reactions import LayoutProbeResult, LayoutVerdict, judge_layout
 from camscope.layers.layout import Layout
 from camscope.layers.recorded_grids_and_token_counts import LayoutHints
 from camscope.layers.spatial_layers import find_spatial_layers
+from camscope.layers.verify_layout_by_noise import OutputLocation, probe_layout
 from camscope.targets import Score
 from tests.nets import CASES, plain
 from tests.tools import seen_before
@@ -541,14 +541,14 @@ def test_hooks_are_muted_in_one_thread_only():
 def test_what_is_known_goes_with_the_model_and_a_layer_that_is_replaced_is_proved_anew():
     model, x = net()
     GradCAM(model, "norm").explain(x, 1)
-    held = len(cell_position_noise_test._results_by_model)
+    held = len(verify_layout_by_noise._results_by_model)
     model.norm = nn.LayerNorm(16)
     passes = counted(model)
     GradCAM(model, "norm").explain(x, 1)
     assert passes == [1] * 4
     del model, passes
     gc.collect()
-    assert len(cell_position_noise_test._results_by_model) < held
+    assert len(verify_layout_by_noise._results_by_model) < held
 
 
 # --- layers that are chosen
