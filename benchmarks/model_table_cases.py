@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from tempfile import mkdtemp
@@ -113,7 +114,8 @@ def detector(name: str) -> Prepared:
     is_softmax = name in ("DETR", "Table Transformer", "YOLOS")
 
     def probabilities(output: Any) -> Tensor:
-        return output.logits[0].softmax(1)[:, :-1] if is_softmax else output.logits[0].sigmoid()
+        scores: Tensor = output.logits[0].softmax(1)[:, :-1] if is_softmax else output.logits[0].sigmoid()
+        return scores
 
     def run() -> Any:
         return model(pixel_values=x.clone().requires_grad_(), **more)
@@ -262,16 +264,20 @@ def yolo(name: str) -> Prepared:
         parts = [to_channels_first(part, explanation.grid) for part in (kept[0], gradient)]
         return np.asarray(combine("gradcam", *parts).reshape(explanation.grid))
 
-    return Prepared(lambda: GradCAM(made).explain(x, Box(*corners, label=label)), compute, lambda: network(x[None]))
+    return Prepared(
+        lambda: GradCAM(made).explain(x, Box(corners[0], corners[1], corners[2], corners[3], label=label)),
+        compute,
+        lambda: network(x[None]),
+    )
 
 
 def list_cases() -> list[Case]:
     """All cases, in the order of the table."""
     detectors = import_module("tests.targets.test_huggingface_detectors").FAMILIES
     heads = import_module("tests.targets.test_segmentation_heads")
-    cases = [Case("detection transformer", name, "box", lambda n=name: detector(n)) for name in detectors]
+    cases = [Case("detection transformer", name, "box", partial(detector, name)) for name in detectors]
     cases += [
-        Case("vision-language model", name, "word", lambda n=name: language(n))
+        Case("vision-language model", name, "word", partial(language, name))
         for name in import_module("tests.vision_language_families").FAMILIES
         if name != "llava_onevision"
     ]
@@ -279,21 +285,21 @@ def list_cases() -> list[Case]:
         build, label, extra, _, field = row.values
         prepare = lambda b=build, k=label, e=extra, f=field: segmentation(b, k, e, f)  # noqa: E731 - bound in a loop
         cases.append(Case("segmentation", row.id, "region", prepare, 1e-7))
-    cases += [Case("segmentation", f"smp {name}", "region", lambda n=name: smp(n), 1e-7) for name in heads.SMP]
+    cases += [Case("segmentation", f"smp {name}", "region", partial(smp, name), 1e-7) for name in heads.SMP]
     cases += [
-        Case("video", name, "class", lambda n=name: video(n), 1e-7)
+        Case("video", name, "class", partial(video, name), 1e-7)
         for name in import_module("tests.explainers.test_huggingface_videos").FAMILIES
     ]
     cases += [
-        Case("encoder", row.name, "similarity to a point", lambda n=row.name: encoder(n))
+        Case("encoder", row.name, "similarity to a point", partial(encoder, row.name))
         for row in import_module("tests.encoders").ENCODERS
     ]
     cases += [
-        Case("without target", name, "no target", lambda n=name: without_target(n))
+        Case("without target", name, "no target", partial(without_target, name))
         for name in ("sam", "mask2former", "vit", "faster_rcnn")
     ]
     forms = import_module("tests.models.test_models_without_gradients").FORMS
-    cases += [Case("without gradients", form, "class", lambda f=form: no_gradients(f)) for form in forms]
+    cases += [Case("without gradients", form, "class", partial(no_gradients, form)) for form in forms]
     return cases
 
 
@@ -315,4 +321,4 @@ def list_yolo_cases() -> list[Case]:
         "yolo26n-pose",
         "yolo26n-obb",
     )
-    return [Case("yolo", name, "box", lambda n=name: yolo(n)) for name in names]
+    return [Case("yolo", name, "box", partial(yolo, name)) for name in names]
