@@ -1,7 +1,9 @@
 """The FastAPI example and the queue example: maps equal to the direct ones from eight threads, errors, limits, warnings."""
 
 import io
+import json
 import logging
+import re
 import runpy
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -96,6 +98,21 @@ def test_an_error_is_422_with_a_message_and_a_fix(client, uploads, limits, monke
     answer = post(client, uploads[0])
     assert (answer.status_code, answer.json()["error"]) == (422, "ImageError")
     assert client.app.state.n_requests == 0
+
+
+def test_the_page_shows_an_answer_of_the_service(client):
+    page = (EXAMPLES.parent / "docs" / "how-to" / "serve.md").read_text("utf-8")
+    block = page.split("```json\n")[1].split("```")[0]
+    assert post(client, b"no image").json() == json.loads(block)
+
+
+def test_the_page_has_the_limits_of_the_example(limits):
+    page = (EXAMPLES.parent / "docs" / "how-to" / "serve.md").read_text("utf-8")
+    rows = dict(re.findall(r"^\| .*`(MAX_\w+)` \| (.+?) \|", page, re.M))
+    values = {"MAX_BYTES": limits["MAX_BYTES"] / 2**20, "MAX_PIXELS": limits["MAX_PIXELS"] / 1e6}
+    units = {"MAX_BYTES": " MiB", "MAX_PIXELS": " million"}
+    names = ("MAX_BYTES", "MAX_PIXELS", "MAX_SECONDS", "MAX_RUNNING", "MAX_WAITING")
+    assert rows == {name: f"{values.get(name, limits[name]):.0f}{units.get(name, '')}" for name in names}
 
 
 def test_uploads_are_limited_in_bytes_number_and_time(client, uploads, limits, monkeypatch):
