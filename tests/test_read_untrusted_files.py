@@ -187,6 +187,9 @@ def test_no_link_leads_an_output_out_of_its_folder(run, images, tmp_path):
 
 
 WRITERS = {  # beside atomic_writes_and_folder_locks.py: the log of an audit, the key of names of scans, a cache, a device
+    # files of a reader study have fixed names or numbers, in a folder that is renamed when it is complete; a log is appended to
+    "batch/reader_study/export_reader_study.py": 6,
+    "cli/event_log.py": 1,
     "audit/provenance/provenance_file.py": 1,
     "images/files/redacted_errors_and_file_pseudonyms.py": 1,
 }
@@ -222,6 +225,7 @@ def _writes(call):
 JOINED = {
     "audit/provenance/audit_files_safe_to_replace.py",
     "audit/run_stages.py",
+    "batch/reader_study/export_reader_study.py",  # numbers of readers, sessions and cases
     "cli/benchmark_methods_on_synthetic_radiographs.py",
 }
 

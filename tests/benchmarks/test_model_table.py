@@ -8,6 +8,8 @@ import pytest
 from benchmarks.model_table import PAGE, RESULTS, measure_case, write_page
 from benchmarks.model_table_cases import list_cases
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_page_is_that_of_the_figures_and_no_row_is_wrong():
     figures = json.loads(RESULTS.read_text(encoding="utf-8"))

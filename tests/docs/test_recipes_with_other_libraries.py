@@ -7,7 +7,10 @@ from tests.docs.test_recipes import check_chosen_layer, needs_other_libraries
 
 PAGES = [page for page in RECIPES if needs_other_libraries(page)]
 
-pytestmark = pytest.mark.filterwarnings("default::camscope.errors.CamscopeWarning")  # random weights may be flagged
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("default::camscope.errors.CamscopeWarning"),
+]  # random weights may be flagged
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -32,6 +32,7 @@ from camscope.evaluation.method_summaries import summarize_values  # noqa: E402
 from camscope.evaluation.restore_inputs_and_explainers_of_run import RunReplay  # noqa: E402
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning"),
     pytest.mark.usefixtures("one_thread"),
 ]

@@ -18,7 +18,7 @@ from camscope.images.preprocess import Preprocess
 from camscope.render import colorize
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
-pytestmark = pytest.mark.skipif(not DATA.exists(), reason="../shared/data is not here")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not DATA.exists(), reason="../shared/data is not here")]
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 STANDARD = transforms.Compose(
     [transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor(), transforms.Normalize(MEAN, STD)]

@@ -42,7 +42,7 @@ from camscope.phantom import draw_radiograph
 from tests.audit_summary import full
 from tests.canaries import Cage, dicom, picture, save
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 TOKEN = "a-token-of-the-tests-0123456789"
 SCAN_MODEL = """
 import torch

@@ -382,7 +382,7 @@ def test_from_a_dicom_file_to_objects_and_back(tmp_path):
     again = pmap(cam.explain(CT, 1), CT, tmp_path / "again.dcm")
     assert again.DeviceUID != found.DeviceUID
     picture = pydicom.dcmread(to_secondary_capture(one, CT, tmp_path / "sc.dcm", profile="clinical")).pixel_array
-    np.testing.assert_array_equal(picture[:128, :128], one.overlay("image"))
+    np.testing.assert_array_equal(picture[:128, :128], one.overlay("image", interpolation="bilinear"))
 
 
 def test_without_highdicom_the_error_names_the_extra(monkeypatch, tmp_path):

@@ -15,6 +15,8 @@ from camscope.models.nnunet_checkpoint import StoredNumberType, read_nnunet_chec
 from tests import nnunet_folders
 from tests.bundles import UNET, write_bundle
 
+pytestmark = pytest.mark.slow
+
 
 class Evil:
     """Pickled, it is a call that writes a file."""

@@ -9,7 +9,7 @@ from camscope.targets.score_maps_in_outputs import find_class_score_maps
 from tests.untouched import untouched
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning")]
 
 SIDE = 64
 VIT = {

@@ -13,6 +13,8 @@ from camscope.errors import InputError, LayerError, ModelError
 from camscope.hooks import Tap
 from tests.untouched import untouched
 
+pytestmark = pytest.mark.slow
+
 DIFFERENTIABLE = sorted(name for name, method in METHODS.items() if method.differentiable)
 LAYER_METHODS = [name for name in DIFFERENTIABLE if "layer" in METHODS[name].__dataclass_fields__]
 SETTINGS = {"integratedgradients": {"n_steps": 3}, "finercam": {"n_references": 1}} | {

@@ -10,6 +10,7 @@ from tests.explainers.vision_language.test_vision_language_models import built, 
 from tests.vision_language_families import FAMILIES, IMAGE_SIZE, VOCABULARY, draw_noise, write_prompt
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::camscope.errors.CamscopeWarning"),
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),  # the processor of PaliGemma
 ]
