@@ -26,6 +26,7 @@ from camscope.errors import CamscopeError
 RESULTS = Path(__file__).parent / "results" / "model_table.json"
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "evidence" / "model-table.md"
 N_REPEATS = 5
+MAX_WORDS_OF_ERROR = 16  # on the page; the figures have the whole message
 HEAD = """# Does it work with my model?
 
 Each row is a small model with random weights, a question to it, and a map.
@@ -91,7 +92,8 @@ def write_page(figures: Mapping[str, Any]) -> str:
     for row in rows:
         values = [row["family"], row["model"], row["question"]]
         if "error" in row:
-            values += [row["error"].replace("|", "/").replace("\n", " "), "error", "–", "–"]
+            message = " ".join(row["error"].replace("|", "/").split()[:MAX_WORDS_OF_ERROR])
+            values += [f"{message} …", "error", "–", "–"]
         else:
             right = "right" if row["right"] else "wrong"
             values += [f"{row['difference']:.0e}", right, f"{row['ms']} ms", row["passes"]]
