@@ -32,8 +32,8 @@ HEAD = """# Does it work with my model?
 Each row is a small model with random weights, a question to it, and a map.
 
 - *Difference* is the largest difference from the same map by an independent computation, as a share of the maximum. *Right*
-  means that it is below the tolerance. A map of a box, a region, a class or a word is compared with `torch.autograd.grad`, one
-  without a target with NumPy's singular value decomposition, and one of a point with the cosines of a plain hook.
+  means that it is below the tolerance. A map of a box, a region, a class or a word is compared with `torch.autograd.grad`. A map
+  without a target is compared with NumPy's singular value decomposition, and that of a point with the cosines of a plain hook.
 - For a model without gradients, it is the occlusion map of the same network as a module.
 - *Map* is the median time of five maps on one thread, and *passes* is this time as a multiple of a forward pass. Segmentation
   and video run in float64, the others in float32. On models as small as these, the fixed
