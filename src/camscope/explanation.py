@@ -921,7 +921,7 @@ class PrintFigure:
             _build_print_panel(*arguments, **options)
             for arguments in zip(explanations, titles, scales, colormaps, strict=True)
         ]
-        photos = [] if photo is None else [render.PrintPanel(photo, explanations[0].name)]
+        photos = [] if photo is None else [render.PrintPanel(photo, "image")]
         self.panels: list[render.PrintPanel] = [*photos, *self.maps]
         resolved = [item._resolve_auto_scale(item_scale) for item, item_scale in zip(explanations, scales, strict=True)]
         has_regions = options.get("contour") is not None or options.get("box_threshold") is not None
