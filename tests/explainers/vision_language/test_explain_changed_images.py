@@ -1,5 +1,7 @@
 """Text explained by methods that change the image: each score is that of the processor and the model alone."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -64,3 +66,42 @@ def test_methods_that_need_only_scores_explain_words(name):
     assert words[0].score == pytest.approx(score_of_image("llava", draw_noise()), abs=1e-4)
     assert words[0].parameters["prompt"] == write_prompt("llava")
     assert (name == "center") == np.array_equal(words[0].attribution, words[1].attribution)
+
+
+@pytest.mark.parametrize("family", ["blip_2", "florence2"])  # these have dropout
+@pytest.mark.parametrize(
+    ("name", "settings"), [("occlusion", {"window": 24, "stride": 24}), ("rise", {"n_samples": 6})]
+)
+def test_a_model_in_training_is_explained_in_eval_mode_and_stays_as_it_was(family, name, settings):
+    model, processor = copy.deepcopy(built(family)[0]), built(family)[1]
+    question = {"prompt": write_prompt(family), "processor": processor}
+    expected = METHODS[name](model.eval(), **settings).explain(draw_noise(), Token("cat"), **question)
+    model.train()
+    modes = [module.training for module in model.modules()]
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    random_state = torch.get_rng_state()
+    explanation = METHODS[name](model, **settings).explain(draw_noise(), Token("cat"), **question)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert explanation.score == pytest.approx(expected.score, abs=1e-6)
+    np.testing.assert_allclose(explanation.attribution, expected.attribution, atol=1e-6)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_an_error_in_the_middle_leaves_the_model_as_it_was():
+    model = copy.deepcopy(built("llava")[0]).train()
+    calls = []
+
+    def fail(module, args):
+        calls.append(module)
+        if len(calls) >= 2:
+            raise ValueError("in the middle")
+
+    handle = model.register_forward_pre_hook(fail)
+    with pytest.raises(ValueError, match="in the middle"):
+        METHODS["occlusion"](model, batch_size=1).explain(
+            draw_noise(), Token("cat"), prompt=write_prompt("llava"), processor=built("llava")[1]
+        )
+    handle.remove()
+    assert all(module.training for module in model.modules())

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from camscope.errors import TargetError
 from camscope.explainers.vision_language.answer_scores_and_gradients import (
-    cached_attributes_restored,
     describe_answer,
     run_model,
     score_answer,
@@ -38,7 +37,10 @@ def explain_changed_images(
     answers: Sequence[Sequence[ScoredTokens]],
     options: TextOptions,
 ) -> list[list[Explanation]]:
-    """Explain targets [image][target]. The map lies on the pixels of the image, however the processor cuts it into tiles."""
+    """Explain targets [image][target]. The map lies on the pixels of the image, however the processor cuts it into tiles.
+
+    The caller puts the model in eval mode, and restores its state.
+    """
     if "model" not in explainer.setting_names:
         raise TargetError(f"{explainer.composed_name} cannot explain the text of a vision-language model")
     digest = compute_model_digest(unwrap(explainer.model))
@@ -70,10 +72,9 @@ def _explain_target(
         return torch.stack([scored.value for scored in read_answers(pixels)])[:, None]
 
     x = (torch.from_numpy(photo.pixels).permute(2, 0, 1).float() / MAX_PIXEL - mean) / std
-    with cached_attributes_restored(model):
-        changed: Any = explainer.with_settings(model=ScoreFunction(score_images, identity=digest))
-        explanation: Explanation = changed.explain(x, select_first_column)
-        (scored,) = read_answers(torch.from_numpy(photo.pixels).permute(2, 0, 1)[None])
+    changed: Any = explainer.with_settings(model=ScoreFunction(score_images, identity=digest))
+    explanation: Explanation = changed.explain(x, select_first_column)
+    (scored,) = read_answers(torch.from_numpy(photo.pixels).permute(2, 0, 1)[None])
     size = (photo.pixels.shape[0], photo.pixels.shape[1])
     return replace(
         explanation,
@@ -98,7 +99,7 @@ def _read_answers(
     """Return the scored answers of images (N,3,H,W) of bytes, from one forward pass."""
     images = [image.permute(1, 2, 0).contiguous().numpy() for image in pixels]
     inputs = build_inputs_of_changed_images(model, options.processor, images, prompt, answer, options.processor_kwargs)
-    with torch.inference_mode():
+    with torch.no_grad():
         logits = run_model(model, inputs, max(answer.scored) + 1)
     return [score_answer(logits[i], target, answer) for i in range(len(images))]
 

@@ -1,10 +1,12 @@
 """Explain tokens and answers of a vision-language model: from images, prompts and targets to explanations."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from camscope.errors import InputError, TargetError, warn_caller
 from camscope.explainers.core.evaluation_context import (
+    ModelInfo,
     autocast_scope,
     check_finite,
     check_no_inference_mode_weights,
@@ -42,18 +44,14 @@ def explain_texts(
             raise TargetError("the targets of one pass belong to different answers: explain them one after the other")
     info = inspect_model(explainer.model)
     check_no_inference_mode_weights(info)
-    if explainer.needs_only_scores:
-        return explain_changed_images(explainer, images, targets, answers, options)
     model: Any = unwrap(explainer.model)
+    if explainer.needs_only_scores:
+        with _run_unchanged(explainer, model, info):
+            return explain_changed_images(explainer, images, targets, answers, options)
     inputs = build_inputs(
         model, options.processor, images, options.prompts, [row[0] for row in answers], options.processor_kwargs
     )
-    with (
-        cached_attributes_restored(model),
-        inference_scope(info, explainer.mode),
-        autocast_scope(explainer.precision, info) as autocast,
-        autocast(),
-    ):
+    with _run_unchanged(explainer, model, info):
         maps = explainer.compute_text_maps(inputs, targets, answers)
     digest, results = compute_model_digest(model), list[list[Explanation]]()
     for i, row in enumerate(maps):
@@ -64,6 +62,18 @@ def explain_texts(
             ]
         )
     return results
+
+
+@contextmanager
+def _run_unchanged(explainer: "BaseMethod", model: Any, info: ModelInfo) -> Iterator[None]:
+    """Run the model in eval mode or as it is, with the explainer's precision. Restore its state and random numbers at the end."""
+    with (
+        cached_attributes_restored(model),
+        inference_scope(info, explainer.mode),
+        autocast_scope(explainer.precision, info) as autocast,
+        autocast(),
+    ):
+        yield
 
 
 def explain_words(explainer: "BaseMethod", image: Any, answer: str | Answer, options: TextOptions) -> list[Explanation]:
