@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FLOORS = {
-    **dict.fromkeys(["errors", "version", "plurals", "unusual_tensors", "names_of_other_toolkits"], 0),
+    **dict.fromkeys(["errors", "version", "plurals", "json_values", "unusual_tensors", "names_of_other_toolkits"], 0),
     **dict.fromkeys(
         [
             "pytree",

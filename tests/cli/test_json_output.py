@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 
 from camscope import GradCAM, LayerCAM, load_model, run_batch
 from camscope.cli import app, commands_and_error_reports, demo, json_output
-from camscope.cli.json_output import RESULT_FIELDS, describe_json_output, to_json_value
+from camscope.cli.json_output import RESULT_FIELDS, describe_json_output
 from camscope.errors import CamscopeError, Remedy
+from camscope.json_values import to_json_value
 from camscope.phantom import draw_radiograph
 
 ROOT = Path(__file__).resolve().parents[2]

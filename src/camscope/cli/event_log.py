@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from camscope.cli import json_output
 from camscope.errors import OutputError
+from camscope.json_values import to_json_value
 
 if TYPE_CHECKING:
     import typer
@@ -64,7 +64,7 @@ class EventLog:
     def write(self, event: str, **fields: Any) -> None:
         """Append an event. A log on a full disk does not end the command."""
         time = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        document = {"schema": SCHEMA, "event": event, "time": time, **json_output.to_json_value(fields)}
+        document = {"schema": SCHEMA, "event": event, "time": time, **to_json_value(fields)}
         if event == "progress":
             self.last_progress = {name: fields.get(name) for name in ("done", "total", "n_failures")}
         with contextlib.suppress(OSError):

@@ -1,13 +1,13 @@
 """JSON output of `--json`: each command prints one object on stdout. Also describes the fields of these objects."""
 
-import dataclasses
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
+
+from camscope.json_values import to_json_value
 
 if TYPE_CHECKING:
     from camscope.batch import BatchOutcome
@@ -50,23 +50,6 @@ def print_json_error(kind: str, message: str, remedy: str | None, exit_code: int
 
 def _print_json(document: Mapping[str, Any]) -> None:
     typer.echo(json.dumps(to_json_value(document), indent=2, allow_nan=False))  # ASCII, which every terminal can print
-
-
-def to_json_value(value: Any) -> Any:
-    """Convert a value to a JSON value. NaN and infinity become null. Paths and other objects become text."""
-    if isinstance(value, Mapping):
-        return {str(key): to_json_value(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [to_json_value(item) for item in value]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return to_json_value({each.name: getattr(value, each.name) for each in dataclasses.fields(value)})
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if hasattr(value, "item") and getattr(value, "shape", None) == ():  # a number of NumPy
-        return to_json_value(value.item())
-    return str(value)
 
 
 def describe_explanation(explanation: "Explanation") -> dict[str, Any]:

@@ -3,23 +3,20 @@
 import dataclasses
 import re
 from math import prod
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 from camscope.cli import console_output, json_output, load_model_and_methods, shared_options
 from camscope.cli.shared_options import option
-from camscope.errors import CamscopeError
 from camscope.plurals import plural
 
 if TYPE_CHECKING:
     from rich.table import Table
-    from torch import Tensor, nn
 
     from camscope.hooks import LayerTable
 
 EXAMPLE = "camscope layers phantom"
 MAX_LISTED_DEPTH = 2  # levels of a layer's name that are listed without --all
 MAX_INPUT_VALUES = 2**26  # per channel of the input
-DEFAULT_SIZE_BY_RANK = {1: 1024, 2: 224, 3: 64}
 
 
 def run(
@@ -34,13 +31,23 @@ def run(
     as_json: shared_options.JsonOption = False,
 ) -> None:
     """List the layers of a model, and mark the layers with a spatial grid. Maps can be computed at these layers."""
+    from camscope.explainers.core.find_layers_with_grid import (
+        build_noise_input,
+        find_layers_with_grid,
+        infer_input_shape,
+    )
     from camscope.hooks import inspect_layers
 
     net = load_model_and_methods.load_model_on_device(model, weights, trust_code=trust_code)
     with console_output.collect_warnings() as warnings, console_output.spinner("one forward pass"):
-        x = _build_example_input(net, size)
+        shape = infer_input_shape(net)
+        if size is not None:
+            shape = (shape[0], *_parse_size(size, len(shape) - 1))
+        x = build_noise_input(net, shape)
         layer_table = inspect_layers(net, x)
-        candidates, default = _find_spatial_layers(net, x)
+        candidates, default, notes = find_layers_with_grid(net, x)
+    for text in notes:
+        console_output.print_note(text)
     rows = [
         {**dataclasses.asdict(row), "has_grid": row.name in candidates, "is_default": row.name == default}
         for row in layer_table
@@ -62,33 +69,6 @@ def run(
         console_output.print_note(text)
 
 
-def _build_example_input(model: "nn.Module", size: str | None) -> "Tensor":
-    """Return random noise (1,C,*S) that fits the model as an input.
-
-    Without `size`, use the size that the model's preprocessing returns.
-    """
-    import numpy as np
-    import torch
-    from torch.nn.modules.conv import _ConvNd
-
-    from camscope.explainers.core.evaluation_context import get_device_and_dtype, inspect_model
-    from camscope.explainers.core.model_input import infer_spatial_rank
-    from camscope.loaded_model_metadata_and_weight_digest import get_loaded_model_metadata
-
-    inner = inspect_model(model).model
-    rank = infer_spatial_rank(inner)
-    convolutions = (m for m in inner.modules() if isinstance(m, _ConvNd) and len(m.kernel_size) == rank)
-    n_channels = next((convolution.in_channels for convolution in convolutions), 3)
-    shape: tuple[int, ...] = (n_channels, *[DEFAULT_SIZE_BY_RANK[rank]] * rank)
-    if (model_metadata := get_loaded_model_metadata(model)) is not None and model_metadata.preprocess is not None:
-        shape = tuple(model_metadata.preprocess(np.full((256, 256, 3), 128, np.uint8))[0].shape)
-    if size is not None:
-        shape = (shape[0], *_parse_size(size, len(shape) - 1))
-    generator = torch.Generator(device="cpu").manual_seed(0)
-    noise = torch.randn((1, *shape), generator=generator, dtype=torch.float32, device="cpu")
-    return noise.to(*get_device_and_dtype(inner))
-
-
 def _parse_size(text: str, n_dimensions: int) -> list[int]:
     """Parse `--size`, such as 224 or 224x320. Raise typer.BadParameter if it does not fit the number of axes."""
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text) or len(text.split("x")) not in (1, n_dimensions):
@@ -98,35 +78,6 @@ def _parse_size(text: str, n_dimensions: int) -> list[int]:
     if prod(sides) > MAX_INPUT_VALUES:
         raise shared_options.build_option_error("--size", f"{text[:60]}; expected {MAX_INPUT_VALUES:,} numbers at most")
     return sides
-
-
-class SpatialLayers(NamedTuple):
-    """The names of all layers with a spatial grid, and of the default layer or None."""
-
-    names: set[str]
-    default_name: str | None
-
-
-def _find_spatial_layers(model: "nn.Module", x: "Tensor") -> SpatialLayers:
-    """Find all layers with a spatial grid. Also find which of them is the default layer."""
-    from camscope.explainers.core.evaluation_context import inference_scope, inspect_model
-    from camscope.layers.choose_layer import choose_layer
-    from camscope.layers.spatial_layers import find_spatial_layers
-    from camscope.loaded_model_metadata_and_weight_digest import get_loaded_model_metadata
-    from camscope.targets import Score
-
-    model_info, model_metadata = inspect_model(model), get_loaded_model_metadata(model)
-    inner = model_info.model
-    with inference_scope(model_info, "eval"):
-        candidates = {layer.name for layer in find_spatial_layers(inner, lambda: Score(inner).forward(x), x)}
-        if model_metadata is not None and model_metadata.layer:
-            return SpatialLayers(candidates, model_metadata.layer)
-        try:
-            default_name = choose_layer(inner, Score(inner).compute_fixed_mix_of_class_scores, x).name
-            return SpatialLayers(candidates, default_name)
-        except CamscopeError as error:  # a model without class scores has no default layer
-            console_output.print_note(f"no default layer: {error}")
-            return SpatialLayers(candidates, None)
 
 
 def _build_layer_table(

@@ -19,7 +19,7 @@ from mcp.server.transport_security import TransportSecuritySettings
 from mcp_types import CallToolResult, ContentBlock, ImageContent, TextContent, ToolAnnotations
 from pydantic import Field, ValidationError
 
-from camscope.errors import CamscopeError, InputError
+from camscope.errors import InputError
 from camscope.integrations import mcp_reply_schemas as schemas
 from camscope.integrations import mcp_tools
 from camscope.integrations.mcp_workspace import Workspace
@@ -100,9 +100,7 @@ class CallRunner:
 
         try:
             result = await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._limiter)
-        except CamscopeError as error:
-            raise ToolError(self._workspace.format_error(error)) from None
-        except Exception as error:
+        except Exception as error:  # every error is one sentence for the client
             raise ToolError(self._workspace.format_error(error)) from None
         finally:
             canceled.set()

@@ -1,7 +1,7 @@
 """The tools of the MCP server as plain functions: each takes a workspace and arguments, and returns a `ToolResult`."""
 
 import inspect
-import math
+import io
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -21,13 +21,16 @@ from camscope.errors import CamscopeError, CamscopeWarning, InputError
 from camscope.evaluation.evaluate_run import evaluate, select_metrics
 from camscope.evaluation.interval_plots import draw_summary_figure
 from camscope.evaluation.method_summaries import MethodSummary, summarize_values
+from camscope.explainers import Explainer
 from camscope.explainers.comparison.compare import DEFAULT_METHODS, compare_explainers
+from camscope.explainers.core.find_layers_with_grid import build_noise_input, find_layers_with_grid
 from camscope.explainers.core.run_methods_in_shared_passes import explain_grid, get_library_versions
 from camscope.explanation import STATUS_MEANINGS, Explanation, PixelArray
 from camscope.explanation import figure as draw_figure
+from camscope.hooks import inspect_layers
 from camscope.integrations import mcp_reply_schemas as schemas
-from camscope.integrations.mcp_model_layers import find_layers_with_grid
 from camscope.integrations.mcp_workspace import SourceImage, Workspace, redact_explanation
+from camscope.json_values import to_json_value
 from camscope.metrics import METRICS
 from camscope.plurals import plural
 from camscope.registry import METHODS
@@ -55,21 +58,10 @@ class ToolResult:
             return None
         pixels = self.picture
         if isinstance(pixels, bytes):
-            import io
-
             pixels = np.asarray(Image.open(io.BytesIO(pixels)).convert("RGB"))
-        return render.encode_image(shrink_picture(pixels), ".png")
-
-
-def shrink_picture(pixels: PixelArray) -> PixelArray:
-    """Return the picture (H,W,3), scaled down if a side is longer than `MAX_PICTURE_SIDE`."""
-    from PIL import Image
-
-    scale = MAX_PICTURE_SIDE / max(pixels.shape[:2])
-    if scale >= 1:
-        return pixels
-    height, width = (max(1, round(side * scale)) for side in pixels.shape[:2])
-    return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.LANCZOS))
+        if max(pixels.shape[:2]) > MAX_PICTURE_SIDE:
+            pixels = render.resize_to_fit(pixels, MAX_PICTURE_SIDE, MAX_PICTURE_SIDE)
+        return render.encode_image(pixels, ".png")
 
 
 def explain_image(
@@ -103,7 +95,10 @@ def explain_image(
         map=facts,
         top_classes=[
             schemas.ClassFacts(
-                index=each.index, label=each.label, score=_finite(each.score), probability=_finite(each.probability)
+                index=each.index,
+                label=each.label,
+                score=to_json_value(each.score),
+                probability=to_json_value(each.probability),
             )
             for each in explanation.top_classes
         ],
@@ -137,7 +132,8 @@ def compare_on_image(
         comparison = replace(comparison, entries=entries)
         picture = comparison.figure(height=FIGURE_HEIGHT)
     maps = [
-        schemas.ComparedMap(**{name: _finite(value) for name, value in row.items()}) for row in comparison.to_records()
+        schemas.ComparedMap(**{name: to_json_value(value) for name, value in row.items()})
+        for row in comparison.to_records()
     ]
     notes = [*warning_texts, *(note for each in comparison.explanations for note in each.notes)]
     reply = schemas.CompareReply(
@@ -170,7 +166,6 @@ def evaluate_maps(
     needs_model = run is None or model is not None
     select_metrics(metric_names, masks is not None, needs_model)
     named_model = workspace.get_model(model)[1]
-    net = named_model if needs_model else None
     failures = list[str]()
     with tempfile.TemporaryDirectory() as folder:
         if run is not None:
@@ -178,43 +173,26 @@ def evaluate_maps(
             if needs_model or masks is not None:
                 require_images_below_roots(workspace, batch_run)
         else:
-            files = [workspace.resolve_image(image) for image in images or ()]
-            if len(files) > MAX_IMAGES_PER_EVALUATION:
-                raise InputError(
-                    f"{plural(len(files), 'image')}; expected at most {MAX_IMAGES_PER_EVALUATION}; name fewer"
-                )
-            source = plural(len(files), "image")
+            source = plural(len(images or ()), "image")
             explainers = workspace.build_explainers(named_model, methods or ("gradcam",), None)
-            manifest = build_manifest([str(each.path) for each in files])
-            with _redacted_errors(workspace, None):
-                outcome = run_batch(
-                    explainers,
-                    manifest,
-                    Path(folder, "run"),
-                    [_parse_target(target)],
-                    privacy=PrivacyOptions(profile="research"),
-                    on_progress=lambda outcome: report(outcome.n_processed, outcome.n_images, "maps"),
-                )
-            failures = [f"{plural(n, 'map')} failed: {text}" for text, n in outcome.failure_counts.items()]
-            batch_run = BatchRun(Path(folder, "run"), manifest)
+            batch_run, failures = _explain_images(
+                workspace, report, images or (), explainers, target, Path(folder, "run")
+            )
         with _redacted_errors(workspace, None), _collected_warnings(None) as warning_texts:
             result = evaluate(
                 batch_run,
                 Path(folder, "values"),
                 mask_path,
                 metric_names,
-                model=net,
-                preprocess=workspace.preprocess if net is not None else None,
+                model=named_model if needs_model else None,
+                preprocess=workspace.preprocess if needs_model else None,
                 num_threads=1,
                 on_progress=lambda done, total: report(done, total, "metrics"),
             )
             table = result.table()
             summaries = summarize_values(table)
-        picture = (
-            None
-            if not any(line.estimate for group in summaries.values() for line in group)
-            else (draw_summary_figure(summaries, ".png", source))
-        )
+        has_means = any(line.estimate for group in summaries.values() for line in group)
+        picture = draw_summary_figure(summaries, ".png", source) if has_means else None
     reply = schemas.EvaluateReply(
         source=source,
         n_values=table.num_rows,
@@ -225,6 +203,32 @@ def evaluate_maps(
     return ToolResult(
         f"{source}: {plural(len(reply.metrics), 'metric')} of {plural(table.num_rows, 'value')}.", reply, picture
     )
+
+
+def _explain_images(
+    workspace: Workspace,
+    report: ReportProgress,
+    images: Sequence[str],
+    explainers: Sequence[Explainer],
+    target: int | str | None,
+    folder: Path,
+) -> tuple[BatchRun, list[str]]:
+    """Explain images as a run in a new folder. Return the run, and sentences about maps that failed."""
+    files = [workspace.resolve_image(image) for image in images]
+    if len(files) > MAX_IMAGES_PER_EVALUATION:
+        raise InputError(f"{plural(len(files), 'image')}; expected at most {MAX_IMAGES_PER_EVALUATION}; name fewer")
+    manifest = build_manifest([str(each.path) for each in files])
+    with _redacted_errors(workspace, None):
+        outcome = run_batch(
+            explainers,
+            manifest,
+            folder,
+            [_parse_target(target)],
+            privacy=PrivacyOptions(profile="research"),
+            on_progress=lambda outcome: report(outcome.n_processed, outcome.n_images, "maps"),
+        )
+    failures = [f"{plural(n, 'map')} failed: {text}" for text, n in outcome.failure_counts.items()]
+    return BatchRun(folder, manifest), failures
 
 
 def list_methods(workspace: Workspace, report: ReportProgress) -> ToolResult:
@@ -249,7 +253,9 @@ def list_model_layers(workspace: Workspace, report: ReportProgress, model: str |
     """List the layers of a model where maps can be computed."""
     name, net = workspace.get_model(model)
     with _redacted_errors(workspace, None), _collected_warnings(None) as warning_texts:
-        rows, default, notes = find_layers_with_grid(net)
+        x = build_noise_input(net)
+        names, default, notes = find_layers_with_grid(net, x)
+        rows = [row for row in inspect_layers(net, x) if row.name in names]
     layers = [
         schemas.LayerFacts(
             name=row.name,
@@ -316,9 +322,9 @@ def list_verdicts(workspace: Workspace, report: ReportProgress, audit: str) -> T
             conclusion=each.conclusion,
             direction=each.direction,
             reason=workspace.redact_text(each.reason),
-            effect=_finite(each.effect.value),
-            low=_finite(each.effect.low),
-            high=_finite(each.effect.high),
+            effect=to_json_value(each.effect.value),
+            low=to_json_value(each.effect.low),
+            high=to_json_value(each.effect.high),
             n_values=each.effect.n_values,
         )
         for each in workspace.get_audit(audit).verdicts
@@ -339,11 +345,11 @@ def describe_map(explanation: Explanation) -> schemas.MapFacts:
         layer=explanation.layer,
         target=explanation.target,
         label=explanation.label,
-        score=_finite(explanation.score),
-        probability=_finite(explanation.probability),
+        score=to_json_value(explanation.score),
+        probability=to_json_value(explanation.probability),
         status=explanation.status,
         status_meaning=STATUS_MEANINGS.get(explanation.status),
-        value_range=[_finite(low), _finite(high)],
+        value_range=[to_json_value(low), to_json_value(high)],
         grid=list(explanation.grid),
         peak=peak,
     )
@@ -403,7 +409,7 @@ def _describe_metric(group: Sequence[MethodSummary]) -> schemas.MetricFacts:
                 is_control=line.is_control,
                 n_values=line.n_values,
                 n_undefined=line.n_undefined,
-                **{name: _finite(getattr(line.estimate, name, None)) for name in ("mean", "low", "high")},
+                **{name: to_json_value(getattr(line.estimate, name, None)) for name in ("mean", "low", "high")},
             )
             for line in group
         ],
@@ -452,18 +458,11 @@ def _clean_notes(workspace: Workspace, image: SourceImage | None, notes: Sequenc
     return list(dict.fromkeys(workspace.redact_text(str(note), image) for note in notes))
 
 
-def _finite(value: Any) -> Any:
-    """Return a number as a Python number. NaN and infinity become None. Other values stay."""
-    if hasattr(value, "item"):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _to_cell(workspace: Workspace, value: Any) -> Any:
     """Convert a value of a row to JSON. Text is cut, and folders of absolute paths are left out."""
     if isinstance(value, list | tuple):
         return [_to_cell(workspace, item) for item in value[:MAX_ROWS]]
-    value = _finite(value)
+    value = to_json_value(value)
     if value is None or isinstance(value, bool | int | float):
         return value
     return workspace.redact_text(str(value))[:MAX_CELL_CHARACTERS]

@@ -12,6 +12,7 @@ from camscope.errors import GeometryError
 from camscope.explainers.core.redacted_settings_text import is_number_or_word
 from camscope.explanation import STATUS_OK, Explanation
 from camscope.images.scans.scan import Affine, Scan
+from camscope.json_values import to_json_value
 from camscope.plurals import plural
 from camscope.version import __version__
 
@@ -77,14 +78,7 @@ def build_json_sidecar(explanation: Explanation, scan_map: ScanSpaceMap) -> dict
         "not_covered": "0; the file *_covered holds the mask" if not scan_map.covered.all() else "none",
         "meaning": "what the model's score depends on, not a diagnosis",
     }
-    return {key: _replace_nonfinite_by_none(value) for key, value in metadata.items()}
-
-
-def _replace_nonfinite_by_none(value: Any) -> Any:
-    """Replace NaN and infinity by None, because JSON cannot represent them."""
-    if isinstance(value, dict):
-        return {key: _replace_nonfinite_by_none(item) for key, item in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return {key: to_json_value(value) for key, value in metadata.items()}
 
 
 def describe_derivation(explanation: Explanation, scan_map: ScanSpaceMap) -> str:

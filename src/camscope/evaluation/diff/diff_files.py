@@ -1,9 +1,8 @@
 """Write what changed between two runs: diff.json, changes.parquet, and contact sheets of the images that moved most."""
 
 import json
-import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from camscope.batch.run_reader import read_original_image, render_thumbnail
 from camscope.batch.sql_query import RowReader, table_to_dicts
 from camscope.evaluation.diff.run_diff import ImageChange, MapChange, RunDiff, format_answer, get_run_name
 from camscope.explanation import PixelArray
+from camscope.json_values import to_json_value
 from camscope.plurals import plural
 from camscope.registry import METHODS
 
@@ -133,7 +133,7 @@ def save_diff(diff: RunDiff, folder: str | os.PathLike[str], *, overwrite: bool 
         check_not_existing(path, overwrite)
     report, table, page, sheet = paths
     document = {"schema": "camscope/diff/1", **describe_diff(diff)}
-    text = json.dumps(_without_nan(document), indent=2, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(to_json_value(document), indent=2, ensure_ascii=False, allow_nan=False)
     write_bytes(report, text.encode() + b"\n", overwrite=overwrite)
     sink = import_arrow().BufferOutputStream()
     import_arrow("parquet").write_table(diff.table(), sink, compression="zstd")
@@ -147,15 +147,6 @@ def save_diff(diff: RunDiff, folder: str | os.PathLike[str], *, overwrite: bool 
     write_bytes(page, _render_page(diff, drawn).encode(), overwrite=overwrite)
     write_bytes(sheet, render.encode_image(_draw_sheet(diff, drawn[:MAX_IMAGES_ON_SHEET]), ".png"), overwrite=overwrite)
     return DiffFiles(report, table, page, sheet)
-
-
-def _without_nan(value: Any) -> Any:
-    """Replace NaN and infinity by None."""
-    if isinstance(value, Mapping):
-        return {name: _without_nan(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _draw_image_and_maps(diff: RunDiff, image: ImageChange) -> list[PixelArray]:

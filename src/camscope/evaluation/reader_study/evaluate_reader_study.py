@@ -30,6 +30,7 @@ from camscope.evaluation.reader_study.reader_measures import (
 from camscope.evaluation.reader_study.reader_study_estimates import MeasureEstimate, ReaderStudyEstimates
 from camscope.evaluation.reader_study.reader_study_figure import draw_reader_study
 from camscope.evaluation.reader_study.reader_study_report import build_statements, format_report
+from camscope.json_values import to_json_value
 from camscope.metrics.mean_estimates import Estimate
 from camscope.metrics.reader_and_patient_intervals import ReaderEstimates, estimate_over_readers_and_patients
 
@@ -116,7 +117,7 @@ class ReaderStudyResult(ReaderStudyEstimates):
             ],
             "agreement": agreement,
             "changes": [vars(change) for change in self.changes],
-            "median_seconds": {name: _finite_or_none(value) for name, value in self.median_seconds.items()},
+            "median_seconds": {name: to_json_value(value) for name, value in self.median_seconds.items()},
             "statements": self.statements(),
         }
 
@@ -285,12 +286,8 @@ def _to_fields(estimate: Estimate) -> dict[str, Any]:
     """Return the numbers of an estimate. Missing ones become None."""
     counts = dict(estimate.n_groups_by_role)
     return {
-        **{name: _finite_or_none(getattr(estimate, name)) for name in ("mean", "low", "high", "p_value", "dof")},
+        **{name: to_json_value(getattr(estimate, name)) for name in ("mean", "low", "high", "p_value", "dof")},
         "n_readings": estimate.n_values,
         "n_readers": counts.get("readers", 1),
         "n_patients": counts["patients"],
     }
-
-
-def _finite_or_none(value: float | None) -> float | None:
-    return float(value) if value is not None and np.isfinite(value) else None
