@@ -178,3 +178,11 @@ def test_text_fits_into_its_width_and_letters_of_other_scripts_stay():
         path = TextPath((0, 0), line.replace("$", "S"), size=7, prop=FontProperties(family="DejaVu Sans"))
         assert path.get_extents().width <= 60 * POINTS_PER_MM + 1
     assert "猫" in PrintFigure([explanation(name="猫")], titles=["猫"]).encode(".svg").decode()
+
+
+@pytest.mark.parametrize("suffix", [".pdf", ".svg", ".png"])
+def test_a_figure_needs_neither_title_nor_caption(suffix):
+    figure = render.draw_print_figure([render.PrintPanel(np.zeros((8, 8, 3), np.uint8), "nodule")])
+    data = render.encode_figure(figure, suffix)
+    assert b"<desc>" not in data
+    assert len(data) > 500

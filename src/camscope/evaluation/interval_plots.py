@@ -125,7 +125,7 @@ def draw_selection_figure(
             for place, candidate in enumerate(candidates):
                 if (estimate := candidate.estimate_metric(metric)) is not None:
                     _draw_estimate(panel, place, estimate, METHOD_COLOR, is_filled=not candidate.drop_reason)
-            _style_rows(panel, [(candidate.title, bool(candidate.drop_reason)) for candidate in candidates])
+            style_rows(panel, [(candidate.title, bool(candidate.drop_reason)) for candidate in candidates])
         for panel in panels[len(metrics) :]:
             panel.set_axis_off()
         figure.supxlabel(SELECTION_LEGEND, fontsize=8, color=CONTROL_COLOR, x=0.01, ha="left")
@@ -256,7 +256,7 @@ def _draw_panel(
     best = next((line.estimate for line in summaries if line.is_control and line.estimate is not None), None)
     if best is not None and is_compared_with_controls(metric) and np.isfinite(best.low):
         axes.axvspan(best.low, best.high, color=BAND_COLOR, zorder=0, linewidth=0)
-    _style_rows(axes, rows)
+    style_rows(axes, rows)
 
 
 def _draw_heading(axes: Any, title: str, metric: str) -> None:
@@ -273,7 +273,7 @@ def _draw_estimate(axes: Any, place: int, estimate: Estimate, color: str, *, is_
     axes.plot([estimate.mean], [place], "o", markeredgecolor=color, markerfacecolor=face, markersize=5)
 
 
-def _style_rows(axes: Any, rows: MethodRows) -> None:
+def style_rows(axes: Any, rows: MethodRows) -> None:
     """Label the rows, and remove the frame. A row with True has a gray label."""
     axes.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=9)
     axes.set_ylim(len(rows) - 0.4, -0.6)

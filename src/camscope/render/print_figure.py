@@ -143,7 +143,11 @@ def encode_figure(figure: Any, suffix: str, *, title: str = "", caption: str = "
     title, caption = " ".join(title.split()), " ".join(caption.split())
     metadata: dict[str, dict[str, Any]] = {
         ".pdf": {"Title": title, "Subject": caption, "Creator": "camscope", "Producer": None, "CreationDate": None},
-        ".svg": {"Title": title or None, "Description": caption or None, "Creator": "camscope", "Date": None},
+        ".svg": {
+            **{name: text for name, text in (("Title", title), ("Description", caption)) if text},
+            "Creator": "camscope",
+            "Date": None,
+        },
         ".png": {"Title": title, "Description": caption, "Software": None},
     }
     if suffix not in metadata:

@@ -1,20 +1,20 @@
 """Draw a reader study: accuracy under each condition, and the differences of each reader and of all."""
 
-import io
 from math import isfinite
 from typing import Any
 
+from camscope import render
 from camscope.batch.reader_study.study_design import CONTROL_MAP, WITH_MAP, WITHOUT_MAP
 from camscope.errors import InputError
 from camscope.evaluation.interval_plots import (
     CONTROL_COLOR,
     FIGURE_FORMATS,
-    GRID_COLOR,
     METHOD_COLOR,
     TEXT_COLOR,
     draw_title_and_subtitle,
     import_matplotlib_figure,
     literal_text_scope,
+    style_rows,
 )
 from camscope.evaluation.reader_study.reader_study_estimates import MeasureEstimate, ReaderStudyEstimates
 from camscope.evaluation.reader_study.reader_study_report import CONDITION_TITLES, MEASURES_BY_NAME
@@ -53,10 +53,7 @@ def draw_reader_study(result: ReaderStudyEstimates, suffix: str = ".png") -> byt
         for panel, (line, title, subtitle) in zip(axes[1:], panels, strict=False):
             _draw_differences(panel, line, title, subtitle)
         figure.supxlabel(LEGEND, fontsize=8, color=CONTROL_COLOR, x=0.01, ha="left")
-        stream = io.BytesIO()
-        metadata = {"Date": None} if suffix == ".svg" else None
-        figure.savefig(stream, format=suffix[1:], dpi=110, metadata=metadata)
-    return stream.getvalue()
+    return render.encode_figure(figure, suffix, dpi=110)
 
 
 def _draw_levels(axes: Any, levels: list[MeasureEstimate]) -> None:
@@ -66,7 +63,7 @@ def _draw_levels(axes: Any, levels: list[MeasureEstimate]) -> None:
         for estimate in line.estimates.by_reader:
             axes.plot([100 * estimate.mean], [place + 0.22], "o", color=CONTROL_COLOR, markersize=3.5)
         _draw_estimate(axes, place, line.estimates.pooled, 100.0, is_pooled=True)
-    _finish_panel(axes, [CONDITION_TITLES[line.condition] for line in levels])
+    style_rows(axes, [(CONDITION_TITLES[line.condition], False) for line in levels])
 
 
 def _draw_differences(axes: Any, line: MeasureEstimate, title: str, subtitle: str) -> None:
@@ -77,7 +74,7 @@ def _draw_differences(axes: Any, line: MeasureEstimate, title: str, subtitle: st
     factor = 1.0 if is_time else 100.0
     for place, estimate in enumerate((line.estimates.pooled, *line.estimates.by_reader)):
         _draw_estimate(axes, place, estimate, factor, is_pooled=place == 0)
-    _finish_panel(axes, ["all readers", *(f"reader {reader}" for reader in line.readers)])
+    style_rows(axes, [(name, False) for name in ("all readers", *(f"reader {reader}" for reader in line.readers))])
 
 
 def _draw_estimate(axes: Any, place: int, estimate: Estimate, factor: float, *, is_pooled: bool) -> None:
@@ -86,14 +83,3 @@ def _draw_estimate(axes: Any, place: int, estimate: Estimate, factor: float, *, 
         ends = [factor * estimate.low, factor * estimate.high]
         axes.plot(ends, [place, place], color=color, linewidth=2.0 if is_pooled else 1.3, solid_capstyle="round")
     axes.plot([factor * estimate.mean], [place], "o", color=color, markersize=6 if is_pooled else 4)
-
-
-def _finish_panel(axes: Any, names: list[str]) -> None:
-    axes.set_yticks(range(len(names)), names, fontsize=9, color=TEXT_COLOR)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.tick_params(axis="y", length=0)
-    axes.tick_params(axis="x", labelsize=8, color=GRID_COLOR)
-    axes.grid(axis="x", color=GRID_COLOR, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color(GRID_COLOR)
