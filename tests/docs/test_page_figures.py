@@ -184,7 +184,16 @@ def callback_costs():
     return [figures["maps_per_epoch"], *seconds, *percent, figures["images"]]
 
 
+def count_architectures():
+    """The number of architectures that the models page has, which the zoo compares with itself."""
+    page = (ROOT / "docs/evidence/models.md").read_text(encoding="utf-8")
+    return [int(re.search(r"^(\d+) architectures are tested", page, re.MULTILINE)[1])]
+
+
 FIGURES = [
+    ("README.md", "It is tested on [{} architectures]", count_architectures),
+    ("docs/index.md", "the leaderboard, {} architectures", count_architectures),
+    ("docs/recipes/index.md", "lists {} architectures", count_architectures),
     (
         "docs/recipes/training.md",
         "With Grad-CAM of {} images on two cores that other programs used too, the callback took {:.2f} s per epoch with "

@@ -18,10 +18,10 @@ SCHEMA = "camscope/log/1"
 # Arguments that name no file, no column and no person. The values of others are only logged with --profile clinical.
 HARMLESS_PARAMETERS = frozenset(
     (
-        "address", "allow_burned_in_text", "allow_outside_root", "as_json", "batch_size", "budget", "chunk_size", "device",
-        "engine", "fetch", "imputation", "layer_names", "max_failures", "method_names", "metrics", "n_images", "n_steps",
-        "num_threads", "num_workers", "overlay_height", "overlays", "overwrite", "preprocess", "profile", "reduced_decoding",
-        "retry_failed", "seed", "shard", "target", "targets", "window",
+        "address", "allow_burned_in_text", "allow_outside_root", "as_json", "batch_size", "budget", "chunk_size",
+        "device", "engine", "fetch", "imputation", "interpolation", "layer_names", "max_failures", "method_names",
+        "metrics", "n_images", "n_steps", "num_threads", "num_workers", "overlay_height", "overlays", "overwrite",
+        "preprocess", "profile", "reduced_decoding", "retry_failed", "seed", "shard", "target", "targets", "window",
     )
 )  # fmt: skip
 HIDDEN_VALUE = "hidden"
