@@ -811,3 +811,17 @@ def test_an_output_replaces_files_and_nothing_else(images, pipes, in_time):
     for name in ("p.png", "null.png"):
         told = CliRunner().invoke(app, ["explain", str(images / "0.png"), "-o", name, "--overwrite"])
         assert (told.exit_code, told.stderr.count("a file must not replace it")) == (1, 1)
+
+
+def test_no_run_config_or_page_can_trust():
+    from camscope.audit.core.config import Config
+
+    texts = {
+        path: path.read_text("utf-8")
+        for part in ("audit", "batch", "evaluation", "integrations")
+        for path in (SOURCES / part).rglob("*.*")
+        if path.suffix in (".py", ".html", ".js", ".toml")
+    }
+    assert len(texts) > 50
+    assert not [path for path, text in texts.items() if "trust" in text and "trust_code" in text.replace("-", "_")]
+    assert "trust_code" not in Config.model_fields
