@@ -17,6 +17,7 @@ from camscope.map_interpolation import (
     interpolate_along_axes,
     interpolate_at_points,
     require_interpolation,
+    reshape_along_axis,
 )
 from camscope.plurals import plural
 
@@ -284,7 +285,7 @@ def _project_separable(
     covered = np.ones((), np.bool_)
     for axis, cell in enumerate(coordinates):
         inside = (cell >= 0) & (cell <= attribution.shape[axes[axis]])
-        covered = covered & _reshape_along_axis(inside, axis, len(size))
+        covered = covered & reshape_along_axis(inside, axis, len(size))
     covered = np.ascontiguousarray(np.broadcast_to(covered, values.shape))
     values[~covered] = 0
     return ProjectedMap(values, covered)
@@ -300,15 +301,9 @@ def _project_affine(
         rows = slice(start, min(start + step, size[0]))
         index = np.indices((rows.stop - rows.start, *size[1:]), np.float64) + 0.5
         index[0] += rows.start
-        cell = np.tensordot(inverse[:, :-1], index, 1) + _reshape_along_axis(inverse[:, -1], 0, len(size) + 1)
-        limit = _reshape_along_axis(np.array(attribution.shape), 0, len(size) + 1)
+        cell = np.tensordot(inverse[:, :-1], index, 1) + reshape_along_axis(inverse[:, -1], 0, len(size) + 1)
+        limit = reshape_along_axis(np.array(attribution.shape), 0, len(size) + 1)
         inside = ((cell >= 0) & (cell <= limit)).all(0)
         covered[rows] = inside
         values[rows][inside] = interpolate_at_points(attribution, cell[:, inside], interpolation)
     return ProjectedMap(values, covered)
-
-
-def _reshape_along_axis(values: NDArray[Any], axis: int, n_axes: int) -> NDArray[Any]:
-    shape = [1] * n_axes
-    shape[axis] = -1
-    return values.reshape(shape)

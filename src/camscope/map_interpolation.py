@@ -37,7 +37,7 @@ def interpolate_along_axes(
     for axis, cell in enumerate(coordinates):
         low, share = split_into_index_and_fraction(cell, attribution.shape[axis])
         high = np.minimum(low + 1, attribution.shape[axis] - 1)
-        share = _reshape_along_axis(share.astype(attribution.dtype), axis, attribution.ndim)
+        share = reshape_along_axis(share.astype(attribution.dtype), axis, attribution.ndim)
         weight = _smooth_step(share) if interpolation == "smooth" else share
         resampled = [_blend(array, low, high, weight, axis) for array in (values, *slopes[1:])]
         if interpolation == "smooth":
@@ -130,7 +130,8 @@ def _blend_slopes(
     return first
 
 
-def _reshape_along_axis(values: NDArray[Any], axis: int, n_axes: int) -> NDArray[Any]:
+def reshape_along_axis(values: NDArray[Any], axis: int, n_axes: int) -> NDArray[Any]:
+    """Reshape a vector so that it lies along one of n axes."""
     shape = [1] * n_axes
     shape[axis] = -1
     return values.reshape(shape)
