@@ -28,6 +28,7 @@ from torch import nn
 
 from camscope import Explainer, Explanation, GradCAM, IntegratedGradients, LayerCAM, Occlusion
 from camscope.phantom import CATEGORIES, Phantom, draw_radiograph, to_model_input
+from camscope.plurals import plural
 from camscope.render import CaptionedImage, draw_contact_sheet, encode_image
 
 if "__file__" in globals():
@@ -55,16 +56,16 @@ def tools(net: nn.Module) -> dict[str, Explainer]:
 # How far does the peak lie from the marker, and how dense is the map there?
 
 
-def distance(heat: NDArray[np.floating], token: NDArray[np.bool_]) -> float:
-    """Pixels from the map's peak to the nearest pixel of the token."""
+def distance(heat: NDArray[np.floating], marker: NDArray[np.bool_]) -> float:
+    """Pixels from the map's peak to the nearest pixel of the marker."""
     peak = np.unravel_index(heat.argmax(), heat.shape)
-    return float(np.sqrt(((np.argwhere(token) - peak) ** 2).sum(1).min()))
+    return float(np.sqrt(((np.argwhere(marker) - peak) ** 2).sum(1).min()))
 
 
-def enrichment(heat: NDArray[np.floating], token: NDArray[np.bool_]) -> float:
-    """The share of what is positive in the map that lies on the token, over the token's share of the image."""
+def enrichment(heat: NDArray[np.floating], marker: NDArray[np.bool_]) -> float:
+    """The share of what is positive in the map that lies on the marker, over the marker's share of the image."""
     positive = heat.clip(min=0)
-    return float(positive[token].sum() / max(positive.sum(), np.finfo(float).tiny) / token.mean())
+    return float(positive[marker].sum() / max(positive.sum(), np.finfo(float).tiny) / marker.mean())
 
 
 # %%
@@ -77,10 +78,10 @@ def cells(found: list[tuple[Phantom, dict[str, Explanation]]]) -> list[list[Capt
     rows: list[list[CaptionedImage | None]] = []
     for phantom, maps in found[:SHOWN]:
         large = phantom.image.repeat(ENLARGED, axis=0).repeat(ENLARGED, axis=1)[..., None].repeat(3, axis=2)
-        row: list[CaptionedImage | None] = [CaptionedImage(large, "a nodule, and the token HB")]
+        row: list[CaptionedImage | None] = [CaptionedImage(large, "a nodule, and the marker HB")]
         for name, one in maps.items():
             far = distance(one.heatmap("input", None), phantom.marker_mask)
-            row.append(CaptionedImage(one.overlay(), f"{name}: peak {far:.0f} pixels off"))
+            row.append(CaptionedImage(one.overlay(), f"{name}: peak off by {plural(round(far), 'pixel')}"))
         rows.append(row)
     return rows
 
@@ -93,7 +94,7 @@ def cells(found: list[tuple[Phantom, dict[str, Explanation]]]) -> list[list[Capt
 
 
 def main(folder: Path = Path(), steps: int = STEPS, images: int = DRAWN, judged: int = JUDGED) -> None:
-    """Train on the shortcut, show that it is one, and ask each method about images that have both nodule and token."""
+    """Train on the shortcut, show that it is one, and ask each method about images that have both nodule and marker."""
     net = training.train_phantom_model(
         0, n_steps=steps, n_images=images, marker_class="nodule", marker_correlation=1.0
     ).model
@@ -101,14 +102,14 @@ def main(folder: Path = Path(), steps: int = STEPS, images: int = DRAWN, judged:
         training.draw_dataset(10 * judged, 1),
         training.draw_dataset(10 * judged, 1, marker_class="nodule", marker_correlation=1.0),
     )
-    print(f"nodules found with the token: {training.compute_accuracy_by_class(net, marked)['nodule']:.0%}")
-    print(f"nodules found without it:     {training.compute_accuracy_by_class(net, plain)['nodule']:.0%}")
+    print(f"nodules found with the marker: {training.compute_accuracy_by_class(net, marked)['nodule']:.0%}")
+    print(f"nodules found without it:      {training.compute_accuracy_by_class(net, plain)['nodule']:.0%}")
     phantoms = [draw_radiograph(5_000_000 + seed, "nodule", marker_corner="top left") for seed in range(judged)]
     found = [
         (one, {name: tool.explain(to_model_input(one.image[None])[0], NODULE) for name, tool in tools(net).items()})
         for one in phantoms
     ]
-    print(f"\n{'':22}peak on the token   pixels from it (median)   enrichment (median)")
+    print(f"\n{'':22}peak on the marker  pixels from it (median)   enrichment (median)")
     for name in tools(net):
         maps = [(maps[name].heatmap("input", None), one.marker_mask) for one, maps in found]
         far, dense = np.array([distance(*one) for one in maps]), np.array([enrichment(*one) for one in maps])
