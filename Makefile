@@ -12,7 +12,7 @@ ALONE  := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 help:
 	@echo "make demo     install, then draw images whose evidence is known and explain them"
 	@echo "make test     install with the test extras, then run the tests that are not marked slow"
-	@echo "make test-slow  the tests that take longer than a third of a second each: audits, commands, whole families of models"
+	@echo "make test-slow  the tests that take longer than a third of a second each: audits, commands, whole families of models; those of the documentation run in make docs"
 	@echo "make test-thorough   also every model of the zoo, more of Ray, trainings, and all cases of long lists"
 	@echo "make test-yolo  the tests of YOLO, in an environment of their own, because its OpenCV writes over the headless one"
 	@echo "make check    format, lint, types, import levels, doctests, documentation code, prose rules"
@@ -38,7 +38,7 @@ test: $(STAMP)-test
 
 test-slow: $(STAMP)-test
 	$(NETWORKS)
-	$(ALONE) $(BIN)/python -m pytest -q -n 2 --dist worksteal -m slow
+	$(ALONE) $(BIN)/python -m pytest -q -n 2 --dist worksteal -m slow --ignore tests/docs
 
 test-thorough: $(STAMP)-test
 	$(NETWORKS)

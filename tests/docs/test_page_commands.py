@@ -40,7 +40,7 @@ NOT_EXECUTED = {  # a part of the command, and why it is only parsed
     "audit ": "a study and minutes; tests/cli/test_audit.py runs each command",
     "--attention --head ": "the stand-in is no transformer; tests/cli runs it with a ViT",
     "benchmark phantom ": "every method; tests/cli runs it with one",
-    "mcp ": "a server that waits for a client; tests/integrations/test_mcp_server.py drives it",
+    "mcp ": "a server that waits for a client; tests/integrations/test_mcp_over_stdio.py drives it",
     "--engine ray": "a cluster; tests/batch/test_ray_engine.py runs it",
     "evaluate --reader-study": "forms that readers fill in; tests/cli/test_reader_study.py runs it",
     "scan.dcm": "scans; tests/medical and tests/cli/test_scan_options.py run these options",

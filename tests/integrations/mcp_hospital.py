@@ -1,4 +1,4 @@
-"""`camscope mcp`, driven by the client of the official SDK over stdio and over HTTP."""
+"""A hospital of canaries, and what the client of the official SDK asks `camscope mcp` there, over stdio and over HTTP."""
 
 import base64
 import contextlib
@@ -14,7 +14,6 @@ import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import anyio
 import numpy as np
 import pytest
 
@@ -31,18 +30,12 @@ from PIL import Image
 from camscope import GradCAM, load_model, run_batch
 from camscope.audit.provenance.audit_files_safe_to_replace import PLAN_FILE, SUMMARY_FILE
 from camscope.batch import BatchRun
-from camscope.batch.batch_runner import PrivacyOptions
-from camscope.errors import InputError
 from camscope.evaluation import evaluate
 from camscope.explanation import figure
-from camscope.integrations.mcp_server import CallRunner
-from camscope.integrations.mcp_tools import ToolResult
-from camscope.integrations.mcp_workspace import Workspace
 from camscope.phantom import draw_radiograph
 from tests.audit_summary import full
 from tests.canaries import Cage, dicom, picture, save
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 TOKEN = "a-token-of-the-tests-0123456789"
 SCAN_MODEL = """
 import torch
@@ -93,8 +86,7 @@ def png_that_claims(width, height):
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
 
 
-@pytest.fixture(scope="module")
-def hospital(tmp_path_factory):
+def build_hospital(tmp_path_factory):
     made = Hospital(tmp_path_factory.mktemp("hospital"))
     cage, root = made.cage, made.root
     (root / "photos").mkdir(parents=True)
@@ -133,8 +125,8 @@ async def connect_over_stdio(hospital, *options):
             yield client
 
 
-@pytest.fixture(scope="module")
-def http_server(hospital):
+@contextlib.contextmanager
+def run_http_server(hospital):
     """The address of a server over HTTP."""
     token_file = hospital.folder / "token.txt"
     token_file.write_text(f"{TOKEN}\n")
@@ -280,122 +272,3 @@ async def call_with_scans(client, hospital, seen):
                     assert not hospital.cage.found(base64.b64decode(block.data))
             assert not hospital.cage.found(text.encode()), (name, path.name, reply.content[0].text)
     assert 0 < n_errors < 3 * len(scans)  # some are damaged or have text in their pixels
-
-
-def test_over_stdio(hospital):
-    seen = []
-
-    async def main():
-        async with connect_over_stdio(hospital) as client:
-            await call_every_tool(client, hospital, seen)
-            await call_what_must_be_refused(client, hospital, seen)
-            await call_with_scans(client, hospital, seen)
-            reply = await client.call_tool("explain", {"image": "photos/0.png", "save": "new.png"})
-            assert reply.is_error
-            assert "read-only" in reply.content[0].text
-
-    anyio.run(main)
-    assert hospital.cage.planted
-    assert not hospital.cage.found("\n".join(seen).encode())
-    assert str(hospital.folder) not in "".join(seen)
-    assert not (hospital.root / "new.png").exists()
-
-
-def test_over_http(hospital, http_server):
-    seen, events = [], []
-
-    async def on_progress(done, total, message):
-        events.append(message)
-
-    async def main():
-        async with connect_over_http(http_server) as client:
-            await call_every_tool(client, hospital, seen)
-            await call_what_must_be_refused(client, hospital, seen)
-            await call_with_scans(client, hospital, seen)
-            arguments = {"image": "photos/0.png", "save": "new.npz"}
-            reply = await client.call_tool("explain", arguments, progress_callback=on_progress)
-            assert not reply.is_error, reply.content
-            assert reply.structured_content["saved"] == "new.npz"
-            for name, part in (
-                ("new.npz", "exists"),
-                ("../new.png", "outside"),
-                ("link.png", "exists"),
-                ("a.py", ".npz"),
-            ):
-                reply = await client.call_tool("explain", {"image": "photos/0.png", "save": name})
-                assert reply.is_error
-                assert part in reply.content[0].text
-
-    anyio.run(main)
-    assert events == ["gradcam"]
-    assert not hospital.cage.found("\n".join(seen).encode())
-    from camscope import Explanation
-
-    direct = GradCAM(load_model("phantom")).explain(hospital.root / "photos" / "0.png")
-    saved = Explanation.load(hospital.root / "new.npz")
-    assert (saved.attribution == direct.attribution).all()
-    assert saved.name == "photos/0.png"
-
-
-def test_http_refuses_wrong_tokens_hosts_origins_and_bodies(http_server):
-    body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
-    accept = {"Accept": "application/json, text/event-stream", "Authorization": f"Bearer {TOKEN}"}
-    with httpx2.Client(timeout=20) as session:
-
-        def status(content=None, **headers):
-            merged = {name: value for name, value in {**accept, **headers}.items() if value is not None}
-            keywords = {"json": body} if content is None else {"content": content}
-            return session.post(http_server, headers=merged, **keywords).status_code
-
-        assert status() in (200, 400)  # the token is right; a session may be missing
-        assert status(Authorization=None) == 401
-        assert status(Authorization=f"Bearer {TOKEN[:-1]}") == 401
-        assert status(Authorization=f"Bearer {TOKEN}x") == 401
-        assert status(Host="evil.example") == 421
-        assert status(Origin="http://evil.example") == 403
-        assert status(content=b"x" * (2**20 + 1)) in (400, 413)
-        assert session.get(http_server.replace("/mcp", "/other"), headers={"Authorization": ""}).status_code == 401
-
-
-def test_a_canceled_call_stops_and_the_next_one_runs(hospital):
-    model = load_model("phantom")
-    runner = CallRunner(Workspace({"phantom": model}, [hospital.root]))
-    passes = []
-
-    class Silent:
-        async def report_progress(self, *args):
-            pass
-
-    def endless(workspace, report):
-        import torch
-
-        while True:
-            passes.append(1)
-            model(torch.zeros(1, 1, 64, 64, device="cpu", dtype=torch.float32))
-
-    def quick(workspace, report):
-        from camscope.integrations import mcp_reply_schemas as schemas
-
-        return ToolResult("done", schemas.MethodsReply(methods=[], versions={}))
-
-    async def main():
-        with anyio.move_on_after(0.3) as scope:
-            await runner.run(Silent(), endless)
-        assert scope.cancelled_caught
-        with anyio.fail_after(20):
-            assert (await runner.run(Silent(), quick)).content[0].text == "done"
-        count = len(passes)
-        await anyio.sleep(0.1)
-        assert passes
-        assert len(passes) == count
-
-    anyio.run(main)
-
-
-def test_runs_that_name_scans_are_refused(hospital):
-    folder, model = hospital.folder / "clinical", load_model(f"{hospital.folder / 'model.py'}:flat")
-    scan = next((hospital.root / "scans").glob("*.dcm"))
-    options = PrivacyOptions(profile="clinical")
-    run_batch(GradCAM(model), [str(scan)], folder, [1], privacy=options)
-    with pytest.raises(InputError, match="--profile research"):
-        Workspace({"scans": model}, [hospital.root], {"clinical": BatchRun(folder)})
